@@ -1,0 +1,47 @@
+# `make` alone lists what it can do.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test check format bench pocket clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+setup: $(STAMP) ## make .venv and install everything into it
+
+quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (about 4 minutes on two cores)
+	$(BIN)/agentfly train recipes/quickstart.toml
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint, format, types and the house's own test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_house.py
+
+format: $(STAMP) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## run the benchmarks and print their tables
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/render.py
+	$(BIN)/python benchmarks/engine.py
+
+pocket: $(STAMP) ## build the bundled model again (minutes on a GPU, longer on a CPU)
+	$(BIN)/python -m agentfly.pocket.build
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

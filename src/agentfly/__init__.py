@@ -1,0 +1,82 @@
+"""AgentFly: build LLM agents and train them by multi-turn reinforcement learning.
+
+The public names. Importing this loads nothing heavy: each name brings its room when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "tool": "tools",
+    "Tool": "tools",
+    "FromTask": "tools",
+    "reward": "rewards",
+    "Reward": "rewards",
+    "BaseAgent": "agents",
+    "ReactAgent": "agents",
+    "ToolAgent": "agents",
+    "CodeAgent": "agents",
+    "ThinkAgent": "agents",
+    "SearchAgent": "agents",
+    "train": "training",
+    "evaluate": "training",
+    "sft": "training",
+    "load_tasks": "data",
+    "Config": "config",
+    "Action": "types",
+    "Completion": "types",
+    "Event": "types",
+    "Message": "types",
+    "Outcome": "types",
+    "RunResult": "types",
+    "Sampling": "types",
+    "Task": "types",
+    "ToolCall": "types",
+    "ToolResult": "types",
+    "Trajectory": "types",
+    "AgentFlyError": "errors",
+    "ConfigError": "errors",
+    "InvariantError": "errors",
+    "ToolError": "errors",
+    "WorldError": "errors",
+}
+
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from .agents import BaseAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent
+    from .config import Config
+    from .data import load_tasks
+    from .errors import AgentFlyError, ConfigError, InvariantError, ToolError, WorldError
+    from .rewards import Reward, reward
+    from .tools import FromTask, Tool, tool
+    from .training import evaluate, sft, train
+    from .types import (
+        Action,
+        Completion,
+        Event,
+        Message,
+        Outcome,
+        RunResult,
+        Sampling,
+        Task,
+        ToolCall,
+        ToolResult,
+        Trajectory,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'agentfly' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

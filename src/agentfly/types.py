@@ -1,0 +1,351 @@
+"""The values that flow through one step, and the protocols of the parts that pass them on.
+
+Values are dataclasses with slots that check themselves once. Nothing here imports anything heavy, reads a file
+or knows an algorithm.
+
+    Task -> (agent.start) -> Message* -> (render.start) -> prompt ids -> Request -> (engine.generate) -> Completion
+         -> (agent.parse) -> Action -> (tools) -> ToolResult* -> Turn -> ... -> Trajectory -> (learn.samples) -> Sample*
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from .errors import ConfigError, InvariantError
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The model asks for a tool. `error` is set when the call could not be read: it is then told to the model, not run."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `content` of an assistant message is its whole reply as sampled, thinking included."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    tool_call_id: str | None = None
+    images: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of the data set: the opening messages, and every other field, which rewards and tools ask for by name."""
+
+    id: str
+    messages: tuple[Message, ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. `max_tokens` limits one reply. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = [
+            (0.0 <= self.temperature < math.inf, f"temperature must be 0 or more, not {self.temperature}"),
+            (0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], not {self.top_p}"),
+            (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
+            (0.0 <= self.min_p < 1.0, f"min_p must be in [0, 1), not {self.min_p}"),
+            (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
+            (not isinstance(self.stop, str), f"stop is a list of strings, not the string {self.stop!r}"),
+            (all(self.stop) if not isinstance(self.stop, str) else True, "a stop string must not be empty"),
+        ]
+        for ok, sentence in checks:
+            if not ok:
+                raise ConfigError(f"sampling: {sentence}")
+
+
+@dataclass(slots=True)
+class Request:
+    """One call of an engine. Token engines read `prompt_ids`, chat engines `messages` and `tools`.
+
+    `prompt_ids` is lent, not given: it grows in place after the call, so an engine that keeps it must copy.
+    `session` names the chain; an engine may keep that chain's cache between its turns, until `release(session)`.
+    """
+
+    prompt_ids: list[int]
+    sampling: Sampling
+    session: str = ""
+    messages: Sequence[Message] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    on_text: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What an engine sampled.
+
+    `token_ids` includes the end-of-turn token when one was sampled (`stop` is then "stop"). `logprobs` are natural logs
+    under softmax(logits / temperature), before top-k, top-p and min-p cut it (temperature 0: under softmax(logits)).
+    `versions` says, per token, which version of the weights drew it. Chat engines leave the token lists empty.
+    """
+
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stop: Literal["stop", "length"] = "stop"
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
+            raise InvariantError(
+                f"a completion has {len(self.token_ids)} tokens, {len(self.logprobs)} log-probs and {len(self.versions)} versions"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What came back from a tool. A tool may return one itself to add an image, a step reward or `done`.
+
+    `error` is a kind, for counting: "unknown_tool", "bad_arguments", "raised", "timeout"; `observation` is what the model reads.
+    """
+
+    observation: str
+    image: Any = None
+    reward: float | None = None
+    done: bool = False
+    error: Literal["unknown_tool", "bad_arguments", "raised", "timeout"] | None = None
+
+    @property
+    def invalid(self) -> bool:
+        """The model's mistake, not the tool's."""
+        return self.error in ("unknown_tool", "bad_arguments")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """How an agent read a reply: tool calls to make, or a final answer, or neither (then the no-tool-call policy decides)."""
+
+    calls: tuple[ToolCall, ...] = ()
+    answer: str | None = None
+    nudge: str | None = None
+
+
+class Outcome(StrEnum):
+    """How a chain ended. The last three are the world's failure: such a chain has no reward and is not trained on."""
+
+    FINISHED = "finished"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    NO_TOOL_CALL = "no_tool_call"
+    TOOL_ERROR = "tool_error"
+    WORLD_FAILURE = "world_failure"
+    CANCELLED = "cancelled"
+
+    @property
+    def trainable(self) -> bool:
+        return self not in (Outcome.TOOL_ERROR, Outcome.WORLD_FAILURE, Outcome.CANCELLED)
+
+
+@dataclass(slots=True)
+class Turn:
+    """One reply and what came back.
+
+    `context_ids` are only the ids that stand between the last sampled token and this reply. Where `restarts` is true
+    (the first turn, or a template that rewrote history) they are the whole prompt and a new training row begins.
+    """
+
+    context_ids: list[int]
+    restarts: bool
+    completion: Completion
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    reward: float = 0.0
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The record of one chain. It exists before the risk, so what was done before a failure survives it.
+
+    `reward` is the final score (None where there is none: the world failed, or no reward was given); `turns[i].reward` are the
+    step rewards of tools and of per-turn rewards; `total_reward` is their sum and what group algorithms compare.
+    """
+
+    id: str
+    task: Task
+    chain: int = 0
+    messages: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    outcome: Outcome = Outcome.CANCELLED
+    error: str | None = None
+    prediction: str = ""
+    reward: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def total_reward(self) -> float:
+        return (self.reward or 0.0) + sum(turn.reward for turn in self.turns)
+
+    @property
+    def trainable(self) -> bool:
+        return self.outcome.trainable and self.reward is not None and any(turn.completion.token_ids for turn in self.turns)
+
+    @property
+    def tool_counts(self) -> Counter[str]:
+        """Calls that reached a tool, by name."""
+        return Counter(
+            call.name for turn in self.turns for call, result in zip(turn.calls, turn.results, strict=False) if not result.invalid
+        )
+
+    @property
+    def num_invalid_calls(self) -> int:
+        return sum(result.invalid for turn in self.turns for result in turn.results)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One training row: a list of ids and, of the same length, everything known per token.
+
+    `mask[i]` is 1 exactly where `token_ids[i]` was sampled by the policy. `logprobs`, `versions`, `rewards` and `advantages` mean
+    something only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared, `trajectory` the chain:
+    a chain whose history was rewritten has several rows, in order.
+    """
+
+    token_ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    rewards: list[float]
+    advantages: list[float]
+    group: str = ""
+    trajectory: str = ""
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(part) for part in (self.token_ids, self.mask, self.logprobs, self.versions, self.rewards, self.advantages)
+        }
+        if len(lengths) != 1:
+            raise InvariantError(f"the parts of a training row differ in length: {sorted(lengths)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a chain, as it happens.
+
+    kind and data: chain_started {}; text {text}; tool_call {call}; observation {call, result}; finished {trajectory}.
+    """
+
+    kind: Literal["chain_started", "text", "tool_call", "observation", "finished"]
+    task: str
+    chain: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What `agent.run` returns: the trajectories in the order of tasks, siblings together."""
+
+    trajectories: list[Trajectory]
+    num_chains: int
+    seconds: float
+
+    @property
+    def rewards(self) -> list[float | None]:
+        return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def groups(self) -> list[list[Trajectory]]:
+        n = self.num_chains
+        return [self.trajectories[i : i + n] for i in range(0, len(self.trajectories), n)]
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(trajectory.outcome.value for trajectory in self.trajectories)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Where tokens come from. `reads` says which half of a Request it uses; only "ids" engines can be trained from."""
+
+    reads: Literal["ids", "messages"]
+    version: int
+    max_context: int
+
+    async def generate(self, request: Request) -> Completion: ...
+
+    def release(self, session: str) -> None:
+        """The chain is over: forget its cache."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """What follows a reply: the new ids alone, or, where the template rewrites history, the whole new prompt (`restarts`)."""
+
+    ids: list[int]
+    restarts: bool = False
+
+
+@runtime_checkable
+class Renderer(Protocol):
+    """Messages to ids. `start` is the only full render of a chain; `extend` costs in proportion to the new messages."""
+
+    stop_ids: tuple[int, ...]
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]: ...
+
+    def extend(
+        self,
+        messages: Sequence[Message],
+        num_new: int,
+        completion: Completion,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Extension:
+        """`messages[-num_new:]` follow the assistant message `messages[-num_new - 1]`, which `completion` sampled."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Env(Protocol):
+    """A stateful world for one chain at a time. Both methods may be async."""
+
+    def reset(self, task: Task) -> Any: ...
+
+    def close(self) -> Any: ...
+
+
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
