@@ -34,6 +34,14 @@ BUILTIN: dict[str, dict[str, str]] = {
         "tensorboard": "agentfly.ext.tensorboard_tracker:TensorBoardTracker",
         "wandb": "agentfly.ext.wandb_tracker:WandbTracker",
     },
+    "algorithms": {
+        "grpo": "agentfly.learn.algorithms:GRPO",
+        "dr_grpo": "agentfly.learn.algorithms:DR_GRPO",
+        "rloo": "agentfly.learn.algorithms:RLOO",
+        "reinforce++": "agentfly.learn.algorithms:REINFORCE_PLUS_PLUS",
+        "reinforce++_baseline": "agentfly.learn.algorithms:REINFORCE_PLUS_PLUS_BASELINE",
+        "ppo": "agentfly.learn.algorithms:PPO",
+    },
     "parsers": {},
 }
 

@@ -1,0 +1,267 @@
+"""The command line, thin: parse, call, print.
+
+    agentfly train CONFIG.toml [key=value ...] [--resume RUN] [--dry-run]
+    agentfly eval CONFIG.toml [key=value ...] [--model PATH] [--chains K] [--json PATH]
+    agentfly sft CONFIG.toml [key=value ...]
+    agentfly show RUN [--step N] [--outcome NAME]
+    agentfly algorithms | agents | tools | rewards | envs | tasks [list]
+    agentfly config
+
+Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2; anything the run
+itself refuses is exit code 1; Ctrl-C is 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import __version__, plugins
+from .errors import AgentFlyError, ConfigError
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .training import TrainResult
+
+KINDS = ("algorithms", "agents", "tools", "rewards", "envs", "tasks")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(arguments.run(arguments) or 0)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except AgentFlyError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentfly", description="Build LLM agents and train them by multi-turn reinforcement learning.")
+    parser.add_argument("--version", action="version", version=f"agentfly {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train an agent by reinforcement learning")
+    _takes_config(train, required=False)
+    train.add_argument("--resume", metavar="RUN", help="folder of an earlier run: go on from its newest checkpoint")
+    train.add_argument("--dry-run", action="store_true", help="check everything, show the config and the first prompt, train nothing")
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser("eval", help="held-out success and pass@k of a model")
+    _takes_config(evaluate)
+    evaluate.add_argument("--model", help="evaluate this model or checkpoint in place of the config's")
+    evaluate.add_argument("--chains", type=int, default=1, metavar="K", help="chains of each task; pass@k up to K")
+    evaluate.add_argument("--split", default="validation", help="split of a task set: train, validation or test")
+    evaluate.add_argument("--json", metavar="PATH", help="write the figures to a file")
+    evaluate.set_defaults(run=_eval)
+
+    sft = commands.add_parser("sft", help="supervised warm start from demonstrations")
+    _takes_config(sft)
+    sft.set_defaults(run=_sft)
+
+    show = commands.add_parser("show", help="print trajectories of a run, with the trained tokens marked")
+    show.add_argument("run_dir", metavar="RUN")
+    show.add_argument("--step", type=int)
+    show.add_argument("--outcome")
+    show.add_argument("--split", choices=("train", "validation"))
+    show.add_argument("--limit", type=int, default=1)
+    show.set_defaults(run=_show)
+
+    for kind in KINDS:
+        lister = commands.add_parser(kind, help=f"list the {kind} that there are")
+        lister.add_argument("verb", nargs="?", choices=("list",), default="list")
+        lister.set_defaults(run=_list, kind=kind)
+
+    config = commands.add_parser("config", help="list every config key with its default")
+    config.set_defaults(run=_config)
+    return parser
+
+
+def _takes_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    parser.add_argument("config", metavar="CONFIG.toml", nargs=None if required else "?")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="config keys, dotted: algorithm=ppo train.lr=1e-5")
+
+
+def _load(arguments: argparse.Namespace) -> Config:
+    from .config import Config
+
+    return Config.load(arguments.config, arguments.overrides)
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------------------
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from .config import Config
+
+    if arguments.config is None and arguments.resume is None:
+        raise ConfigError("agentfly train needs a config file, or --resume with the folder of an earlier run")
+    path = arguments.config or Path(arguments.resume) / "config.toml"
+    config = Config.load(path, arguments.overrides)
+    if arguments.dry_run:
+        return _dry_run(config)
+    from rich.console import Console
+
+    from .training import train
+    from .training.checkpoint import latest_checkpoint
+    from .watch.progress import Progress
+
+    console = Console()
+    progress = Progress(config.train.steps, console=console)
+    try:
+        result = train(config, resume=arguments.resume, progress=progress)
+    except KeyboardInterrupt:
+        directory = progress.directory
+        if directory is None:
+            raise
+        console.print(f"stopped and saved in {latest_checkpoint(directory)}; go on with:\n  agentfly train --resume {directory}")
+        return 130
+    _closing(console, config, result, str(path))
+    return 0
+
+
+def _dry_run(config: Config) -> int:
+    from .rollout import prepare
+    from .training.build import build_agent, build_tasks
+
+    agent = build_agent(config)
+    train, validation = build_tasks(config)
+    agent.check(train)
+    agent.check(validation)
+    plan = agent.plan(sampling=config.sampling)
+    openings = prepare(plan, [*train, *validation])
+    longest = max(len(opening.prompt_ids) for opening in openings)
+    print(config.to_toml())
+    print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")
+    print("# first prompt:")
+    for message in openings[0].messages:
+        print(f"[{message.role}] {message.content}")
+    return 0
+
+
+def _closing(console: Any, config: Config, result: TrainResult, path: str) -> None:
+    from .watch.tables import before_after, show_trajectory
+
+    if result.before and result.after:
+        before_after(console, result.before, result.after)
+    if result.sample is not None:
+        show_trajectory(console, result.sample)
+    other = "rloo" if config.algorithm != "rloo" else "grpo"
+    console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
+    console.print("try next:", style="bold")
+    for line in (
+        f"agentfly show {result.directory} --limit 3",
+        f"agentfly eval {path} --model {result.checkpoint} --chains 4",
+        f"agentfly train {path} algorithm={other}",
+    ):
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
+    from rich.console import Console
+
+    from .training import evaluate
+    from .training.build import build_agent
+    from .watch.tables import metrics_table
+
+    config = _load(arguments)
+    if arguments.model:
+        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=arguments.model))
+    evaluation = evaluate(
+        build_agent(config),
+        config.data.validation or config.data.train,
+        num_chains=arguments.chains,
+        sampling=config.sampling,
+        max_concurrency=config.rollout.max_concurrency,
+        split=arguments.split,
+        count=config.data.validation_count,
+        seed=config.seed,
+        success_at=config.agent.success_at,
+    )
+    metrics_table(Console(), evaluation.metrics)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(evaluation.metrics, indent=1))
+    return 0
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from .training import sft
+    from .watch.progress import Progress
+
+    config = _load(arguments)
+    console = Console()
+    result = sft(config, progress=Progress(config.train.steps, console=console))
+    console.print(f"loss on held-out demonstrations: {result.before:.4f} before, {result.after:.4f} after", highlight=False)
+    console.print(f"model: {result.checkpoint}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from .runs import RunDirectory, RunStore
+    from .watch.tables import show_trajectory
+
+    store = RunStore(RunDirectory.existing(Path(arguments.run_dir)).database)
+    try:
+        found = store.trajectories(
+            step=arguments.step, split=arguments.split, outcome=arguments.outcome, limit=arguments.limit
+        )
+        for trajectory in found:
+            show_trajectory(Console(), trajectory)
+    finally:
+        store.close()
+    if not found:
+        print("no such trajectory")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    rows = [(name, _describe(arguments.kind, name)) for name in plugins.names(arguments.kind)]
+    if not rows:
+        print(f"no {arguments.kind} are registered")
+        return 0
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name:<{width}}  {text}".rstrip())
+    return 0
+
+
+def _describe(kind: str, name: str) -> str:
+    try:
+        thing = plugins.resolve(kind, name)
+    except AgentFlyError as error:
+        return f"({error})"
+    if kind == "algorithms":
+        return f"{thing.description} {thing.paper}"
+    text = getattr(thing, "description", None) or getattr(thing, "__doc__", None) or ""
+    return str(text).strip().partition("\n")[0]
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from .config import keys
+
+    for key, kind, default, text in keys():
+        print(f"{key} = {'(not set)' if default is None else json.dumps(default)}    {kind}: {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

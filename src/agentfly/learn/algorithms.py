@@ -1,0 +1,211 @@
+"""The algorithms, as rows of a table.
+
+In: a name and what the user set. Out: the row, and the LossSettings it trains with. Refuses a name it does not know, a setting that
+the algorithm would ignore, and a group too small to compare. The learner never asks which algorithm runs: it reads the row.
+Loads no torch, so that a command line can list the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from .. import plugins
+from ..errors import ConfigError
+from . import advantages as adv
+from .advantages import Stream
+from .settings import LossSettings
+
+ALWAYS = frozenset(
+    {
+        "clip_low",
+        "clip_high",
+        "dual_clip",
+        "aggregation",
+        "sequence_divisor",
+        "kl_coef",
+        "kl_in",
+        "kl_kind",
+        "entropy_coef",
+        "old_logprobs",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The trainable chains of one step: per chain its group and its stream of token rewards (KL already taken off), and values."""
+
+    groups: list[int]
+    rewards: list[Stream]
+    values: list[Stream] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Per chain one advantage for each sampled token, and, for a critic, the return to learn."""
+
+    advantages: list[Stream]
+    returns: list[Stream] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One row. `reads` are the keys of LossSettings that change what it does; `defaults` are where it departs from the defaults."""
+
+    name: str
+    description: str
+    paper: str
+    credit: Callable[[Chains, LossSettings], Credit]
+    needs_critic: bool = False
+    needs_group: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    reads: frozenset[str] = ALWAYS
+
+    def settings(self, given: Mapping[str, Any] | None = None) -> LossSettings:
+        """The settings this algorithm trains with, from the keys the user gave; each key must have an effect."""
+        given = dict(given or {})
+        known = [f.name for f in fields(LossSettings)]
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
+                raise ConfigError(f"loss has no setting {key!r}; {hint}")
+            if key not in self.reads:
+                raise ConfigError(f"{self.name} does not use loss.{key}: remove it (it reads {', '.join(sorted(self.reads))})")
+        made = LossSettings(**{**self.defaults, **given})
+        if "sequence_divisor" in given and made.aggregation != "sequence_sum":
+            raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
+        if "value_coef" in given and made.critic != "shared":
+            raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has optim.critic_lr')
+        return made
+
+    def check(self, settings: LossSettings) -> None:
+        """Settings that were made by hand: a key that would be ignored must have been left alone."""
+        expected = LossSettings(**self.defaults)
+        for f in fields(LossSettings):
+            if f.name not in self.reads and getattr(settings, f.name) != getattr(expected, f.name):
+                raise ConfigError(f"{self.name} does not use loss.{f.name}: leave it at {getattr(expected, f.name)!r}")
+
+    def check_num_chains(self, num_chains: int) -> None:
+        """A group algorithm compares siblings: one chain per task would teach it nothing."""
+        if self.needs_group and num_chains < 2:
+            alone = " or ".join(row.name for row in ALGORITHMS.values() if not row.needs_group)
+            raise ConfigError(
+                f"{self.name} compares the chains of one task: set num_chains to 2 or more (it is {num_chains}), or use {alone}"
+            )
+
+
+def _per_group(chains: Chains, score: Callable[[list[float]], Stream]) -> Credit:
+    """A chain's advantage, from the total rewards of its group, on each of its tokens."""
+    members: dict[int, list[int]] = {}
+    for chain, group in enumerate(chains.groups):
+        members.setdefault(group, []).append(chain)
+    result: list[Stream] = [np.zeros(0)] * len(chains.groups)
+    for siblings in members.values():
+        for chain, advantage in zip(siblings, score([float(chains.rewards[c].sum()) for c in siblings]), strict=True):
+            result[chain] = np.full(len(chains.rewards[chain]), advantage)
+    return Credit(result)
+
+
+def _grpo(chains: Chains, settings: LossSettings) -> Credit:
+    return _per_group(chains, lambda rewards: adv.grpo(rewards, normalize_std=settings.normalize_std))
+
+
+def _rloo(chains: Chains, settings: LossSettings) -> Credit:
+    return _per_group(chains, adv.rloo)
+
+
+def _reinforce_plus_plus(chains: Chains, settings: LossSettings) -> Credit:
+    return Credit(adv.reinforce_plus_plus(chains.rewards, gamma=settings.gamma))
+
+
+def _reinforce_plus_plus_baseline(chains: Chains, settings: LossSettings) -> Credit:
+    return Credit(adv.reinforce_plus_plus_baseline(chains.rewards, chains.groups))
+
+
+def _ppo(chains: Chains, settings: LossSettings) -> Credit:
+    assert chains.values is not None  # the row says that it needs a critic
+    pairs = [
+        adv.gae(rewards, values, gamma=settings.gamma, lam=settings.lam)
+        for rewards, values in zip(chains.rewards, chains.values, strict=True)
+    ]
+    return Credit(adv.whiten([advantages for advantages, _ in pairs]), [returns for _, returns in pairs])
+
+
+GRPO = Algorithm(
+    name="grpo",
+    description="Reward against the group's mean, over its standard deviation; no critic.",
+    paper="arXiv:2402.03300",
+    credit=_grpo,
+    needs_group=True,
+    reads=ALWAYS | {"normalize_std"},
+)
+DR_GRPO = Algorithm(
+    name="dr_grpo",
+    description="GRPO without the division by the standard deviation and by the length of a reply.",
+    paper="arXiv:2503.20783",
+    credit=_grpo,
+    needs_group=True,
+    defaults={"normalize_std": False, "aggregation": "sequence_sum"},
+)
+RLOO = Algorithm(
+    name="rloo",
+    description="Reward against the mean of the other chains of the group; no critic.",
+    paper="arXiv:2402.14740",
+    credit=_rloo,
+    needs_group=True,
+    defaults={"kl_in": "reward"},
+)
+REINFORCE_PLUS_PLUS = Algorithm(
+    name="reinforce++",
+    description="Discounted reward-to-go per token, whitened over the batch; no group, no critic.",
+    paper="arXiv:2501.03262",
+    credit=_reinforce_plus_plus,
+    defaults={"kl_in": "reward"},
+    reads=ALWAYS | {"gamma"},
+)
+REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
+    name="reinforce++_baseline",
+    description="Reward against the group's mean, whitened over the batch; no critic.",
+    paper="arXiv:2501.03262",
+    credit=_reinforce_plus_plus_baseline,
+    needs_group=True,
+)
+PPO = Algorithm(
+    name="ppo",
+    description="Generalised advantage estimation with a learned critic.",
+    paper="arXiv:1707.06347",
+    credit=_ppo,
+    needs_critic=True,
+    defaults={"kl_in": "reward"},
+    reads=ALWAYS | {"gamma", "lam", "critic", "value_coef", "value_clip"},
+)
+
+ALGORITHMS: dict[str, Algorithm] = {
+    row.name: row for row in (GRPO, DR_GRPO, RLOO, REINFORCE_PLUS_PLUS, REINFORCE_PLUS_PLUS_BASELINE, PPO)
+}
+
+# Names that other frameworks and papers use for the same row.
+ALIASES = {
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++_baseline",
+    "reinforce++-baseline": "reinforce++_baseline",
+    "drgrpo": "dr_grpo",
+    "dr.grpo": "dr_grpo",
+    "gae": "ppo",
+}
+
+
+def find_algorithm(name: str | Algorithm) -> Algorithm:
+    """The row behind a name, an alias, a registered or installed plugin, or "module:attribute"."""
+    if isinstance(name, Algorithm):
+        return name
+    found = plugins.resolve("algorithms", ALIASES.get(name.lower(), name.lower() if name.lower() in ALGORITHMS else name))
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"algorithm {name!r} is {type(found).__name__}, not an agentfly.learn.algorithms.Algorithm")
+    return found

@@ -1,0 +1,128 @@
+"""Everything known about one step's sampled tokens, side by side.
+
+In: groups of trajectories. Out: training rows, and flat tensors with an entry per sampled token of all rows, in order: a chain's
+rows stand together, so a chain is one slice. Refuses tokens from weights that the learner has not made yet, and rewards that are
+not numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InvariantError
+from ..types import Sample, Trajectory
+from .advantages import Stream
+from .algorithms import Credit
+from .batching import Rows
+from .samples import to_samples
+
+
+@dataclass(slots=True)
+class Experience:
+    """The chains of one step. Tensors that are None have not been computed, because nothing needs them."""
+
+    samples: list[Sample]
+    rows: Rows
+    chain_rows: list[range]
+    groups: list[int]
+    num_groups: int
+    num_untrainable: int
+    rewards: Stream
+    sampled: Tensor
+    current: Tensor
+    recomputed: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    @property
+    def num_chains(self) -> int:
+        return len(self.chain_rows)
+
+    def tokens_of(self, chain: int) -> slice:
+        rows = self.chain_rows[chain]
+        return slice(int(self.rows.starts[rows.start]), int(self.rows.starts[rows.stop]))
+
+    def num_tokens(self, chain: int) -> int:
+        part = self.tokens_of(chain)
+        return int(part.stop - part.start)
+
+    def streams(self, flat: Stream) -> list[Stream]:
+        """A flat array, cut into one stream per chain."""
+        return [flat[self.tokens_of(chain)] for chain in range(self.num_chains)]
+
+    def rows_with(self, chains: Sequence[int], wanted: Sequence[bool]) -> list[int]:
+        return [row for chain in chains for row in self.chain_rows[chain] if wanted[row]]
+
+    def set_credit(self, credit: Credit) -> int:
+        """Take over advantages and returns; how many groups have no advantage but 0."""
+        taught = {group for group, part in zip(self.groups, credit.advantages, strict=True) if part.any()}
+        self.advantages = self._flat(credit.advantages, "advantage")
+        self.returns = None if credit.returns is None else self._flat(credit.returns, "return")
+        flat = self.advantages.tolist()
+        for row, (sample, positions) in enumerate(zip(self.samples, self.rows.positions, strict=True)):
+            for position, number in zip(positions.tolist(), range(self.rows.starts[row], self.rows.starts[row + 1]), strict=True):
+                sample.advantages[position] = flat[number]
+        return self.num_groups - len(taught)
+
+    def _flat(self, streams: Sequence[Stream], what: str) -> Tensor:
+        flat = np.concatenate(streams) if streams else np.zeros(0)
+        if not np.isfinite(flat).all():
+            raise InvariantError(f"an {what} is not a finite number: the weights were left as they are; check the rewards")
+        return torch.as_tensor(flat, dtype=torch.float32, device=self.sampled.device)
+
+    def rows_with_advantage(self) -> list[bool]:
+        assert self.advantages is not None
+        nonzero = (self.advantages != 0).cpu().numpy()
+        starts = self.rows.starts
+        return [bool(nonzero[starts[row] : starts[row + 1]].any()) for row in range(len(self.rows))]
+
+
+def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torch.device) -> Experience:
+    """The trainable chains of all groups as rows and flat tensors. `version` is that of the learner's weights."""
+    samples: list[Sample] = []
+    chain_rows: list[range] = []
+    chain_groups: list[int] = []
+    num_untrainable = 0
+    for group, trajectories in enumerate(groups):
+        for trajectory in trajectories:
+            made = to_samples(trajectory)
+            if not made:
+                num_untrainable += 1
+                continue
+            if not math.isfinite(trajectory.total_reward):
+                raise InvariantError(f"chain {trajectory.id!r} has the reward {trajectory.total_reward}: it cannot be learned from")
+            chain_rows.append(range(len(samples), len(samples) + len(made)))
+            chain_groups.append(group)
+            samples += made
+    rows = Rows(samples)
+    versions = _pick([sample.versions for sample in samples], rows, np.int64)
+    if len(versions) and versions.max() > version:
+        raise InvariantError(
+            f"a token was drawn by version {versions.max()} of the weights, but the learner is at version {version}: "
+            "publish the learner's own version to the engine"
+        )
+    return Experience(
+        samples=samples,
+        rows=rows,
+        chain_rows=chain_rows,
+        groups=chain_groups,
+        num_groups=len(groups),
+        num_untrainable=num_untrainable,
+        rewards=_pick([sample.rewards for sample in samples], rows, np.float64),
+        sampled=torch.as_tensor(_pick([sample.logprobs for sample in samples], rows, np.float32), device=device),
+        current=torch.as_tensor(versions == version, device=device),
+    )
+
+
+def _pick(lists: Sequence[Sequence[float]], rows: Rows, kind: type[np.generic]) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    """What stands at the sampled positions of all rows, in one array."""
+    parts = [np.asarray(values, dtype=kind)[where] for values, where in zip(lists, rows.positions, strict=True)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)

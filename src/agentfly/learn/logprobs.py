@@ -1,0 +1,147 @@
+"""Log-probs (and entropies) of given tokens under a Hugging Face causal LM, in bounded memory.
+
+In: a model and a micro batch. Out: one number per sampled token. A tensor [all tokens, vocabulary] never exists: the backbone runs
+to hidden states, only the positions that predict a sampled token are kept, and the output head is applied to them in chunks that the
+backward pass computes again. A model's head is trusted only after a probe: once, on a few tokens, the result must equal the model's
+own logits; where it does not (an architecture with a step of its own after the head), the model's own forward is used instead,
+which is right but holds the logits of one micro batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .batching import MicroBatch
+from .losses import entropy as entropy_of
+
+# Logits that may exist at the same time where no chunk is set.
+MAX_LOGITS = 2**26
+
+EntropyMode = Literal["none", "value", "gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The way from the backbone's hidden states to logits: linear, then x scale, then soft-capped."""
+
+    backbone: nn.Module
+    linear: nn.Module
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.linear(hidden).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Per sampled token of a micro batch. `hidden` is what the head read, for a value head on the same backbone."""
+
+    logprobs: Tensor
+    entropies: Tensor | None
+    hidden: Tensor | None
+
+
+class Scorer:
+    """Scores tokens under one model. `head` is None where the model's own forward is used."""
+
+    def __init__(self, model: nn.Module, *, temperature: float = 1.0, chunk: int | None = None) -> None:
+        self.model = model
+        self.temperature = temperature
+        self.head = find_head(model)
+        self._chunk = chunk
+
+    def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
+        if self.head is None:
+            return self._by_forward(batch, entropy, keep_hidden)
+        hidden = run_backbone(self.head.backbone, batch)
+        parts = []
+        chunk = self._chunk or max(1, MAX_LOGITS // _vocabulary(self.head.linear))
+        again = torch.is_grad_enabled() and len(hidden) > chunk
+        for start in range(0, len(hidden), chunk):
+            part = hidden[start : start + chunk], batch.targets[start : start + chunk], entropy
+            if again:  # keep the hidden states, not the logits, until the backward pass
+                parts.append(checkpoint(self._chunk_scores, *part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(self._chunk_scores(*part))
+        logprobs = torch.cat([logprobs for logprobs, _ in parts])
+        entropies = None if entropy == "none" else torch.cat([values for _, values in parts])
+        return Scores(logprobs, entropies, hidden if keep_hidden else None)
+
+    def _chunk_scores(self, hidden: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        assert self.head is not None
+        return self._read(self.head.logits(hidden), targets, entropy)
+
+    def _by_forward(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool) -> Scores:
+        output: Any = self.model(input_ids=batch.input_ids, use_cache=False, output_hidden_states=keep_hidden)
+        logits = output.logits.flatten(0, 1)[batch.where].float()
+        logprobs, entropies = self._read(logits, batch.targets, entropy)
+        hidden = output.hidden_states[-1].flatten(0, 1)[batch.where] if keep_hidden else None
+        return Scores(logprobs, entropies, hidden)
+
+    def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        logprobs = -nn.functional.cross_entropy(logits, targets, reduction="none")
+        if entropy == "none":
+            return logprobs, None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "gradient"):
+            return logprobs, entropy_of(logits)
+
+
+def run_backbone(backbone: nn.Module, batch: MicroBatch) -> Tensor:
+    """Hidden states [sampled tokens, width] at the positions that predict a sampled token."""
+    output: Any = backbone(input_ids=batch.input_ids, use_cache=False)
+    hidden: Tensor = output.last_hidden_state
+    return hidden.flatten(0, 1)[batch.where]
+
+
+def find_head(model: nn.Module) -> Head | None:
+    """The model's head, if its backbone and linear output can be told apart and together give the model's own logits."""
+    backbone = getattr(model, "base_model", None)
+    get_head: Callable[[], Any] | None = getattr(model, "get_output_embeddings", None)
+    linear = get_head() if get_head is not None else None
+    if not isinstance(backbone, nn.Module) or backbone is model or not isinstance(linear, nn.Module):
+        return None
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    head = Head(backbone, linear, scale, getattr(config, "final_logit_softcapping", None))
+    return head if _agrees(model, head) else None
+
+
+def _agrees(model: nn.Module, head: Head) -> bool:
+    """On two short rows, do backbone and head give the logits that the model itself gives?"""
+    device = next(model.parameters()).device
+    ids = torch.arange(8, device=device).reshape(2, 4) % _vocabulary(head.linear)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output: Any = model(input_ids=ids, use_cache=False)
+            states: Any = head.backbone(input_ids=ids, use_cache=False)
+            if not isinstance(getattr(states, "last_hidden_state", None), Tensor):
+                return False
+            ours, theirs = head.logits(states.last_hidden_state), output.logits.float()
+    except (RuntimeError, TypeError, ValueError):  # the head does not fit the backbone: use the model's own forward
+        return False
+    finally:
+        model.train(was_training)
+    tolerance = 1e-5 if next(model.parameters()).dtype == torch.float32 else 2e-2
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def _vocabulary(linear: nn.Module) -> int:
+    weight: Any = linear.weight
+    return int(weight.shape[0])

@@ -1,0 +1,79 @@
+"""AdamW over a model's parameters, with what a training step needs around it.
+
+In: gradients on the parameters. Out: changed parameters, in place, so that an engine that shares them sees the new weights. Where
+parameters are of low precision, the optimizer works on float32 masters and writes them back: added to a bfloat16 weight itself, a
+small update would be rounded away every time. Refuses to step on a gradient that is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .settings import OptimSettings
+
+
+class Optimizer:
+    """AdamW on the trainable parameters of a module."""
+
+    def __init__(self, modules: Iterable[tuple[nn.Module, float]], settings: OptimSettings) -> None:
+        """`modules` are pairs of a module and its learning rate."""
+        self._max_norm = settings.max_grad_norm
+        self._parameters: list[Tensor] = []
+        self._masters: list[Tensor] = []
+        groups: list[dict[str, Any]] = []
+        for module, lr in modules:
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            masters = [p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_() for p in parameters]
+            self._parameters += parameters
+            self._masters += masters
+            for decay, members in (
+                (settings.weight_decay, [p for p in masters if p.dim() >= 2]),
+                (0.0, [p for p in masters if p.dim() < 2]),
+            ):
+                if members:
+                    groups.append({"params": members, "lr": lr, "base_lr": lr, "weight_decay": decay})
+        self._adam = torch.optim.AdamW(groups, betas=settings.betas, fused=True)
+
+    def set_lr(self, factor: float) -> None:
+        """Every learning rate becomes its base times `factor`."""
+        for group in self._adam.param_groups:
+            group["lr"] = group["base_lr"] * factor
+
+    def clip(self) -> Tensor:
+        """Shorten the gradient to its longest allowed length; its length before."""
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                master.grad, parameter.grad = parameter.grad.float(), None
+        return nn.utils.clip_grad_norm_(self._masters, self._max_norm)
+
+    def step(self) -> None:
+        """Apply the clipped gradient and forget it."""
+        self._adam.step()
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self._masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        for tensor in (*self._parameters, *self._masters):
+            tensor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        masters = [m.detach() for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        return {"adam": self._adam.state_dict(), "masters": masters}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The settings of this run win over those of the saved one: only what Adam has averaged is taken over.
+        kept = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
+        self._adam.load_state_dict(state["adam"])
+        for group, options in zip(self._adam.param_groups, kept, strict=True):
+            group.update(options)
+        own = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        with torch.no_grad():
+            for master, saved in zip(own, state["masters"], strict=True):
+                master.copy_(saved)

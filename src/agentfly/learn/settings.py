@@ -1,0 +1,179 @@
+"""What can be set about learning: the loss and the optimizer.
+
+In: values from a config file or a call. Out: frozen settings that have checked themselves, or a ConfigError that says what to
+write instead. Each field carries its help text, from which the tables of the documentation are made. No torch here, and nothing
+that depends on an algorithm: which of these keys an algorithm reads is a column of the table in `algorithms`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import ConfigError
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
+KlKind = Literal["k1", "k2", "k3"]
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSettings:
+    """What is minimised."""
+
+    clip_low: float = _option(0.2, "The ratio of new to old probability is cut below at 1 - clip_low.")
+    clip_high: float = _option(0.2, "The ratio is cut above at 1 + clip_high; a little more than clip_low keeps exploration alive.")
+    dual_clip: float | None = _option(
+        None, "Where the advantage is negative, the loss of a token is at most this many times its advantage (3 is usual); off if unset."
+    )
+    aggregation: Aggregation = _option(
+        "token_mean",
+        "How token losses become one number: token_mean (every token counts the same), sequence_mean (every chain counts the same), "
+        "sequence_sum (sum per chain over the constant sequence_divisor, mean over chains).",
+    )
+    sequence_divisor: float = _option(
+        512.0, "The constant that sequence_sum divides by: the most tokens a chain may sample is a good value."
+    )
+    normalize_std: bool = _option(True, "Divide a group's advantages by their standard deviation.")
+    kl_coef: float = _option(0.0, "Weight of the KL divergence to the reference model; 0 keeps no reference in memory.")
+    kl_in: Literal["loss", "reward"] = _option(
+        "loss", "Where the KL goes: a term of the loss, or taken off the reward of each token before advantages are made."
+    )
+    kl_kind: KlKind | None = _option(
+        None,
+        "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). Unset: k3 in the "
+        "loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 there.",
+    )
+    entropy_coef: float = _option(0.0, "Weight of the entropy bonus.")
+    old_logprobs: Literal["auto", "recompute", "sampled"] = _option(
+        "auto",
+        "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when there is only one step: "
+        "the ratio is then 1). sampled: what the engine recorded. auto: recompute for tokens drawn by the present weights, sampled "
+        "for tokens drawn by older ones.",
+    )
+    gamma: float = _option(1.0, "Discount per sampled token (tool observations do not count as time).")
+    lam: float = _option(1.0, "Lambda of GAE: 1 trusts what was observed, smaller values trust the critic.")
+    critic: Literal["copy", "shared"] = _option(
+        "copy", "The value model: a copy of the policy's backbone with its own optimizer state, or a head on the policy's backbone."
+    )
+    value_coef: float = _option(0.5, "Weight of the value loss in the policy's loss, for a shared critic.")
+    value_clip: float | None = _option(0.2, "New values may leave the old ones by this much before their loss is cut; off if unset.")
+
+    def __post_init__(self) -> None:
+        _number(self, "loss", "clip_low", low=0.0, high=1.0)
+        _number(self, "loss", "clip_high", low=0.0)
+        _number(self, "loss", "dual_clip", above=1.0, optional=True)
+        _choice(self, "loss", "aggregation", ("token_mean", "sequence_mean", "sequence_sum"))
+        _number(self, "loss", "sequence_divisor", above=0.0)
+        _flag(self, "loss", "normalize_std")
+        _number(self, "loss", "kl_coef", low=0.0)
+        _choice(self, "loss", "kl_in", ("loss", "reward"))
+        _choice(self, "loss", "kl_kind", ("k1", "k2", "k3"), optional=True)
+        _number(self, "loss", "entropy_coef", low=0.0)
+        _choice(self, "loss", "old_logprobs", ("auto", "recompute", "sampled"))
+        _number(self, "loss", "gamma", low=0.0, high=1.0)
+        _number(self, "loss", "lam", low=0.0, high=1.0)
+        _choice(self, "loss", "critic", ("copy", "shared"))
+        _number(self, "loss", "value_coef", above=0.0)
+        _number(self, "loss", "value_clip", above=0.0, optional=True)
+
+    @property
+    def kl_estimator(self) -> KlKind:
+        return self.kl_kind or ("k3" if self.kl_in == "loss" else "k1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimSettings:
+    """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
+
+    lr: float = _option(1e-5, "Learning rate of AdamW, after warm-up.")
+    critic_lr: float | None = _option(None, "Learning rate of the critic; unset: the same as lr.")
+    betas: tuple[float, float] = _option((0.9, 0.999), "AdamW's averaging of the gradient and of its square.")
+    weight_decay: float = _option(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).")
+    max_grad_norm: float = _option(1.0, "Gradients longer than this are shortened to it.")
+    warmup_steps: int = _option(0, "Steps over which the learning rate rises from 0.")
+    schedule: Literal["constant", "linear", "cosine"] = _option("constant", "What the learning rate does after warm-up: stays, or falls to 0.")
+    total_steps: int | None = _option(None, "The step at which a linear or cosine schedule ends; unset: the length of the run.")
+    epochs: int = _option(1, "Passes over the chains of a step.")
+    minibatches: int = _option(1, "Optimizer steps per pass; each sees an equal share of the chains.")
+    max_tokens_per_batch: int = _option(
+        8192, "Tokens, padding included, in one forward and backward pass; gradients are accumulated over as many as it takes."
+    )
+    logprob_chunk: int | None = _option(
+        None, "Tokens whose logits exist at the same time; unset: as many as make 64 million logits (256 MB)."
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.betas, list):  # TOML has no tuples
+            object.__setattr__(self, "betas", tuple(self.betas))
+        _number(self, "optim", "lr", above=0.0)
+        _number(self, "optim", "critic_lr", above=0.0, optional=True)
+        good = isinstance(self.betas, tuple) and len(self.betas) == 2
+        if not good or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigError(f"optim.betas must be two numbers in [0, 1), not {self.betas!r}")
+        _number(self, "optim", "weight_decay", low=0.0)
+        _number(self, "optim", "max_grad_norm", above=0.0)
+        _choice(self, "optim", "schedule", ("constant", "linear", "cosine"))
+        for name, low, optional in (
+            ("warmup_steps", 0, False),
+            ("total_steps", 1, True),
+            ("epochs", 1, False),
+            ("minibatches", 1, False),
+            ("max_tokens_per_batch", 1, False),
+            ("logprob_chunk", 1, True),
+        ):
+            _number(self, "optim", name, low=low, optional=optional, whole=True)
+        if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
+            raise ConfigError(
+                f"optim.total_steps ({self.total_steps}) must be greater than optim.warmup_steps ({self.warmup_steps}) "
+                f"for a {self.schedule} schedule"
+            )
+
+    def lr_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by in step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return 1.0
+        if self.total_steps is None:
+            raise ConfigError(f"a {self.schedule} schedule needs its end: set optim.total_steps")
+        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        return 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _number(
+    settings: object,
+    table: str,
+    name: str,
+    *,
+    low: float = -math.inf,
+    above: float = -math.inf,
+    high: float = math.inf,
+    optional: bool = False,
+    whole: bool = False,
+) -> None:
+    value = getattr(settings, name)
+    if value is None and optional:
+        return
+    kind: Any = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or value <= above or math.isinf(value):
+        noun = "a whole number" if whole else "a number"
+        limits = [f"at least {low:g}"] * (low > -math.inf) + [f"greater than {above:g}"] * (above > -math.inf)
+        limits += [f"at most {high:g}"] * (high < math.inf)
+        raise ConfigError(f"{table}.{name} must be {noun}, {' and '.join(limits)}, not {value!r}")
+
+
+def _choice(settings: object, table: str, name: str, choices: tuple[str, ...], optional: bool = False) -> None:
+    value = getattr(settings, name)
+    if value not in choices and not (value is None and optional):
+        raise ConfigError(f"{table}.{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _flag(settings: object, table: str, name: str) -> None:
+    value = getattr(settings, name)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{table}.{name} must be true or false, not {value!r}")

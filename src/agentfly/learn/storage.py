@@ -1,0 +1,55 @@
+"""Trainer state to and from one file: tensors and plain values only, read back without running any code in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    torch.save(state, path)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"{path} is not a trainer state that can be read: {error}") from error
+    assert isinstance(state, dict)
+    return state
+
+
+def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
+    """Copy a checkpoint's weights into a model that is already here, in place, so that all who share it see them."""
+    from safetensors.torch import load_file
+
+    shards = sorted(checkpoint.glob("*.safetensors"))
+    if not shards:
+        raise ConfigError(f"{checkpoint} holds no .safetensors weights")
+    weights: dict[str, torch.Tensor] = {}
+    for shard in shards:
+        weights.update(load_file(shard))
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    if unexpected or set(missing) - tied:
+        raise ConfigError(f"{checkpoint} does not fit the model: missing {sorted(set(missing) - tied)[:3]}, extra {unexpected[:3]}")
+
+
+def random_state() -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def restore_random_state(state: torch.Tensor) -> None:
+    torch.set_rng_state(state)
+
+
+def set_threads(count: int) -> None:
+    torch.set_num_threads(count)
+
+
+def seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)

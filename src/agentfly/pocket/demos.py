@@ -1,0 +1,235 @@
+"""Demonstrations: whole dialogues, in ReAct and in native tool-call form, as good and as bad as they are asked for.
+
+In: a seed and a phase. Out: `Demo` values: messages, native tool schemas, and which replies are to be learnt.
+
+  phase "good"   everything is solved; a mistake that is shown, so that its correction can be learnt, is not learnt itself
+  phase "mixed"  two-step arithmetic is solved only sometimes (see BEHAVIOURS): this is the warm start that RL improves on
+
+Questions are drawn from the train split alone. This file tokenises nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .chat import react_system
+from .tasks import OPERATIONS, Problem, one_step_problem, split_of, two_step_problem
+from .toolbox import DemoTool, arithmetic_tools, bystander, invented, lookup_tool
+
+Phase = Literal["good", "mixed"]
+
+# What the mixed phase does with an arithmetic question, in weights: the first row is two-step, the second one-step.
+BEHAVIOURS = {
+    2: {"good": 42, "forgetful": 22, "guess": 12, "wrong_tool": 14, "malformed": 10},
+    1: {"good": 80, "guess": 8, "wrong_tool": 6, "malformed": 6},
+}
+KINDS = {"two_step": 52, "one_step": 26, "lookup": 17, "no_tools": 5}
+MIXED_KINDS = {"two_step": 62, "one_step": 24, "lookup": 11, "no_tools": 3}
+
+FIRST_LINES = ("You are a helpful assistant with tools.", "You are a careful calculator.", "Solve the task with the tools you have.")
+VERBS = {"add": "add", "subtract": "subtract", "multiply": "multiply"}
+BEGIN = ("{} first", "I need to {}", "{} the numbers", "start: {}")
+GO_ON = ("now {}", "then {}", "next {}", "{} the result")
+ENOUGH = ("done", "that is it", "I have the result")
+GUESSES = ("I know this", "easy", "that is it")
+ERRORS = (
+    "the input is not valid JSON",
+    "Input is not valid JSON: expected an object",
+    "unknown tool; use one of the tools above",
+    "missing argument",
+    "wrong type: expected a number",
+)
+NUDGES = (
+    "Your reply has no tool call and no answer. Use a tool or give your answer.",
+    "Reply with an Action and its Input, or with an Answer.",
+)
+RELATIONS = ("friend", "teacher", "city", "color", "boss", "number", "price", "age")
+
+
+@dataclass(slots=True)
+class Demo:
+    """`learn[i]` says whether the i-th assistant message is learnt; `solved` whether the last answer is right."""
+
+    messages: list[dict[str, str]]
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    learn: list[bool] = field(default_factory=list)
+    solved: bool = True
+    kind: str = ""
+
+    def reply(self, text: str, learn: bool = True) -> None:
+        self.messages.append({"role": "assistant", "content": text})
+        self.learn.append(learn)
+
+
+class Style:
+    """How calls, answers and observations are written: ReAct text, or native tool calls."""
+
+    def __init__(self, demo: Demo, native: bool) -> None:
+        self.demo, self.native = demo, native
+
+    def call(self, thought: str, name: str, arguments: str, *, learn: bool = True) -> None:
+        if self.native:
+            text = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        else:
+            text = f"Thought: {thought}\nAction: {name}\nInput: {arguments}"
+        self.demo.reply(text, learn)
+
+    def answer(self, thought: str, answer: str) -> None:
+        self.demo.reply(answer if self.native else f"Thought: {thought}\nAnswer: {answer}")
+
+    def observe(self, text: str) -> None:
+        message = ("tool", text) if self.native else ("user", f"Observation: {text}")
+        self.demo.messages.append({"role": message[0], "content": message[1]})
+
+
+def demonstrations(seed: str, phase: Phase, count: int) -> Iterator[Demo]:
+    """`count` dialogues, the same ones for the same seed."""
+    rng = random.Random(seed)
+    weights = KINDS if phase == "good" else MIXED_KINDS
+    for kind in rng.choices(list(weights), weights=list(weights.values()), k=count):
+        if kind == "lookup":
+            demo = lookup_demo(rng)
+        elif kind == "no_tools":
+            demo = direct_demo(rng)
+        else:
+            demo = arithmetic_demo(rng, 2 if kind == "two_step" else 1, phase)
+        demo.kind = kind
+        yield demo
+
+
+def arithmetic_demo(rng: random.Random, steps: int, phase: Phase, behaviour: str = "") -> Demo:
+    """One arithmetic dialogue; without a named behaviour it is drawn as the phase says."""
+    problem = train_problem(rng, steps)
+    tools = arithmetic_tools(rng, {step.operation for step in problem.steps}, plain=rng.random() < (0.5 if steps == 2 else 0.25))
+    demo, style = _open(rng, problem.question, list(tools.values()))
+    if not behaviour:
+        weights = BEHAVIOURS[steps] if phase == "mixed" else {"good": 94, "corrected": 6}
+        behaviour = rng.choices(list(weights), weights=list(weights.values()))[0]
+    if behaviour == "guess":
+        return _guess(rng, demo, style, problem)
+    if behaviour in ("malformed", "corrected"):
+        fails = _stumble(rng, style, tools[problem.steps[0].operation], problem, learn=behaviour == "malformed")
+        if behaviour == "malformed" and fails:
+            return _guess(rng, demo, style, problem)
+    _work(rng, demo, style, tools, problem, behaviour)
+    return demo
+
+
+def train_problem(rng: random.Random, steps: int) -> Problem:
+    while True:
+        problem = two_step_problem(rng) if steps == 2 else one_step_problem(rng)
+        if split_of(problem.question) == "train":
+            return problem
+
+
+def _open(rng: random.Random, question: str, tools: Sequence[DemoTool]) -> tuple[Demo, Style]:
+    native = bool(tools) and rng.random() < 0.25
+    if native:
+        demo = Demo([{"role": "user", "content": question}], [tool.schema() for tool in tools])
+        if rng.random() < 0.3:
+            demo.messages.insert(0, {"role": "system", "content": rng.choice(FIRST_LINES)})
+    else:
+        first_line = rng.choice(FIRST_LINES) if rng.random() < 0.1 else ""
+        system = react_system([tool.line() for tool in tools], first_line)
+        demo = Demo([{"role": "system", "content": system}, {"role": "user", "content": question}])
+    return demo, Style(demo, native)
+
+
+def _work(
+    rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoTool], problem: Problem, behaviour: str
+) -> None:
+    """Go through the steps with the tools, faithfully to what they answer, and then give the answer that was reached."""
+    result, right = 0, problem.results()[-1]
+    astray = rng.randrange(len(problem.steps)) if behaviour == "wrong_tool" else -1
+    for number, step in enumerate(problem.steps):
+        if behaviour == "forgetful" and number == 1:
+            break
+        left, other = step.operands(result)
+        tool = tools[step.operation]
+        if number == astray:
+            choices = [kind for kind in OPERATIONS if kind in tools and kind != step.operation]
+            tool = tools[rng.choice(choices)] if choices else tool
+        thought = rng.choice(GO_ON if number else BEGIN).format(VERBS[tool.kind])
+        style.call(thought, tool.name, tool.input(left, other))
+        observation = tool.observe(left, other)
+        style.observe(observation)
+        result = int(float(observation))
+    style.answer(rng.choice(ENOUGH), str(result))
+    demo.solved = result == right
+
+
+def _guess(rng: random.Random, demo: Demo, style: Style, problem: Problem) -> Demo:
+    right = problem.results()[-1]
+    guess = max(0, right + rng.choice((-1, 1)) * rng.randint(1, 30))
+    style.answer(rng.choice(GUESSES), str(guess))
+    demo.solved = guess == right
+    return demo
+
+
+def _stumble(rng: random.Random, style: Style, tool: DemoTool, problem: Problem, *, learn: bool) -> bool:
+    """A call that cannot be read, and the error that comes back; whether the chain gives up after it."""
+    step = problem.steps[0]
+    good = tool.input(*step.operands(0))
+    broken = rng.choice((good[:-1], good.replace('"', ""), good.replace(":", ""), f"{step.left}, {step.right}"))
+    style.call(rng.choice(BEGIN).format(VERBS[tool.kind]), tool.name, broken, learn=learn)
+    style.observe("Error: " + rng.choice(ERRORS))
+    return rng.random() < 0.6
+
+
+def lookup_demo(rng: random.Random) -> Demo:
+    """One or two facts that nobody can know, looked up; sometimes the second step is arithmetic on the first."""
+    tool = lookup_tool(rng)
+    relation, other = rng.sample(RELATIONS, 2)
+    who, middle = invented(rng).capitalize(), invented(rng).capitalize()
+    hops = rng.choice((1, 1, 2, 3))
+    tools: list[DemoTool] = [tool]
+    if hops == 3:
+        operations = arithmetic_tools(rng, set(OPERATIONS), plain=True)
+        tools += list(operations.values())
+        return _priced(rng, tool, operations, tools, who)
+    tools += [bystander(rng) for _ in range(rng.choice((0, 1)))]
+    rng.shuffle(tools)
+    value = _value(rng)
+    if hops == 1:
+        question, queries, found = f"What is the {relation} of {who}?", [f"{relation} of {who}"], [value]
+    else:
+        question = f"What is the {other} of the {relation} of {who}?"
+        queries, found = [f"{relation} of {who}", f"{other} of {middle}"], [middle, value]
+    demo, style = _open(rng, question, tools)
+    for number, (query, fact) in enumerate(zip(queries, found, strict=True)):
+        style.call("now look that up" if number else "look it up", tool.name, tool.input(query))
+        style.observe(fact)
+    style.answer(rng.choice(ENOUGH), found[-1])
+    return demo
+
+
+def _priced(rng: random.Random, tool: DemoTool, operations: dict[str, DemoTool], tools: list[DemoTool], who: str) -> Demo:
+    rng.shuffle(tools)
+    kind, price, number = rng.choice(("add", "multiply")), rng.randint(2, 30), rng.randint(2, 9)
+    demo, style = _open(rng, f"What is the price of {who}, {'plus' if kind == 'add' else 'times'} {number}?", tools)
+    style.call("look it up", tool.name, tool.input(f"price of {who}"))
+    style.observe(str(price))
+    style.call(f"now {VERBS[kind]}", operations[kind].name, operations[kind].input(price, number))
+    style.observe(operations[kind].observe(price, number))
+    style.answer(rng.choice(ENOUGH), str(price + number if kind == "add" else price * number))
+    return demo
+
+
+def direct_demo(rng: random.Random) -> Demo:
+    """No tools, or a nudge: questions small enough to know by heart, and what to do when told that a reply was neither."""
+    a, b = rng.randint(1, 9), rng.randint(1, 9)
+    demo, style = _open(rng, f"What is {a} plus {b}?", ())
+    if rng.random() < 0.3:
+        demo.reply("Thought: add the numbers", learn=False)
+        demo.messages.append({"role": "user", "content": rng.choice(NUDGES)})
+    style.answer(rng.choice(ENOUGH), str(a + b))
+    return demo
+
+
+def _value(rng: random.Random) -> str:
+    if rng.random() < 0.4:
+        return str(rng.randint(1, 99))
+    return rng.choice(("red", "green", "blue", "yellow")) if rng.random() < 0.4 else invented(rng).capitalize()

@@ -1,0 +1,123 @@
+"""The tokenizer of the pocket model: byte-level BPE, trained on the demonstrations, and how a dialogue becomes training ids.
+
+In: rendered text. Out: a tokenizer that `from_pretrained` loads, and `encode_demo`. Any UTF-8 text encodes and decodes to itself.
+Digits stand alone, so that numbers can be copied; names of tools are words of their own, so that they can be copied too; the rest of
+the fixed text (prompt lines, JSON between the values, short thoughts) may merge across words, because every token costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .chat import IM_END, IM_START, PAD, REACT_FIRST_LINE, REACT_HOW, extension_text, start_text, template_text
+from .demos import Demo
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+VOCABULARY = 1024
+MAX_LENGTH = 1024
+SPECIAL = (PAD, IM_START, IM_END)
+# Not special: they are part of what the model says or reads and survive decoding.
+ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>", REACT_FIRST_LINE, REACT_HOW)
+
+WORD = r"[^\W\d]+"
+SPLITS = "|".join(
+    (
+        r"\d",
+        r"(?:system|user|assistant)\n(?:Observation:(?: (?=\d))?)?",
+        r"Thought: [^\d\n]*",
+        r"\nAction:",
+        r"\nAnswer:(?: (?=\d))?",
+        rf'\nInput: \{{"{WORD}": "?',
+        rf', "{WORD}": "?',
+        rf"\((?:{WORD}\??: |\):)[^\d\n]*",
+        r"You may call these tools:\n",
+        r"\nTo call one, reply:\n",
+        r'\n\{"name": name, "arguments": arguments\}\n',
+        r'\n?\{"name": "',
+        rf'", "arguments": \{{"{WORD}": "?',
+        r'", "description": "[^\d\n]*',
+        r'"?\}+\n?',
+        rf" ?{WORD} (?=\d)",
+        rf" ?{WORD}",
+        r" ?[^\w\s]+ (?=\d)",
+        r" ?[^\w\s]+",
+        r"\s+",
+    )
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
+    """A BPE tokenizer with exactly `vocabulary` entries, or fewer where the texts have no more to merge."""
+    import re
+
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(SPLITS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*SPECIAL, *ADDED],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # The trainer does not take added tokens out of the text, the encoder does: cut them out so that both see the same pieces.
+    fixed = re.compile("|".join(re.escape(token) for token in (*SPECIAL, *ADDED)))
+    tokenizer.train_from_iterator((part for text in texts for part in fixed.split(text) if part), trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in ADDED])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """In the form that AutoTokenizer loads, chat template included."""
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=IM_END,
+        pad_token=PAD,
+        chat_template=template_text(),
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_LENGTH,
+    ).save_pretrained(folder)
+
+
+def demo_pieces(demo: Demo) -> list[tuple[str, str]]:
+    """A dialogue as the pieces a rollout tokenises one by one: ("context" | "learn" | "skip", text)."""
+    first = next(i for i, message in enumerate(demo.messages) if message["role"] == "assistant")
+    pieces = [("context", start_text(demo.messages[:first], demo.schemas))]
+    learn = iter(demo.learn)
+    for message in demo.messages[first:]:
+        if message["role"] == "assistant":
+            pieces.append(("learn" if next(learn) else "skip", message["content"] + IM_END))
+        else:
+            pieces.append(("context", extension_text([message])))
+    return pieces
+
+
+def encode_demo(tokenizer: Any, demo: Demo) -> tuple[list[int], list[int]]:
+    """Ids, and a mask that is 1 on the tokens of replies to be learnt, end of turn included."""
+    ids: list[int] = []
+    mask: list[int] = []
+    for kind, text in demo_pieces(demo):
+        new = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += new
+        mask += [int(kind == "learn")] * len(new)
+    return ids, mask
+
+
+def corpus(demos: Iterable[Demo]) -> Iterable[str]:
+    """What the tokenizer is trained on: the pieces of dialogues."""
+    return (text for demo in demos for _, text in demo_pieces(demo))
+
+
+def split_lines(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of every single token, for people who look at a tokenisation."""
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]

@@ -1,0 +1,52 @@
+"""DeepSeek V3, R1 and V3.1: calls between marks; V3 fences its JSON, V3.1 does not.
+
+    V3     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>multiply
+           ```json
+           {"a": 12, "b": 7}
+           ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    V3.1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>multiply<｜tool▁sep｜>{"a": 12, "b": 7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+Refuses the XML of V3.2 and later: that is another format.
+"""
+
+from __future__ import annotations
+
+from ...types import ToolCall
+from .reply import MAX_NAME, ParsedReply, ReplyReader, broken, call_from_parts
+
+ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+FENCE = "```"
+
+
+def parse_tool_calls(text: str) -> ParsedReply:
+    reader = ReplyReader(text)
+    while marker := reader.seek(ALL, CALL, ALL_END):
+        if marker == CALL:
+            reader.add(reader.close(_read(reader), CALL, CALL_END, FENCE))
+    return reader.done()
+
+
+def _read(reader: ReplyReader) -> ToolCall:
+    sep, end = reader.find(SEP), reader.find(CALL_END)
+    if sep < 0 or 0 <= end < sep or 0 <= reader.find(CALL) < sep:
+        return broken("", f"write {CALL}NAME{SEP}{{...}}{CALL_END}")
+    name = reader.text[reader.pos : sep].strip()
+    reader.pos = sep + len(SEP)
+    _skip_fence(reader)
+    if not reader.text.startswith("{", reader.pos):
+        name = reader.text[reader.pos : reader.pos + MAX_NAME].partition("\n")[0].partition(FENCE)[0].partition("{")[0]
+        reader.pos += len(name)
+        _skip_fence(reader)
+    if not reader.text.startswith("{", reader.pos):
+        return broken(name.partition("<")[0], f"after the name comes one JSON object and then {CALL_END}")
+    return call_from_parts(name, reader.take_json(CALL_END).removesuffix(FENCE))
+
+
+def _skip_fence(reader: ReplyReader) -> None:
+    reader.skip_space()
+    if reader.text.startswith(FENCE, reader.pos):
+        reader.pos += len(FENCE)
+        if reader.text.startswith("json", reader.pos):
+            reader.pos += len("json")
+        reader.skip_space()

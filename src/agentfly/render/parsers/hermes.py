@@ -1,0 +1,29 @@
+"""Hermes, Qwen2.5, Qwen3: one JSON object between tags, as often as there are calls.
+
+    <tool_call>
+    {"name": "multiply", "arguments": {"a": 12, "b": 7}}
+    </tool_call>
+
+A `</tool_call>` inside a JSON string does not end the call. Refuses a call that is not closed: half a call is not run.
+"""
+
+from __future__ import annotations
+
+from ...types import ToolCall
+from .reply import ParsedReply, ReplyReader, broken, call_from_json
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def parse_tool_calls(text: str) -> ParsedReply:
+    reader = ReplyReader(text)
+    while reader.seek(OPEN):
+        reader.add(reader.close(_read(reader), OPEN, CLOSE))
+    return reader.done()
+
+
+def _read(reader: ReplyReader) -> ToolCall:
+    reader.skip_space()
+    if not reader.text.startswith("{", reader.pos):
+        return broken("", f'after {OPEN} comes one JSON object: {{"name": "tool", "arguments": {{...}}}}')
+    return call_from_json(reader.take_json(CLOSE))

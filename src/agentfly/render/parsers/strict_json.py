@@ -1,0 +1,143 @@
+"""JSON that a model wrote, read without its traps.
+
+In: text that may be anything. Out: a value that is safe to pass on and to write down again, or `BadJson` whose text is a short
+sentence for the model. Refuses what `json.loads` lets through or dies of: deep nesting, numbers too long or not finite, NaN, a key
+given twice, half a surrogate pair. `json_end` finds where a value ends in one pass, so that nobody has to guess by trying.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_DIGITS = 1000
+
+_QUOTE = re.compile(r'["\\]')
+_MARKS = re.compile(r'["{}\[\]]')
+
+
+class BadJson(Exception):
+    """What is wrong with the text, in words for the model."""
+
+
+def load_json(text: str) -> Any:
+    """The value of a JSON text, or `BadJson`. Line breaks inside strings are let through: what they mean is plain."""
+    if _too_deep(text):
+        raise BadJson(f"the JSON is nested deeper than {MAX_DEPTH} levels")
+    try:
+        value = _decoder.decode(text)
+    except json.JSONDecodeError as error:
+        where = "at its end" if error.pos >= len(text.rstrip()) else f"at character {error.pos + 1}"
+        raise BadJson(f"the JSON is not valid {where}: {error.msg[:1].lower()}{error.msg[1:]}") from None
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadJson("the JSON has half a surrogate pair (\\ud800 to \\udfff), which is no character") from None
+    return value
+
+
+def load_object(text: str) -> dict[str, Any]:
+    """As `load_json`, for a JSON object alone."""
+    value = load_json(text)
+    if not isinstance(value, dict):
+        raise BadJson(f"a JSON object is expected, not {json_kind(value)}")
+    return value
+
+
+def json_kind(value: Any) -> str:
+    """What to call a value in a sentence."""
+    if value is None:
+        return "null"
+    kinds: list[tuple[type, str]] = [(bool, "true or false"), (str, "a string"), (dict, "an object"), (list, "a list")]
+    return next((name for kind, name in kinds if isinstance(value, kind)), "a number")
+
+
+def json_end(text: str, start: int, stop: str = "") -> tuple[int, bool]:
+    """Where the object or list that begins at `start` ends, and whether it is complete.
+
+    It is cut short by `stop` outside a string (the end is then where `stop` begins) or by the end of the text. One pass; strings and
+    their escapes are stepped over, so a brace or a `stop` inside a string counts for nothing.
+
+        {"a": "}"} tail  ->  10, True        {"a": [1 </tool_call>  ->  9, False
+    """
+    marks = _MARKS if not stop else re.compile(re.escape(stop) + "|" + _MARKS.pattern)
+    depth, at = 0, start
+    while found := marks.search(text, at):
+        mark, at = found[0], found.end()
+        if mark == '"':
+            at = _string_end(text, at)
+            if at < 0:
+                return len(text), False
+        elif mark in "{[":
+            depth += 1
+        elif mark in "}]":
+            depth -= 1
+            if depth <= 0:
+                return at, True
+        else:
+            return found.start(), False
+    return len(text), False
+
+
+def _string_end(text: str, at: int) -> int:
+    """After the closing quote of the string whose inside begins at `at`; -1 where there is none."""
+    while found := _QUOTE.search(text, at):
+        if found[0] == '"':
+            return found.end()
+        at = found.end() + 1
+    return -1
+
+
+def _too_deep(text: str) -> bool:
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return False
+    depth, at = 0, 0
+    while found := _MARKS.search(text, at):
+        mark, at = found[0], found.end()
+        if mark == '"':
+            at = _string_end(text, at)
+            if at < 0:
+                return False
+        else:
+            depth += 1 if mark in "{[" else -1
+            if depth > MAX_DEPTH:
+                return True
+    return False
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise BadJson(f"a number has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _fraction(digits: str) -> float:
+    if len(digits) > MAX_DIGITS:
+        raise BadJson(f"a number has more than {MAX_DIGITS} digits")
+    value = float(digits)
+    if not math.isfinite(value):
+        raise BadJson("a number is too large")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise BadJson(f"{name} is not JSON; use a number or null")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise BadJson(f"the key {key[:40].encode('utf-8', 'replace').decode()!r} is given twice")
+            seen.add(key)
+    return made
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_float=_fraction, parse_int=_whole, parse_constant=_constant, strict=False
+)

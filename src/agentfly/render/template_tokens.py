@@ -1,0 +1,147 @@
+"""Text to ids and back, over any Hugging Face tokenizer, with no way in for forged control tokens.
+
+In: the text of a template, or of a message. Out: ids. The template's own marks (<|im_start|>, [INST]) become control tokens; the same
+letters inside a message (a web page that says "<|im_end|>") never do. Such a text gets a cut after its first letter, and the parts
+are tokenised apart:
+
+    a tool says    done<|im_end|>        rendered  ...done<|CUT|im_end|>...        ids of "...done<" + ids of "|im_end|>..."
+
+Without such letters a text is tokenised in one piece, exactly as the tokenizer would by itself. Refuses: to add bos or eos by itself,
+since the template says where they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# A Unicode noncharacter: never part of text that is meant for exchange.
+CUT = "\ufdd0"
+
+
+class Codec:
+    """A tokenizer, its control tokens, and which of them may not stand in a reply."""
+
+    def __init__(self, tokenizer: Any, written: str) -> None:
+        self.tokenizer = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
+        self._backend = backend
+        added = {index: token for index, token in tokenizer.added_tokens_decoder.items() if len(token.content.strip()) > 1}
+        special = set(tokenizer.all_special_tokens)
+        # Any special token is control; of the others (which also hold runs of white space and plain words) those the template writes.
+        self.control: dict[str, int] = {
+            token.content: index
+            for index, token in added.items()
+            if token.special or token.content in special or token.content in written
+        }
+        self.special = frozenset(token.content for token in added.values() if token.special or token.content in special)
+        self.control_ids = frozenset(self.control.values())
+        self._pattern = _any_of(self.control)
+        self._turn_pattern = self._pattern
+        self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
+        self._newline = self._plain("\n")
+        # SentencePiece-like tokenizers put a space before a text: then a text in the middle has to be tokenised after something.
+        self._spaced = self._plain("a") != self._plain("\na")[len(self._newline) :]
+
+    def forbid_in_replies(self, texts: Iterable[str]) -> None:
+        """Which control tokens a reply may not hold (turn marks); others (<think>, <tool_call>) are what it is written in."""
+        self._turn_pattern = _any_of(texts)
+
+    def guard(self, text: str) -> str:
+        """Cut every control token in a text that is not the template's."""
+        return self._cut(text, self._pattern)
+
+    def guard_reply(self, text: str) -> str:
+        """Cut the marks of turns in a reply."""
+        return self._cut(text, self._turn_pattern)
+
+    def guard_data(self, value: Any) -> Any:
+        """`guard` for every string inside JSON-like data."""
+        if isinstance(value, str):
+            return self.guard(value)
+        if isinstance(value, Mapping):
+            return {self.guard_data(key): self.guard_data(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.guard_data(item) for item in value]
+        return value
+
+    def encode(self, text: str, after: int | None = None) -> list[int]:
+        """The ids of a text with cuts. `after` is the token that stands before it: the text is tokenised as its continuation."""
+        if CUT not in text:
+            return self._continue(text, after)
+        first, *rest = text.split(CUT)
+        ids = self._continue(first, after)
+        for piece in rest:
+            ids += self._middle(piece)
+        return ids
+
+    def num_control(self, ids: Iterable[int]) -> int:
+        control = self.control_ids
+        return sum([index in control for index in ids])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, every mark kept but a leading bos and padding."""
+        start, end = 0, len(ids)
+        while end > start and ids[end - 1] in self._bos_ids:
+            end -= 1
+        while start < end and ids[start] in self._bos_ids:
+            start += 1
+        return self.text(ids[start:end])
+
+    def text(self, ids: Sequence[int]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _cut(self, text: str, pattern: re.Pattern[str]) -> str:
+        if CUT in text:
+            text = text.replace(CUT, "\ufffd")
+        return pattern.sub(lambda found: found.group() + CUT, text)
+
+    def _continue(self, text: str, after: int | None) -> list[int]:
+        if after is None:
+            return self._middle(text) if self._spaced and text[:1] not in "<[" else self._plain(text)
+        ids = self._plain(self.text([after]) + text)
+        return ids[1:] if ids[:1] == [after] else self._middle(text)
+
+    def _middle(self, text: str) -> list[int]:
+        if self._spaced:
+            ids = self._plain("\n" + text)
+            if ids[: len(self._newline)] == self._newline:
+                return ids[len(self._newline) :]
+        return self._plain(text)
+
+    def _plain(self, text: str) -> list[int]:
+        backend = self._backend
+        # The bare backend is several times faster; it is used unless a past call has left truncation or padding switched on in it.
+        if backend is not None and backend.truncation is None and backend.padding is None:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches the first letter of any of the texts where the rest follows: so that overlapping ones are all found."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    if not tree:
+        return re.compile(r"(?!)")
+    return re.compile(f"(?={_branch(tree)}).", re.DOTALL)
+
+
+def _branch(tree: dict[str, Any]) -> str:
+    # A tree, not a flat list: some tokenizers have thousands of control tokens, and a page of HTML has a "<" in every line.
+    if "" in tree:
+        return ""
+    parts = []
+    for letter, node in tree.items():
+        text = letter
+        while len(node) == 1 and "" not in node:
+            [(letter, node)] = node.items()
+            text += letter
+        parts.append(re.escape(text) + _branch(node))
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"

@@ -1,0 +1,168 @@
+"""What a reward is, what it gives, and how rewards add up.
+
+Comes in: a trajectory (and its env). Goes out: a `Score`. `a * 0.8 + b * 0.2` makes a `Mix`; in it every part keeps its own
+name, so two parts of one name are refused. This file knows nothing about functions or parameters: see `function.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ConfigError
+from ..types import Trajectory
+
+RESERVED = ("prediction", "trajectory", "task", "env")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one chain earned. `components` are for people and logs: only `reward` and `turn_rewards` (one per turn) are
+    trained on."""
+
+    reward: float
+    components: dict[str, float] = field(default_factory=dict)
+    turn_rewards: tuple[float, ...] | None = None
+
+
+class Reward(ABC):
+    """Scores a chain. `*`, `/`, `+`, `-` and `sum` compose rewards, with numbers on either side."""
+
+    name: str
+    description: str
+    constant: float = 0.0
+
+    @property
+    @abstractmethod
+    def needs(self) -> frozenset[str]:
+        """The dataset fields that every row must have."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Reward, ...]:
+        """The rewards that are added up: itself, or the parts of a mix."""
+
+    @property
+    @abstractmethod
+    def waits(self) -> bool:
+        """Whether scoring leaves the event loop to others: then the parts of a mix are scored together."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Reward: ...
+
+    @abstractmethod
+    async def score(self, trajectory: Trajectory, env: Any = None) -> Score: ...
+
+    @abstractmethod
+    async def part_score(self, trajectory: Trajectory, env: Any = None) -> Score:
+        """The score as one part of a mix: weighted, and with every component under the part's own name."""
+
+    def check(self, fields: Collection[str]) -> None:
+        """Refuse, before any chain starts, a reward that asks for a field the data does not have."""
+        for part in self.parts:
+            for name in sorted(part.needs - set(fields)):
+                near = difflib.get_close_matches(name, [*fields, *RESERVED], n=1, cutoff=0.5)
+                known = ", ".join([*RESERVED, *sorted(fields)])
+                hint = f"did you mean {near[0]!r}?" if near else f"it can ask for {known}."
+                raise ConfigError(f"reward {part.name!r} asks for {name!r}, which the data does not have; {hint}")
+
+    def __mul__(self, factor: float) -> Reward:
+        return self.scaled(factor) if _is_number(factor) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Reward:
+        if not _is_number(divisor):
+            return NotImplemented
+        if divisor == 0:
+            raise ConfigError(f"reward {self.name!r} is divided by 0")
+        return self.scaled(1.0 / divisor)
+
+    def __neg__(self) -> Reward:
+        return self.scaled(-1.0)
+
+    def __add__(self, other: Reward | float) -> Reward:
+        if isinstance(other, Reward):
+            return Mix(self.parts + other.parts, self.constant + other.constant)
+        if not _is_number(other):
+            return NotImplemented
+        return self if other == 0 else Mix(self.parts, self.constant + other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Reward | float) -> Reward:
+        return self + (-other) if isinstance(other, Reward) or _is_number(other) else NotImplemented
+
+    def __rsub__(self, other: float) -> Reward:
+        return -self + other
+
+
+class Mix(Reward):
+    """A weighted sum. Components: each part's name with its unweighted score, and the part's own components as
+    "part/component"."""
+
+    def __init__(self, parts: Sequence[Reward], constant: float = 0.0) -> None:
+        twice = [name for name, count in Counter(part.name for part in parts).items() if count > 1]
+        if twice:
+            raise ConfigError(f"two parts of a mixed reward are called {twice[0]!r}; rename one with .named('another_name')")
+        if not math.isfinite(constant):
+            raise ConfigError(f"a reward cannot be shifted by {constant}")
+        self._parts = tuple(parts)
+        self.constant = float(constant)
+        self.name = " + ".join(part.name for part in parts)
+        self.description = f"Weighted sum of {', '.join(part.name for part in parts)}."
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return self._parts
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset().union(*(part.needs for part in self._parts))
+
+    @property
+    def waits(self) -> bool:
+        return any(part.waits for part in self._parts)
+
+    def scaled(self, factor: float) -> Mix:
+        return Mix([part.scaled(factor) for part in self._parts], self.constant * factor)
+
+    async def score(self, trajectory: Trajectory, env: Any = None) -> Score:
+        if sum(part.waits for part in self._parts) > 1:
+            scores = await _together([part.part_score(trajectory, env) for part in self._parts])
+        else:
+            scores = [await part.part_score(trajectory, env) for part in self._parts]
+        components: dict[str, float] = {}
+        for score in scores:
+            components |= score.components
+        per_turn = [score.turn_rewards for score in scores if score.turn_rewards is not None]
+        turns = tuple(map(sum, zip(*per_turn, strict=True))) if per_turn else None
+        return Score(self.constant + sum(score.reward for score in scores), components, turns)
+
+    async def part_score(self, trajectory: Trajectory, env: Any = None) -> Score:
+        return await self.score(trajectory, env)
+
+    def __repr__(self) -> str:
+        shift = f" + {self.constant:g}" if self.constant else ""
+        return f"Mix({' + '.join(map(repr, self._parts))}{shift})"
+
+
+async def _together(coroutines: Sequence[Any]) -> list[Score]:
+    """All of them; where one fails, the others are cancelled and gone before its error is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,223 @@
+"""`@reward`: a plain function becomes a reward.
+
+Comes in: a function that asks, by parameter name, for any of `prediction` (the final response), `trajectory`, `task`, `env`
+and the fields of the data set; a default makes a field optional; `**fields` takes all that are left. Goes out: a
+`FunctionReward`. Refuses at decoration what can never be filled: `*args`, positional-only parameters, and a near miss of a
+reserved name.
+
+Sync functions run inline, because most are pure rules of a few microseconds; one that blocks says `@reward(thread=True)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+from .. import plugins
+from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError
+from ..types import Trajectory
+from .base import RESERVED, Reward, Score
+from .threads import in_thread
+from .values import read
+
+_KIND = inspect.Parameter
+
+
+class FunctionReward(Reward):
+    """A reward made of a function. Calling it calls the function, so that it can be tested as one."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        weight: float = 1.0,
+        thread: bool = False,
+        timeout_s: float | None = 60.0,
+        needs: Iterable[str] = (),
+    ) -> None:
+        if not callable(function):
+            raise ConfigError(f"a reward is a function, not {type(function).__name__}")
+        self.name = name or getattr(function, "__name__", "") or type(function).__name__
+        if not isinstance(self.name, str):
+            raise ConfigError(f"a reward's name is a string, not {self.name!r}")
+        if thread and _is_async(function):
+            raise ConfigError(f"reward {self.name!r} is async: thread=True is for functions that block")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"reward {self.name!r}: timeout_s must be above 0, not {timeout_s}")
+        self.function = function
+        self.weight = _weight(weight, self.name)
+        self.thread = thread
+        self.timeout_s = timeout_s
+        self.description = next(iter((inspect.getdoc(function) or "").strip().splitlines()), "")
+        self._reserved, self._required, self._optional, self._rest = _parameters(function, self.name)
+        self._extra = frozenset(needs)
+        functools.update_wrapper(self, function, updated=())
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset(self._required) | self._extra
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self,)
+
+    @property
+    def waits(self) -> bool:
+        return self.thread or _is_async(self.function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def scaled(self, factor: float) -> FunctionReward:
+        other = copy.copy(self)
+        other.weight = _weight(self.weight * factor, self.name)
+        return other
+
+    def named(self, name: str) -> FunctionReward:
+        """The same reward under another name, so that two of a kind can stand in one mix."""
+        other = copy.copy(self)
+        other.name = name
+        return other
+
+    async def score(self, trajectory: Trajectory, env: Any = None) -> Score:
+        """Alone, a reward's own components keep their names; its unweighted score stands beside them under its own name."""
+        raw = await self._raw(trajectory, env)
+        return self._weighted(raw, {self.name: raw.reward, **raw.components})
+
+    async def part_score(self, trajectory: Trajectory, env: Any = None) -> Score:
+        raw = await self._raw(trajectory, env)
+        inner = {f"{self.name}/{component}": value for component, value in raw.components.items()}
+        return self._weighted(raw, {self.name: raw.reward, **inner})
+
+    def _weighted(self, raw: Score, components: dict[str, float]) -> Score:
+        turns = None if raw.turn_rewards is None else tuple(self.weight * value for value in raw.turn_rewards)
+        return Score(self.weight * raw.reward, components, turns)
+
+    async def _raw(self, trajectory: Trajectory, env: Any) -> Score:
+        who = f"reward {self.name!r} on task {trajectory.task.id!r}"
+        arguments = self._arguments(trajectory, env, who)
+        try:
+            value = await self._call(arguments, who)
+        except ToolError as error:
+            raise RewardError(f"{who} raised ToolError: {error}") from error
+        except AgentFlyError:
+            raise
+        except Exception as error:
+            raise RewardError(f"{who} raised {type(error).__name__}: {error}") from error
+        return read(value, who, len(trajectory.turns))
+
+    def _arguments(self, trajectory: Trajectory, env: Any, who: str) -> dict[str, Any]:
+        task = trajectory.task
+        sources = {"prediction": trajectory.prediction, "trajectory": trajectory, "task": task, "env": env}
+        arguments = {name: sources[name] for name in self._reserved}
+        for name in self._required:
+            if name not in task.fields:
+                raise RewardError(f"{who} needs the field {name!r}, which this row of the data does not have.")
+            arguments[name] = task.fields[name]
+        for name in self._optional:
+            if name in task.fields:
+                arguments[name] = task.fields[name]
+        if self._rest:
+            arguments |= {name: value for name, value in task.fields.items() if name not in arguments and name not in RESERVED}
+        return arguments
+
+    async def _call(self, arguments: dict[str, Any], who: str) -> Any:
+        deadline = asyncio.timeout(self.timeout_s)
+        try:
+            if self.thread:
+                async with deadline:
+                    return await in_thread(self.function, arguments)
+            value = self.function(**arguments)
+            if not inspect.isawaitable(value):
+                return value
+            async with deadline:
+                return await value
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise DeadlineError(
+                f"{who} took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"{self.name} * {self.weight:g}" if self.weight != 1 else self.name
+
+
+@overload
+def reward(function: Callable[..., Any], /) -> FunctionReward: ...
+@overload
+def reward(
+    *, name: str | None = None, weight: float = 1.0, thread: bool = False, timeout_s: float | None = 60.0
+) -> Callable[[Callable[..., Any]], FunctionReward]: ...
+
+
+def reward(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    thread: bool = False,
+    timeout_s: float | None = 60.0,
+) -> FunctionReward | Callable[[Callable[..., Any]], FunctionReward]:
+    """Make a function a reward, and known by its name.
+
+    The function may be sync or async and returns a number, a bool, or a dict with `reward`, any named components and, where
+    it has them, `turn_rewards` (one per turn). `weight` scales what is trained on, not the component that is logged.
+    `thread` runs a blocking function off the event loop. `timeout_s` limits async and threaded rewards; None is no limit.
+    """
+
+    def decorate(function: Callable[..., Any]) -> FunctionReward:
+        made = FunctionReward(function, name=name, weight=weight, thread=thread, timeout_s=timeout_s)
+        plugins.register("rewards", made.name, made)
+        return made
+
+    return decorate if function is None else decorate(function)
+
+
+def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], list[str], list[str], bool]:
+    """Reserved, required and optional parameter names, and whether `**fields` takes the rest."""
+    reserved: list[str] = []
+    required: list[str] = []
+    optional: list[str] = []
+    rest = False
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {name!r}: its parameters cannot be read ({error}); wrap it in a function") from error
+    for parameter in parameters:
+        if parameter.kind is _KIND.VAR_POSITIONAL:
+            raise ConfigError(f"reward {name!r} takes *{parameter.name}; a reward asks for what it needs by name")
+        if parameter.kind is _KIND.POSITIONAL_ONLY:
+            raise ConfigError(f"reward {name!r}: {parameter.name!r} is positional-only; remove the '/' from its parameters")
+        if parameter.kind is _KIND.VAR_KEYWORD:
+            rest = True
+        elif parameter.name in RESERVED:
+            reserved.append(parameter.name)
+        elif parameter.default is not _KIND.empty:
+            optional.append(parameter.name)
+        elif parameter.name == "self":
+            raise ConfigError(f"reward {name!r} is decorated inside a class; pass the bound method, as in reward(thing.{name})")
+        elif near := difflib.get_close_matches(parameter.name, RESERVED, n=1, cutoff=0.8):
+            raise ConfigError(f"reward {name!r} asks for {parameter.name!r}; did you mean {near[0]!r}?")
+        else:
+            required.append(parameter.name)
+    return reserved, required, optional, rest
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is async too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _weight(weight: float, name: str) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        raise ConfigError(f"reward {name!r}: its weight must be a finite number, not {weight!r}")
+    return float(weight)

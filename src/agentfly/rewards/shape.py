@@ -1,0 +1,96 @@
+"""Rewards for how a chain went, not for what it found: format, tool use, length.
+
+Comes in: the trajectory. Goes out: a share from 0 to 1 (format, tool use) or a penalty from -1 to 0 (length). None of them knows the right
+answer, so alone they teach only manners; mix them: `math_equal + format_reward() * 0.1`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..errors import ConfigError
+from ..types import Outcome, Trajectory
+from .base import Reward
+from .function import FunctionReward
+from .lookup import factory
+
+CHARACTERS_PER_TOKEN = 4
+
+
+@factory("format")
+def format_reward(pattern: str | re.Pattern[str] | Callable[[str], Any] | None = None) -> Reward:
+    """1 if the last reply has the right form.
+
+    `pattern` is a regular expression that must match the whole last reply (white space around it apart, `.` matches newlines), or a
+    function of the reply that says yes or no. Without one: the chain ended in an answer that is not empty, by itself and not by a
+    limit, and no call of a tool was invalid. A pattern that backtracks without end stalls the run: keep it simple.
+    """
+    if pattern is None:
+        return FunctionReward(_clean_answer, name="format")
+    if callable(pattern):
+        test = pattern
+    else:
+        try:
+            compiled = re.compile(pattern, 0 if isinstance(pattern, re.Pattern) else re.DOTALL)
+        except (re.error, TypeError) as error:
+            raise ConfigError(f"reward 'format': {pattern!r} is not a regular expression: {error}") from error
+        test = compiled.fullmatch
+
+    def matches(trajectory: Trajectory) -> float:
+        reply = _last_reply(trajectory)
+        return float(reply is not None and bool(test(reply.strip())))
+
+    return FunctionReward(matches, name="format")
+
+
+def _clean_answer(trajectory: Trajectory) -> float:
+    """1 if the chain ended in an answer of its own, with no invalid call on the way."""
+    finished = trajectory.outcome is Outcome.FINISHED and bool(trajectory.prediction.strip())
+    return float(finished and trajectory.num_invalid_calls == 0)
+
+
+def _last_reply(trajectory: Trajectory) -> str | None:
+    return trajectory.turns[-1].completion.text if trajectory.turns else None
+
+
+@factory("tool_use")
+def tool_use_reward(min_calls: int = 1, tools: str | Iterable[str] | None = None) -> Reward:
+    """The share of tool calls that were valid, or 0 with fewer than `min_calls` valid ones.
+
+    A call is valid when it reached its tool: a known name and arguments that fit. `tools` counts only valid calls of these towards
+    `min_calls`. Components: `calls` and `invalid_calls`.
+    """
+    if min_calls < 0:
+        raise ConfigError(f"reward 'tool_use': min_calls must be 0 or more, not {min_calls}")
+    wanted = None if tools is None else frozenset([tools] if isinstance(tools, str) else tools)
+
+    def tool_use(trajectory: Trajectory) -> dict[str, float]:
+        counts = trajectory.tool_counts
+        valid, invalid = sum(counts.values()), trajectory.num_invalid_calls
+        enough = sum(count for name, count in counts.items() if wanted is None or name in wanted) >= min_calls
+        share = valid / (valid + invalid) if valid + invalid else 1.0
+        return {"reward": share if enough else 0.0, "calls": valid + invalid, "invalid_calls": invalid}
+
+    return FunctionReward(tool_use, name="tool_use")
+
+
+@factory("length")
+def length_reward(max_tokens: int = 512, buffer: int | None = None) -> Reward:
+    """0 within a budget of sampled tokens; beyond it falling in a line, to -1 at `max_tokens + buffer`.
+
+    The soft overlong penalty of DAPO (arXiv:2503.14476) over all replies of the chain; `buffer` is a quarter of the budget when not
+    given. Where an engine gives no token ids, a token is taken to be 4 characters. Component: `tokens`.
+    """
+    if max_tokens < 1 or (buffer is not None and buffer < 1):
+        raise ConfigError(f"reward 'length': max_tokens and buffer must be at least 1, not {max_tokens} and {buffer}")
+    slope = buffer if buffer is not None else max(1, max_tokens // 4)
+
+    def length(trajectory: Trajectory) -> dict[str, float]:
+        tokens = trajectory.num_sampled
+        if not tokens:
+            tokens = sum(len(turn.completion.text) for turn in trajectory.turns) // CHARACTERS_PER_TOKEN
+        return {"reward": -min(1.0, max(0, tokens - max_tokens) / slope), "tokens": tokens}
+
+    return FunctionReward(length, name="length")

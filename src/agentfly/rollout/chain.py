@@ -1,0 +1,268 @@
+"""One chain: a task goes in, a `Trajectory` with a typed outcome comes out, whatever happened on the way.
+
+`play` is the loop, to be read aloud. Reading replies belongs to the agent, running calls to tools, ids to the renderer; a failure of
+the world ends this chain alone (`RolloutError`), a bug or a bad config leaves through the top and stops the run. Nothing here decodes
+and re-encodes a reply: sampled ids are kept, and only the ids of new messages are added after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError, blame
+from ..rewards import Reward
+from ..tools import Context, Tool, call_tools
+from ..types import (
+    Action,
+    Completion,
+    Engine,
+    Event,
+    Message,
+    Outcome,
+    Renderer,
+    Request,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+
+Policy = Literal["continue", "end", "raise"]
+
+
+class AgentLike(Protocol):
+    """What a chain needs of an agent."""
+
+    tools: dict[str, Tool]
+    on_no_tool_call: Policy
+    on_invalid_call: Policy
+    on_tool_error: Policy
+
+    def start(self, task: Task) -> list[Message]: ...
+    def parse(self, completion: Completion) -> Action: ...
+    def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
+    def nudge(self, action: Action) -> Message: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Deadlines nest: a tool's is shorter than `chain_timeout_s`; scoring and closing have time of their own after it."""
+
+    max_turns: int = 8
+    max_context: int = 1 << 30
+    chain_timeout_s: float = 600.0
+    score_timeout_s: float = 120.0
+    close_timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns must be at least 1, not {self.max_turns}")
+        if min(self.chain_timeout_s, self.score_timeout_s, self.close_timeout_s) <= 0:
+            raise ConfigError("chain_timeout_s, score_timeout_s and close_timeout_s must be above 0")
+
+
+@dataclass(slots=True)
+class Plan:
+    """All that the chains of one run have in common."""
+
+    agent: AgentLike
+    engine: Engine
+    renderer: Renderer | None
+    schemas: Sequence[Mapping[str, Any]] = ()
+    reward: Reward | None = None
+    make_env: Callable[[], Any] | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    limits: Limits = field(default_factory=Limits)
+    on_event: Callable[[Event], None] | None = None
+
+
+@dataclass(slots=True)
+class Opening:
+    """A task made ready once for all its siblings: the first messages and, for engines that read ids, the first prompt."""
+
+    task: Task
+    messages: list[Message]
+    prompt_ids: list[int]
+
+
+async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str) -> Trajectory:
+    """Play one chain and score it. Raises only what must stop the run; then the trajectory is lost on purpose with it."""
+    trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages))
+    context = Context(opening.task, trajectory)
+    started = time.perf_counter()
+    _tell(plan, trajectory, "chain_started")
+    try:
+        async with asyncio.timeout(plan.limits.chain_timeout_s):
+            await _open_env(plan, context)
+            trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids)
+        if trajectory.outcome.trainable and plan.reward is not None:
+            async with asyncio.timeout(plan.limits.score_timeout_s):
+                await _score(plan.reward, trajectory, context)
+    except TimeoutError:
+        _fail(trajectory, DeadlineError("the chain, or its scoring, took longer than it may"))
+    except RolloutError as error:
+        _fail(trajectory, error)
+    except asyncio.CancelledError:
+        trajectory.outcome, trajectory.reward = Outcome.CANCELLED, None
+        _tell(plan, trajectory, "finished", trajectory=trajectory)
+        raise
+    finally:
+        trajectory.seconds = time.perf_counter() - started
+        plan.engine.release(trajectory_id)
+        await _close(plan, context)
+    _tell(plan, trajectory, "finished", trajectory=trajectory)
+    return trajectory
+
+
+async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: Sequence[int]) -> Outcome:
+    """The loop: sample, read, act, extend."""
+    agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
+    messages, turns = trajectory.messages, trajectory.turns
+    prompt = list(first_ids)
+    new_ids, restarts = list(first_ids), True
+    on_text = _text_teller(plan, trajectory)
+    while True:
+        room = limits.max_context - len(prompt)
+        if room < 1:
+            return Outcome.MAX_TOKENS
+        sampling = _sampling(plan.sampling, room, trajectory, len(turns))
+        request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text)
+        try:
+            completion = await engine.generate(request)
+        except (AgentFlyError, TimeoutError):
+            raise
+        except Exception as error:
+            raise EngineError(f"generate: {type(error).__name__}: {error}") from error
+        turn = Turn(new_ids, restarts, completion)
+        turns.append(turn)
+        prompt += completion.token_ids
+        action = agent.parse(completion)
+        calls = turn.calls = action.calls
+        messages.append(Message("assistant", completion.text, calls))
+        trajectory.prediction = completion.text if action.answer is None else action.answer
+
+        if not calls:
+            if completion.stop == "length":
+                return Outcome.MAX_TOKENS
+            if action.answer is not None:
+                return Outcome.FINISHED
+            if agent.on_no_tool_call != "continue":
+                return _refused(agent.on_no_tool_call, "the reply has no tool call", completion.text)
+            new_messages = [agent.nudge(action)]
+        else:
+            results = turn.results = await _act(plan, trajectory, context, calls)
+            ended = _weigh(agent, trajectory, turn, results)
+            new_messages = agent.observe(calls, results)
+            if ended is not None:
+                messages += new_messages
+                return ended
+        messages += new_messages
+        if len(turns) >= limits.max_turns:
+            return Outcome.MAX_TURNS
+        if renderer is not None:
+            extension = renderer.extend(messages, len(new_messages), completion, plan.schemas)
+            new_ids, restarts = extension.ids, extension.restarts
+            if restarts:
+                prompt = list(new_ids)
+            else:
+                prompt += new_ids
+
+
+async def _act(plan: Plan, trajectory: Trajectory, context: Context, calls: tuple[ToolCall, ...]) -> tuple[ToolResult, ...]:
+    if plan.on_event is not None:
+        for call in calls:
+            _tell(plan, trajectory, "tool_call", call=call)
+    results = await call_tools(plan.agent.tools, calls, context)
+    if plan.on_event is not None:
+        for call, result in zip(calls, results, strict=True):
+            _tell(plan, trajectory, "observation", call=call, result=result)
+    return results
+
+
+def _weigh(agent: AgentLike, trajectory: Trajectory, turn: Turn, results: tuple[ToolResult, ...]) -> Outcome | None:
+    """Add up step rewards and decide whether the chain is over."""
+    ended: Outcome | None = None
+    for result in results:
+        if result.reward is not None:
+            turn.reward += result.reward
+        if result.error is not None:
+            policy = agent.on_invalid_call if result.invalid else agent.on_tool_error
+            if policy != "continue" and ended is None:
+                _refused(policy, "a tool call failed", result.observation)
+                # An invalid call is the model's own mistake and stays in training; a failed tool is the world's and does not.
+                ended = Outcome.NO_TOOL_CALL if result.invalid else Outcome.TOOL_ERROR
+                trajectory.error = result.observation
+        if result.done and ended is None:
+            trajectory.prediction = result.observation
+            ended = Outcome.FINISHED
+    return ended
+
+
+def _refused(policy: Policy, what: str, detail: str) -> Outcome:
+    if policy == "raise":
+        raise ConfigError(f"{what}, and the agent's policy says raise: {detail[:200]!r}")
+    return Outcome.NO_TOOL_CALL
+
+
+def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> Sampling:
+    """The run's sampling, cut to the room that is left, with a seed of this chain's and turn's own."""
+    if base.seed is None:
+        return base if base.max_tokens <= room else replace(base, max_tokens=room)
+    seed = zlib.crc32(f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}".encode())
+    return replace(base, seed=seed, max_tokens=min(base.max_tokens, room))
+
+
+async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
+    score = await reward.score(trajectory, context.env)
+    trajectory.reward = score.reward
+    trajectory.components = dict(score.components)
+    for turn, extra in zip(trajectory.turns, score.turn_rewards or (), strict=False):
+        turn.reward += extra
+
+
+def _fail(trajectory: Trajectory, error: RolloutError) -> None:
+    trajectory.outcome, trajectory.reward = Outcome.WORLD_FAILURE, None
+    trajectory.error = f"{type(error).__name__}: {error}"
+
+
+async def _open_env(plan: Plan, context: Context) -> None:
+    if plan.make_env is None:
+        return
+    with blame(WorldError, "the environment did not start"):
+        context.env = plan.make_env()
+        ready = context.env.reset(context.task)
+        if inspect.isawaitable(ready):
+            await ready
+
+
+async def _close(plan: Plan, context: Context) -> None:
+    """Close what the chain held. A world that fails to close is reported on the trajectory, and never holds the run up."""
+    try:
+        async with asyncio.timeout(plan.limits.close_timeout_s):
+            await context.close()
+            if context.env is not None:
+                closing = context.env.close()
+                if inspect.isawaitable(closing):
+                    await closing
+    except Exception as error:  # noqa: BLE001 - any way a user's world can fail to close
+        if context.trajectory.error is None:
+            context.trajectory.error = f"closing the environment failed: {type(error).__name__}: {error}"
+
+
+def _tell(plan: Plan, trajectory: Trajectory, kind: Any, **data: Any) -> None:
+    if plan.on_event is not None:
+        plan.on_event(Event(kind, trajectory.task.id, trajectory.chain, data))
+
+
+def _text_teller(plan: Plan, trajectory: Trajectory) -> Callable[[str], None] | None:
+    if plan.on_event is None:
+        return None
+    return lambda text: _tell(plan, trajectory, "text", text=text)

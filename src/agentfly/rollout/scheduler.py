@@ -1,0 +1,72 @@
+"""Many chains at once: tasks in, trajectories out, in the order of the tasks with siblings together.
+
+At most `max_concurrency` chains are in flight. A chain that fails is data; a bug stops the others, waits until they have closed what
+they held, and is raised. Every finished trajectory is handed to `on_trajectory` at once, so nothing already computed is lost then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ..errors import DataError, InvariantError
+from ..types import Task, Trajectory
+from .chain import Opening, Plan, run_chain
+
+
+def prepare(plan: Plan, tasks: Sequence[Task]) -> list[Opening]:
+    """Write and render every task's prompt, once for all its chains; a prompt with no room for a reply is refused here."""
+    openings = []
+    for index, task in enumerate(tasks):
+        messages = plan.agent.start(task)
+        ids = [] if plan.renderer is None else plan.renderer.start(messages, plan.schemas)
+        if len(ids) >= plan.limits.max_context:
+            raise DataError(
+                f"row {index} (id {task.id!r}): its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; "
+                f"shorten the row or raise max_context"
+            )
+        openings.append(Opening(task, messages, ids))
+    return openings
+
+
+async def run_chains(
+    plan: Plan,
+    openings: Sequence[Opening],
+    *,
+    num_chains: int,
+    max_concurrency: int,
+    prefix: str = "",
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Run `num_chains` chains of every task."""
+    total = len(openings) * num_chains
+    results: list[Trajectory | None] = [None] * total
+    order = iter(range(total))
+
+    async def work() -> None:
+        for index in order:
+            position, chain = divmod(index, num_chains)
+            opening = openings[position]
+            trajectory = await run_chain(plan, opening, chain, f"{prefix}{position}-{chain}")
+            results[index] = trajectory
+            if on_trajectory is not None:
+                on_trajectory(trajectory)
+
+    workers = [asyncio.create_task(work()) for _ in range(min(max_concurrency, total))]
+    try:
+        await _all(workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    finished = [trajectory for trajectory in results if trajectory is not None]
+    if len(finished) != total:
+        raise InvariantError(f"{total} chains were admitted but {len(finished)} came back")
+    return finished
+
+
+async def _all(workers: list[asyncio.Task[None]]) -> None:
+    """Wait for all; the first bug is raised at once. Each chain inside carries its own deadline."""
+    done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+    for worker in done:
+        worker.result()

@@ -1,0 +1,112 @@
+"""`agentfly.train`: an agent that runs is an agent that trains.
+
+Takes an agent object or a config, builds the rest, runs the loop to its end. Refuses, before the first token, what can be known to be
+wrong: an engine whose weights are not here, rows the reward cannot use, prompts that do not fit, keys that nothing reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..agents.base import BaseAgent, run_to_end
+from ..config import Config, apply_overrides, keys
+from ..data import load_tasks, split_rows
+from ..errors import ConfigError
+from ..types import Task
+from ..watch.progress import Progress
+from .build import build_agent, build_tasks, open_directory
+from .loop import Trainer, TrainResult
+
+
+def train(
+    agent: BaseAgent | Config,
+    data: str | Path | Iterable[Any] | None = None,
+    *,
+    validation: str | Path | Iterable[Any] | None = None,
+    resume: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> TrainResult:
+    """Train an agent on a data set, or everything that a `Config` describes.
+
+    `settings` are config keys: by section (`train={"lr": 1e-5}`), dotted (`**{"train.lr": 1e-5}`), or by their last part where that is
+    unique (`lr=1e-5, steps=50, num_chains=8, algorithm="ppo"`). `resume` is the folder of an earlier run.
+    """
+    if isinstance(agent, Config):
+        if data is not None or validation is not None or settings:
+            raise ConfigError("train(config) takes everything from the config: set data and the rest there")
+        config, agent = agent, build_agent(agent)
+        train_tasks, validation_tasks = build_tasks(config)
+    else:
+        if data is None:
+            raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
+        config = config_for(agent, data, settings)
+        train_tasks, validation_tasks = _tasks_for(config, data, validation)
+    if agent.reward is None:
+        raise ConfigError("training needs a reward: pass reward= to the agent")
+    agent.check(train_tasks)
+    agent.check(validation_tasks)
+    directory = open_directory(config, resume)
+    if resume is None:
+        directory.config.write_text(config.to_toml(), encoding="utf-8")
+    trainer = Trainer(
+        config, agent, train_tasks, validation_tasks, directory, progress or Progress(config.train.steps)
+    )
+    if resume is not None:
+        trainer.resume()
+    result: TrainResult = run_to_end(trainer.run())
+    return result
+
+
+def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Config:
+    """The config of a run whose agent was made in Python: what the agent is, and the given settings."""
+    tree: dict[str, Any] = {}
+    for name, value in settings.items():
+        apply_overrides(tree, {full_key(name): value})
+    if "agent" in tree and set(tree["agent"]) - {"success_at"}:
+        key = sorted(set(tree["agent"]) - {"success_at"})[0]
+        raise ConfigError(f"agent.{key} is already decided by the agent that was passed in: set it there")
+    sampling = {**dataclasses.asdict(agent.sampling), **tree.get("sampling", {})}
+    tree["sampling"] = {key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items() if value is not None}
+    tree["agent"] = {**tree.get("agent", {}), **_describe(agent)}
+    if isinstance(data, (str, Path)):
+        tree.setdefault("data", {})["train"] = str(data)
+    return Config.from_dict(tree)
+
+
+def full_key(name: str) -> str:
+    """`lr` to `train.lr`; dotted keys, top-level keys and section names stay as they are."""
+    every = [key for key, *_ in keys()]
+    if "." in name or name in every or any(key.startswith(f"{name}.") for key in every):
+        return name
+    found = [key for key in every if key.rpartition(".")[2] == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{name!r} could mean {' or '.join(found)}: write which")
+    return name
+
+
+def _describe(agent: BaseAgent) -> dict[str, Any]:
+    kind = type(agent)
+    return {
+        "kind": f"{kind.__module__}:{kind.__qualname__}",
+        "model": str(agent.model) if isinstance(agent.model, (str, Path)) else type(agent.model).__name__,
+        "tools": list(agent.tools),
+        "reward": agent.reward.name if agent.reward else "",
+        "max_turns": agent.limits.max_turns,
+    }
+
+
+def _tasks_for(config: Config, data: Any, validation: Any) -> tuple[list[Task], list[Task]]:
+    if validation is None and isinstance(data, (str, Path)):
+        return build_tasks(config)
+    settings = config.data
+    train_tasks = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
+    if validation is None:
+        return split_rows(train_tasks, settings.holdout, config.seed)
+    held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
+    return train_tasks, held

@@ -1,0 +1,80 @@
+"""From a config to its parts: the agent, the tasks, the run folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from .. import plugins
+from ..agents.base import BaseAgent
+from ..config import Config
+from ..data import SUFFIXES, load_tasks, split_rows
+from ..errors import ConfigError
+from ..runs import RunDirectory
+from ..types import Task
+
+
+def build_agent(config: Config) -> BaseAgent:
+    """The agent that a config describes. Names are resolved here; the model is opened later."""
+    settings = config.agent
+    kind = plugins.resolve("agents", settings.kind)
+    arguments: dict[str, Any] = {
+        "tools": settings.tools,
+        "reward": settings.reward,
+        "env": settings.env,
+        "system": settings.system,
+        "max_turns": settings.max_turns,
+        "max_context": settings.max_context,
+        "chain_timeout_s": settings.chain_timeout_s,
+        "on_no_tool_call": settings.on_no_tool_call,
+        "on_invalid_call": settings.on_invalid_call,
+        "on_tool_error": settings.on_tool_error,
+        "sampling": config.sampling,
+        "engine": settings.engine,
+    }
+    clash = set(settings.options) & (set(arguments) | {"model"})
+    if clash:
+        raise ConfigError(f"agent.options.{sorted(clash)[0]} has a key of its own: write agent.{sorted(clash)[0]}")
+    try:
+        agent = kind(settings.model, **arguments, **settings.options)
+    except TypeError as error:
+        raise ConfigError(f"agent.options does not fit the agent {settings.kind!r}: {error}") from error
+    if not isinstance(agent, BaseAgent):
+        raise ConfigError(f"agent.kind {settings.kind!r} is not a BaseAgent")
+    return agent
+
+
+def build_tasks(config: Config) -> tuple[list[Task], list[Task]]:
+    """Training and validation tasks, which never overlap."""
+    data = config.data
+    if not data.train:
+        raise ConfigError("data.train is not set: point it at a .json, .jsonl or .parquet file, or at a task set")
+    train = load_tasks(data.train, split="train", count=data.train_count, seed=config.seed)
+    if data.validation is not None:
+        validation = load_tasks(data.validation, split="validation", count=data.validation_count, seed=config.seed)
+    elif data.train.endswith(SUFFIXES):
+        train, validation = split_rows(train, data.holdout, config.seed)
+        validation = validation[: data.validation_count]
+    else:
+        validation = load_tasks(data.train, split="validation", count=data.validation_count, seed=config.seed)
+    _refuse_overlap(train, validation)
+    return train, validation
+
+
+def _refuse_overlap(train: list[Task], validation: list[Task]) -> None:
+    seen = {task.messages: index for index, task in enumerate(train)}
+    for index, task in enumerate(validation):
+        if task.messages in seen:
+            raise ConfigError(
+                f"validation row {index} asks the same as training row {seen[task.messages]}: success on it would mean nothing. "
+                f"Remove it from one of the two"
+            )
+
+
+def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
+    if resume is not None:
+        return RunDirectory.existing(Path(resume))
+    model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
+    name = config.run.name or f"{config.algorithm.replace('+', 'p')}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return RunDirectory.create(Path(config.run.dir) / name)

@@ -1,0 +1,115 @@
+"""Held-out success: an agent and tasks in, figures and the trajectories behind them out. Weights are never touched."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..agents.base import MAX_CONCURRENCY, BaseAgent, as_sampling, next_run_number, run_to_end
+from ..data import load_tasks
+from ..errors import ConfigError
+from ..rollout import Plan, prepare, run_chains
+from ..types import Sampling, Task, Trajectory
+from ..watch.metrics import is_success, rollout_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`metrics` by name (validation/success, validation/pass_at_4, ...), and every trajectory."""
+
+    metrics: dict[str, float]
+    trajectories: list[Trajectory]
+    num_chains: int
+
+
+async def validate(
+    plan: Plan,
+    tasks: Sequence[Task],
+    *,
+    num_chains: int,
+    max_concurrency: int,
+    prefix: str,
+    success_at: float,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> Evaluation:
+    """Play every task `num_chains` times and count."""
+    started = time.perf_counter()
+    trajectories = await run_chains(
+        plan,
+        prepare(plan, tasks),
+        num_chains=num_chains,
+        max_concurrency=max_concurrency,
+        prefix=prefix,
+        on_trajectory=on_trajectory,
+    )
+    raw = rollout_metrics(trajectories, time.perf_counter() - started, success_at)
+    metrics = {
+        "validation/success": raw["rollout/success"],
+        "validation/reward": raw["reward/mean"],
+        "validation/turns": raw["rollout/turns"],
+        "validation/tool_calls": raw["rollout/tool_calls"],
+    }
+    groups = [trajectories[i : i + num_chains] for i in range(0, len(trajectories), num_chains)]
+    for k in _powers(num_chains):
+        metrics[f"validation/pass_at_{k}"] = pass_at_k(groups, k, success_at)
+    return Evaluation(metrics, trajectories, num_chains)
+
+
+def pass_at_k(groups: Sequence[Sequence[Trajectory]], k: int, success_at: float = 1.0) -> float:
+    """Chance that at least one of k chains of a task succeeds, without bias from n > k chains; arXiv:2107.03374."""
+    scores = []
+    for group in groups:
+        n = sum(trajectory.trainable for trajectory in group)
+        good = sum(trajectory.trainable and is_success(trajectory, success_at) for trajectory in group)
+        if n >= k:
+            scores.append(1.0 - math.comb(n - good, k) / math.comb(n, k))
+    return sum(scores) / len(scores) if scores else math.nan
+
+
+def evaluate(
+    agent: BaseAgent,
+    data: str | Path | Iterable[Any],
+    *,
+    num_chains: int = 1,
+    max_turns: int | None = None,
+    sampling: Sampling | Mapping[str, Any] | None = None,
+    max_concurrency: int = MAX_CONCURRENCY,
+    split: str = "validation",
+    count: int | None = None,
+    seed: int = 0,
+    success_at: float = 1.0,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> Evaluation:
+    """Success of an agent on a data set (a task set's own split is `split`). Works with every engine, servers included."""
+    if agent.reward is None:
+        raise ConfigError("evaluation needs a reward: pass reward= to the agent")
+    if num_chains < 1 or max_concurrency < 1:
+        raise ConfigError("num_chains and max_concurrency must be at least 1")
+    tasks = load_tasks(data, split=split, count=count, seed=seed)
+    agent.check(tasks)
+    drawn = as_sampling(sampling) if sampling is not None else agent.sampling
+    plan = agent.plan(max_turns=max_turns, sampling=replace(drawn, seed=seed if drawn.seed is None else drawn.seed))
+    evaluation: Evaluation = run_to_end(
+        validate(
+            plan,
+            tasks,
+            num_chains=num_chains,
+            max_concurrency=max_concurrency,
+            prefix=f"eval{next_run_number()}-",
+            success_at=success_at,
+            on_trajectory=on_trajectory,
+        )
+    )
+    return evaluation
+
+
+def _powers(limit: int) -> list[int]:
+    ks, k = [], 1
+    while k <= limit:
+        ks.append(k)
+        k *= 2
+    return ks if ks[-1] == limit else [*ks, limit]

@@ -1,0 +1,268 @@
+"""The loop: sample, score, learn, publish, again.
+
+An agent, tasks and a config come in; a run folder with every trajectory, every metric and checkpoints comes out. One step is a straight
+line (`Trainer._step`); which algorithm runs is the learner's affair, what a chain does the agent's, what must hold the ledger's. Ctrl-C
+lets a running update finish, saves, and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..agents.base import BaseAgent
+from ..config import Config
+from ..errors import ConfigError
+from ..learn.algorithms import find_algorithm
+from ..rollout import Plan, prepare, run_chains
+from ..runs import RunDirectory, RunStore
+from ..types import Task, Trajectory
+from ..watch.metrics import rollout_metrics
+from ..watch.progress import Progress
+from ..watch.trackers import Trackers
+from .checkpoint import latest_checkpoint, load_trainer_state, save_checkpoint
+from .cursor import TaskCursor
+from .evaluation import Evaluation, validate
+from .ledger import Ledger
+
+
+@dataclass(slots=True)
+class TrainResult:
+    """Where the run lies and what it reached. `before` and `after` are validations; `history` has one row per step."""
+
+    directory: Path
+    steps: int
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    sample: Trajectory | None = None
+    checkpoint: Path | None = None
+
+
+class Trainer:
+    """One run on one machine: engine and learner share the weights."""
+
+    def __init__(
+        self,
+        config: Config,
+        agent: BaseAgent,
+        train_tasks: Sequence[Task],
+        validation_tasks: Sequence[Task],
+        directory: RunDirectory,
+        progress: Progress,
+    ) -> None:
+        from ..learn.learner import Learner
+        from ..learn.storage import seed_everything, set_threads
+
+        if config.run.threads is not None:
+            set_threads(config.run.threads)
+        seed_everything(config.seed)
+        self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
+        self.validation_tasks = validation_tasks
+        self.engine = trainable_engine(agent)
+        self.plan = agent.plan(sampling=config.sampling)
+        self.learner = Learner(
+            self.engine.model,
+            find_algorithm(config.algorithm),
+            loss=config.loss,
+            optim=config.train,
+            total_steps=config.train.steps,
+            temperature=config.sampling.temperature,
+            seed=config.seed,
+        )
+        self.engine.publish(self.learner.version)
+        prepare(self.plan, [*train_tasks, *validation_tasks])
+        self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
+        self.ledger = Ledger(max_logprob_gap=config.train.max_logprob_gap, max_failed_share=config.train.max_failed_share)
+        self.store = RunStore(directory.database)
+        self.trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
+        self.step = 0
+        self.result = TrainResult(directory.path, 0)
+
+    # ---- the run ---------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> TrainResult:
+        """Train to the last step, or until cancelled; what was reached is saved either way."""
+        settings = self.config.train
+        with self.progress:
+            try:
+                if self.step == 0 and settings.validate_at_start:
+                    self.result.before = (await self._validate()).metrics
+                    self._record(0, self.result.before)
+                while self.step < settings.steps:
+                    metrics = await self._step()
+                    self.result.history.append(metrics)
+                    self.result.steps = self.step
+                if self.step % (settings.validate_every or settings.steps + 1) != 0 or not self.result.after:
+                    self.result.after = (await self._validate()).metrics
+                    self._record(self.step, self.result.after)
+            finally:
+                self._save()
+                self._close()
+        return self.result
+
+    async def _step(self) -> dict[str, float]:
+        settings, rollout = self.config.train, self.config.rollout
+        step = self.step + 1
+        started, clock = time.perf_counter(), dict[str, float]()
+        cursor = self.cursor.state()
+        tasks = self.cursor.take(rollout.num_tasks)
+        try:
+            with timed(clock, "time/rollout_s"):
+                trajectories = await self._collect(tasks, step)
+            groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
+            self.ledger.check_rollout(
+                groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
+            )
+            with timed(clock, "time/learn_s"):
+                learned = await finish_in_thread(self._learn, groups, step)
+        except BaseException:
+            if self.step < step:
+                # The update did not happen: its tasks come again after a resume.
+                self.cursor.restore(cursor)
+            raise
+        self.engine.publish(self.learner.version)
+        self.ledger.check_update(learned)
+        self.ledger.check_published(self.engine, self.learner)
+        metrics = {
+            **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at),
+            **learned,
+        }
+        if settings.validate_every and step % settings.validate_every == 0:
+            with timed(clock, "time/validate_s"):
+                self.result.after = (await self._validate()).metrics
+            metrics |= self.result.after
+        if settings.save_every and step % settings.save_every == 0:
+            with timed(clock, "time/save_s"):
+                self._save()
+        metrics |= clock | {"time/step_s": time.perf_counter() - started}
+        self._record(step, metrics)
+        self.progress.step(step, metrics)
+        return metrics
+
+    def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
+        learned = self.learner.update(groups)
+        # Counted here, with the weights: a Ctrl-C that lands during the update must not repeat it after a resume.
+        self.step = step
+        return learned
+
+    async def _collect(self, tasks: Sequence[Task], step: int) -> list[Trajectory]:
+        """Sample and score one step's chains. They are stored even where the step then fails, so nothing computed is lost."""
+        finished: list[Trajectory] = []
+        total = len(tasks) * self.config.rollout.num_chains
+
+        def keep(trajectory: Trajectory) -> None:
+            finished.append(trajectory)
+            self.progress.chains(len(finished), total)
+
+        try:
+            return await run_chains(
+                self._seeded(step),
+                prepare(self.plan, tasks),
+                num_chains=self.config.rollout.num_chains,
+                max_concurrency=self.config.rollout.max_concurrency,
+                prefix=f"t{step}-",
+                on_trajectory=keep,
+            )
+        finally:
+            self.store.add_trajectories(step, "train", finished)
+
+    async def _validate(self) -> Evaluation:
+        settings = self.config.train
+        temperature = settings.validate_temperature
+        sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
+        evaluation = await validate(
+            replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
+            self.validation_tasks,
+            num_chains=settings.validate_chains,
+            max_concurrency=self.config.rollout.max_concurrency,
+            prefix=f"v{self.step}-",
+            success_at=self.config.agent.success_at,
+        )
+        self.store.add_trajectories(self.step, "validation", evaluation.trajectories)
+        self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
+        return evaluation
+
+    def _seeded(self, step: int) -> Plan:
+        """The same task at another step is another draw; the same step after a resume is the same draw."""
+        base = self.config.seed if self.config.sampling.seed is None else self.config.sampling.seed
+        return replace(self.plan, sampling=replace(self.plan.sampling, seed=base * 1_000_003 + step))
+
+    # ---- records ---------------------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Take up the newest checkpoint of this run's folder: weights, optimizer, place in the data, random state, books."""
+        from ..learn.storage import load_weights, restore_random_state
+
+        checkpoint = latest_checkpoint(self.directory.path)
+        state = load_trainer_state(checkpoint)
+        load_weights(self.learner.model, checkpoint)
+        self.learner.load_state_dict(state["learner"])
+        self.cursor.restore(state["cursor"])
+        self.step = int(state["step"])
+        self.result.before = dict(state["before"])
+        self.result.steps = self.step
+        self.store.truncate_after(self.step)
+        self.trackers.truncate_after(self.step)
+        self.engine.publish(self.learner.version)
+        restore_random_state(state["random"])
+        self.progress.note(f"resumed at step {self.step} from {checkpoint}")
+
+    def _save(self) -> None:
+        from ..learn.storage import random_state
+
+        state = {
+            "step": self.step,
+            "learner": self.learner.state_dict(),
+            "cursor": self.cursor.state(),
+            "before": self.result.before,
+            "random": random_state(),
+        }
+        self.result.checkpoint = save_checkpoint(
+            self.directory.checkpoints,
+            self.step,
+            model=self.learner.model,
+            tokenizer=self.engine.tokenizer,
+            state=state,
+            keep=self.config.train.keep_checkpoints,
+        )
+
+    def _record(self, step: int, metrics: dict[str, float]) -> None:
+        self.store.add_metrics(step, metrics)
+        self.trackers.log(metrics, step)
+
+    def _close(self) -> None:
+        self.trackers.close()
+        self.store.close()
+
+
+def trainable_engine(agent: BaseAgent) -> Any:
+    """The agent's engine, if its weights are here to be trained."""
+    engine = agent.engine
+    if engine.reads != "ids" or not hasattr(engine, "publish") or not hasattr(engine, "model"):
+        raise ConfigError(f"{type(engine).__name__} cannot be trained from: its weights are not here. Use a model directory or 'pocket'")
+    return engine
+
+
+async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    """Run blocking work off the loop; a cancellation waits for it, because half an update is worse than a late exit."""
+    task = asyncio.get_running_loop().run_in_executor(None, work, *args)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+@contextmanager
+def timed(clock: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        clock[name] = clock.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,143 @@
+"""Supervised warm start: demonstrations in, a model directory out.
+
+A demonstration is a row whose `messages` hold assistant replies. Each becomes a `Trajectory` as if the policy had sampled those replies:
+the same prompt (the agent writes it), the same renderer, the same `to_samples` and so the same masks as in reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..agents.base import BaseAgent
+from ..config import Config
+from ..data import parse_message, read_rows, split_rows
+from ..errors import ConfigError, DataError
+from ..runs import RunDirectory, RunStore
+from ..types import Completion, Message, Outcome, Renderer, Task, Trajectory, Turn
+from ..watch.progress import Progress
+from ..watch.trackers import Trackers
+from .build import build_agent, open_directory
+from .checkpoint import save_checkpoint
+from .loop import trainable_engine
+
+
+@dataclass(slots=True)
+class SftResult:
+    """`before` and `after` are the mean negative log-likelihood per reply token on held-out demonstrations."""
+
+    directory: Path
+    checkpoint: Path
+    before: float
+    after: float
+    steps: int
+
+
+def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | None = None) -> SftResult:
+    """Fine-tune the agent's model on demonstrations: `train.steps` steps of `rollout.num_tasks` rows each."""
+    from ..learn.storage import seed_everything, set_threads
+    from ..learn.supervised import SupervisedLearner
+
+    if config.run.threads is not None:
+        set_threads(config.run.threads)
+    seed_everything(config.seed)
+    agent = agent or build_agent(config)
+    engine = trainable_engine(agent)
+    train, held = _demonstrations(config, agent)
+    learner = SupervisedLearner(engine.model, optim=config.train, total_steps=config.train.steps)
+    directory = open_directory(config, None)
+    directory.config.write_text(config.to_toml(), encoding="utf-8")
+    store = RunStore(directory.database)
+    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
+    progress = progress or Progress(config.train.steps)
+    before = after = learner.evaluate(held)
+    order = random.Random(config.seed)
+    with progress:
+        try:
+            for step in range(1, config.train.steps + 1):
+                metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
+                if config.train.validate_every and step % config.train.validate_every == 0:
+                    after = metrics["validation/nll"] = learner.evaluate(held)
+                store.add_metrics(step, metrics)
+                trackers.log(metrics, step)
+                progress.step(step, metrics)
+        finally:
+            trackers.close()
+            store.close()
+    after = learner.evaluate(held)
+    engine.publish(engine.version + 1)
+    checkpoint = save_checkpoint(
+        directory.checkpoints,
+        config.train.steps,
+        model=engine.model,
+        tokenizer=engine.tokenizer,
+        state={"step": config.train.steps},
+        keep=config.train.keep_checkpoints,
+    )
+    return SftResult(directory.path, checkpoint, before, after, config.train.steps)
+
+
+def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Renderer, schemas: Sequence[Any]) -> Trajectory:
+    """One demonstration as the trajectory of a chain that replied exactly so."""
+    messages = _messages(row, index)
+    first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
+    if not first:
+        raise DataError(f"row {index}: a demonstration has at least one message before its first assistant reply")
+    fields = {key: value for key, value in row.items() if key != "messages"}
+    task = Task(str(row.get("id", index)), tuple(messages[:first]), fields)
+    trajectory = Trajectory(f"demo-{index}", task, 0, agent.start(task), outcome=Outcome.FINISHED, reward=0.0)
+    ids, restarts = renderer.start(trajectory.messages, schemas), True
+    position = first
+    while position < len(messages):
+        reply = messages[position]
+        if reply.role != "assistant":
+            raise DataError(f"row {index}: message {position} should be an assistant reply")
+        text, reply_ids = renderer.encode_reply(reply)
+        completion = Completion(text=text, token_ids=reply_ids, logprobs=[0.0] * len(reply_ids), versions=[0] * len(reply_ids))
+        trajectory.turns.append(Turn(ids, restarts, completion))
+        trajectory.messages.append(reply)
+        following = position + 1
+        while following < len(messages) and messages[following].role != "assistant":
+            following += 1
+        new = messages[position + 1 : following]
+        if following == len(messages):
+            break
+        trajectory.messages += new
+        extension = renderer.extend(trajectory.messages, len(new), completion, schemas)
+        ids, restarts = extension.ids, extension.restarts
+        position = following
+    return trajectory
+
+
+def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Trajectory], list[Trajectory]]:
+    if not config.data.train:
+        raise ConfigError("data.train is not set: point it at a file of demonstrations (rows with messages)")
+    rows = read_rows(Path(config.data.train))[: config.data.train_count]
+    if not rows:
+        raise DataError(f"{config.data.train}: the data set is empty")
+    if config.data.validation is not None:
+        held = read_rows(Path(config.data.validation))
+    else:
+        rows, held = split_rows(rows, config.data.holdout, config.seed)
+    renderer = agent.renderer
+    assert renderer is not None
+    limit = agent.plan().limits.max_context
+
+    def convert(some: list[Any]) -> list[Trajectory]:
+        found = [to_trajectory(row, index, agent, renderer, agent.schemas) for index, row in enumerate(some)]
+        for index, trajectory in enumerate(found):
+            length = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)
+            if length > limit and not any(turn.restarts for turn in trajectory.turns[1:]):
+                raise DataError(f"row {index}: the demonstration has {length} tokens, but the context holds {limit}")
+        return found
+
+    return convert(rows), convert(held[: config.data.validation_count])
+
+
+def _messages(row: Any, index: int) -> list[Message]:
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
+        raise DataError(f"row {index}: a demonstration is an object with a list 'messages'")
+    return [parse_message(item, number, f"row {index}") for number, item in enumerate(row["messages"])]
