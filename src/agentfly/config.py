@@ -141,11 +141,11 @@ class Config:
         loss = tree.get("loss", {})
         if not isinstance(loss, Mapping):
             raise ConfigError(f"[loss] is a table, not {loss!r}")
-        if not algorithm.needs_critic and "critic_lr" in tree.get("train", {}):
-            raise ConfigError(f"train.critic_lr is not used by {algorithm.name}, which has no critic: remove it")
         rest = {key: value for key, value in tree.items() if key != "loss"}
         config: Config = _build(cls, {**rest, "algorithm": algorithm.name}, "")
         algorithm.check_num_chains(config.rollout.num_chains)
+        if not algorithm.needs_critic and config.train.critic_lr is not None:
+            raise ConfigError(f"train.critic_lr is not used by {algorithm.name}, which has no critic: remove it")
         return dataclasses.replace(config, loss=algorithm.settings(loss))
 
     def to_dict(self) -> dict[str, Any]:

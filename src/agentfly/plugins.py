@@ -25,8 +25,26 @@ BUILTIN: dict[str, dict[str, str]] = {
         "think": "agentfly.agents.think:ThinkAgent",
         "search": "agentfly.agents.search:SearchAgent",
     },
-    "tools": {},
-    "rewards": {},
+    "tools": {
+        "add": "agentfly.tools.arithmetic:add",
+        "subtract": "agentfly.tools.arithmetic:subtract",
+        "multiply": "agentfly.tools.arithmetic:multiply",
+        "divide": "agentfly.tools.arithmetic:divide",
+        "calculator": "agentfly.tools.arithmetic:calculator",
+        "python": "agentfly.tools.python:python",
+        "final_answer": "agentfly.tools.final:final_answer",
+    },
+    "rewards": {
+        "exact_match": "agentfly.rewards.answers:exact_match",
+        "qa_exact_match": "agentfly.rewards.answers:qa_exact_match",
+        "qa_f1": "agentfly.rewards.answers:qa_f1",
+        "math_equal": "agentfly.rewards.math_equal:math_equal",
+        "format": "agentfly.rewards.shape:format_reward",
+        "tool_use": "agentfly.rewards.shape:tool_use_reward",
+        "length": "agentfly.rewards.shape:length_reward",
+        "judge": "agentfly.rewards.judge:judge",
+        "code_tests": "agentfly.rewards.code_tests:code_tests_reward",
+    },
     "envs": {},
     "tasks": {},
     "trackers": {
@@ -42,7 +60,15 @@ BUILTIN: dict[str, dict[str, str]] = {
         "reinforce++_baseline": "agentfly.learn.algorithms:REINFORCE_PLUS_PLUS_BASELINE",
         "ppo": "agentfly.learn.algorithms:PPO",
     },
-    "parsers": {},
+    "parsers": {
+        "hermes": "agentfly.render.parsers.hermes:parse_tool_calls",
+        "qwen": "agentfly.render.parsers.hermes:parse_tool_calls",
+        "qwen3_coder": "agentfly.render.parsers.qwen3_coder:parse_tool_calls",
+        "llama3_json": "agentfly.render.parsers.llama3_json:parse_tool_calls",
+        "mistral": "agentfly.render.parsers.mistral:parse_tool_calls",
+        "pythonic": "agentfly.render.parsers.pythonic:parse_tool_calls",
+        "deepseek": "agentfly.render.parsers.deepseek:parse_tool_calls",
+    },
 }
 
 # A package that is missing, and the extra that brings it.

@@ -1,8 +1,8 @@
 """Public fakes: an engine that plays a script, a renderer without a tokenizer, a tiny world.
 
 In: texts (or a function) that stand for the model. Out: real `Completion`s with ids, log-probs and versions, so that everything
-behind the engine runs as it does with a real one, with no weights and no download. Refuses to guess: a script that is played out
-is an `EngineError`, never a silent repeat. One call costs a few microseconds: the overhead benchmark is measured with it.
+behind the engine runs as it does with a real one, with no weights and no download. Refuses to guess: a script played out is
+an `EngineError`, never a silent repeat. One call costs a few microseconds: the overhead benchmark is measured with it.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n      one id per byte; 256, 257: the two marks
 """
@@ -90,9 +90,9 @@ class ScriptedEngine:
 
     `replies` is a list, played from its beginning in every session, or a function of the request. A reply is a text (its bytes
     and the end mark become the ids), a list of ids taken as they are, a whole `Completion`, or an exception, which is raised.
-    Sampling limits hold: `max_tokens` and `stop` cut a text as they would cut a real reply. `logprob` is each token's log-prob, or
-    a function of the ids. With `record` every request is kept, its prompt copied, in `requests`. Completions of equal texts are
-    one object.
+    Sampling limits hold: `max_tokens` and `stop` cut a text as they would cut a real reply. `logprob` is each token's log-prob,
+    or a function of the ids. With `record` every request is kept, its prompt copied, in `requests`. Completions of equal texts
+    are one object.
     """
 
     reads: Literal["ids", "messages"]

@@ -205,8 +205,14 @@ class Trajectory:
         return (self.reward or 0.0) + sum(turn.reward for turn in self.turns)
 
     @property
+    def scored(self) -> bool:
+        """It counts: the world held, and there is a reward."""
+        return self.outcome.trainable and self.reward is not None
+
+    @property
     def trainable(self) -> bool:
-        return self.outcome.trainable and self.reward is not None and any(turn.completion.token_ids for turn in self.turns)
+        """It counts, and its ids are known (a chat server's are not)."""
+        return self.scored and any(turn.completion.token_ids for turn in self.turns)
 
     @property
     def tool_counts(self) -> Counter[str]:

@@ -2,11 +2,11 @@
 
 In: plain lists or arrays. Out: arrays. Nothing here knows tokens, models or settings.
 
-A chain is a stream of its *sampled* tokens only: prompts and tool observations are not in it, and the rows of a chain that was
-split are put end to end. Time is counted in sampled tokens, so a reward at the end reaches every token before it, over any number
-of observations. For GAE this is the same as carrying value and accumulator across masked tokens. For REINFORCE++ it differs from
-verl on purpose: verl sets the running return to zero at a masked token, so a final reward never reaches what was said before the
-last observation; in a multi-turn chain that is most of what was done.
+A chain is a stream of its *sampled* tokens only: prompts and tool observations are not in it, and the rows of a chain that
+was split are put end to end. Time is counted in sampled tokens, so a reward at the end reaches every token before it, over
+any number of observations. For GAE this is the same as carrying value and accumulator across masked tokens. For REINFORCE++
+it differs from verl on purpose: verl sets the running return to zero at a masked token, so a final reward never reaches
+what was said before the last observation; in a multi-turn chain that is most of what was done.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ def grpo(rewards: Sequence[float], *, normalize_std: bool = True) -> Stream:
 
     Without the division it is Dr. GRPO, arXiv:2503.20783. Fewer than two chains have nothing to compare: 0.
     """
-    scores = np.asarray(rewards, dtype=np.float64)
+    scores: Stream = np.asarray(rewards, dtype=np.float64)
     if len(scores) < 2 or np.ptp(scores) <= _SAME:
         return np.zeros_like(scores)
-    centred = scores - scores.mean()
-    return centred / (scores.std(ddof=1) + 1e-6) if normalize_std else centred
+    centred: Stream = scores - scores.mean()
+    if normalize_std:
+        centred /= scores.std(ddof=1) + 1e-6
+    return centred
 
 
 def rloo(rewards: Sequence[float]) -> Stream:
     """r minus the mean of the others: arXiv:2402.14740. Fewer than two chains have nothing to compare: 0."""
-    scores = np.asarray(rewards, dtype=np.float64)
+    scores: Stream = np.asarray(rewards, dtype=np.float64)
     n = len(scores)
     if n < 2 or np.ptp(scores) <= _SAME:
         return np.zeros_like(scores)
-    return scores - (scores.sum() - scores) / (n - 1)
+    others: Stream = (scores.sum() - scores) / (n - 1)
+    return scores - others
 
 
 def reinforce_plus_plus(rewards: Sequence[Stream], *, gamma: float = 1.0) -> list[Stream]:
@@ -104,7 +107,7 @@ def whiten(streams: Sequence[Stream]) -> list[Stream]:
 
 
 def explained_variance(values: Stream, returns: Stream) -> float:
-    """1 is a critic that knows the returns, 0 one that knows nothing, below 0 one that misleads; 0 where returns do not vary."""
+    """1: the critic knows the returns; 0: it knows nothing, or returns do not vary; below 0: it misleads."""
     if len(returns) < 2 or np.ptp(returns) <= _SAME:
         return 0.0
     return float(1.0 - np.var(returns - values) / np.var(returns))

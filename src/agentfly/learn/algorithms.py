@@ -1,8 +1,8 @@
 """The algorithms, as rows of a table.
 
-In: a name and what the user set. Out: the row, and the LossSettings it trains with. Refuses a name it does not know, a setting that
-the algorithm would ignore, and a group too small to compare. The learner never asks which algorithm runs: it reads the row.
-Loads no torch, so that a command line can list the table.
+In: a name and what the user set. Out: the row, and the LossSettings it trains with. Refuses a name it does not know, a
+setting that the algorithm would ignore, and a group too small to compare. The learner never asks which algorithm runs: it
+reads the row. Loads no torch, so that a command line can list the table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALWAYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The trainable chains of one step: per chain its group and its stream of token rewards (KL already taken off), and values."""
+    """The trainable chains of one step: each one's group, token rewards (KL already taken off) and values."""
 
     groups: list[int]
     rewards: list[Stream]
@@ -55,7 +55,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row. `reads` are the keys of LossSettings that change what it does; `defaults` are where it departs from the defaults."""
+    """One row. `reads` are the keys of LossSettings that change what it does, `defaults` its own defaults for some of them."""
 
     name: str
     description: str

@@ -1,7 +1,7 @@
 """Rows become micro batches: rows of like length together, up to a budget of tokens.
 
-In: training rows. Out: index lists, and the tensors of one micro batch. The same rows always give the same batches. Every row is in
-exactly one; a row longer than the budget is alone in its own. Nothing is cut off.
+In: training rows. Out: index lists, and the tensors of one micro batch. The same rows always give the same batches. Every
+row is in exactly one; a row longer than the budget is alone in its own. Nothing is cut off.
 
 `Rows` numbers every sampled token of all rows from 0 on, in order, so that whatever is known per sampled token (log-probs,
 advantages, values) is one flat tensor, and a micro batch picks its part of it with `tokens`.
@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import InvariantError
 from ..types import Sample
 
-# A batch is closed early when more than this share of it would be padding: a second small batch is cheaper than running padding.
+# A batch is closed early when more than this share of it would be padding: one more small batch costs less than padding.
 MAX_WASTE = 0.08
 
 
@@ -32,12 +32,14 @@ class MicroBatch:
     """`input_ids` [rows, longest] is padded on the right, so that causal attention never sees the padding and needs no mask.
 
     `where` are the flat positions whose output predicts a sampled token, `targets` that token, `tokens` its number in `Rows`.
+    `prefix` is how many ids all rows begin with alike, before anything that predicts a sampled token.
     """
 
     input_ids: Tensor
     where: Tensor
     targets: Tensor
     tokens: Tensor
+    prefix: int = 0
 
 
 class Rows:
@@ -70,7 +72,10 @@ class Rows:
         where = np.concatenate([i * width + self.positions[row] - 1 for i, row in enumerate(rows)])
         targets = np.concatenate([self.ids[row][self.positions[row]] for row in rows])
         tokens = np.concatenate([np.arange(self.starts[row], self.starts[row + 1]) for row in rows])
-        return MicroBatch(*(torch.from_numpy(part).to(device) for part in (input_ids, where, targets, tokens)))
+        first = min(int(self.positions[row][0]) - 1 for row in rows)
+        alike = (input_ids[:, :first] == input_ids[0, :first]).all(axis=0)
+        prefix = first if alike.all() else int(alike.argmin())
+        return MicroBatch(*(torch.from_numpy(part).to(device) for part in (input_ids, where, targets, tokens)), prefix=prefix)
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, max_waste: float = MAX_WASTE) -> list[list[int]]:
@@ -96,7 +101,7 @@ def padding_waste(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> f
 
 
 def passes(count: int, *, epochs: int, minibatches: int, seed: str) -> Iterator[list[int]]:
-    """Indices below `count` for each optimizer step: every index once per epoch, in a new order each epoch, in near equal shares."""
+    """The indices of each optimizer step: each of `count` once per epoch, in an order of its own, in near equal shares."""
     shares = min(minibatches, count)
     for epoch in range(epochs):
         order = list(range(count))

@@ -1,9 +1,9 @@
 """The value model of PPO: how much reward is still to come, before each sampled token.
 
-In: a policy and a micro batch. Out: one value per sampled token. Two kinds. "copy": its own copy of the policy's backbone with a scalar
-head, learning with its own optimizer, which leaves the policy's features alone and costs the memory of a second backbone with its
-Adam state (nothing for a small model, a lot for a large one). "shared": only a head on the policy's hidden states. The head begins
-at zero, so that the first advantages are the plain rewards and not noise.
+In: a policy and a micro batch. Out: one value per sampled token. Two kinds. "copy": its own copy of the policy's backbone
+with a scalar head, learning with its own optimizer, which leaves the policy's features alone and costs the memory of a
+second backbone with its Adam state (nothing for a small model, a lot for a large one). "shared": only a head on the
+policy's hidden states. The head begins at zero, so that the first advantages are the plain rewards and not noise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from .backbone import Backbone
 from .batching import MicroBatch
-from .logprobs import Head, run_backbone
+from .logprobs import Head
 
 
 class ValueHead(nn.Module):
@@ -40,14 +41,16 @@ class Critic(nn.Module):
         super().__init__()
         if head is None:
             raise ConfigError(
-                'this model\'s backbone cannot be told apart from its head, so it cannot be copied for a critic: set loss.critic = "shared"'
+                "the backbone of this model cannot be told apart from its head, so it cannot be copied for a critic: "
+                'set loss.critic = "shared"'
             )
-        self.backbone = copy.deepcopy(head.backbone)
+        self.backbone = copy.deepcopy(head.backbone.module)
         self.backbone.requires_grad_(True)
+        self._run = Backbone(self.backbone, shares=head.backbone.shares)
         self.head = ValueHead(width, next(self.backbone.parameters()).device)
 
     def forward(self, batch: MicroBatch) -> Tensor:
-        values: Tensor = self.head(run_backbone(self.backbone, batch))
+        values: Tensor = self.head(self._run(batch))
         return values
 
 

@@ -1,8 +1,8 @@
 """Everything known about one step's sampled tokens, side by side.
 
-In: groups of trajectories. Out: training rows, and flat tensors with an entry per sampled token of all rows, in order: a chain's
-rows stand together, so a chain is one slice. Refuses tokens from weights that the learner has not made yet, and rewards that are
-not numbers.
+In: groups of trajectories. Out: training rows, and flat tensors with an entry per sampled token of all rows, in order: a
+chain's rows stand together, so a chain is one slice. Refuses tokens from weights that the learner has not made yet, and
+rewards that are not numbers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvariantError
@@ -68,7 +70,9 @@ class Experience:
         self.returns = None if credit.returns is None else self._flat(credit.returns, "return")
         flat = self.advantages.tolist()
         for row, (sample, positions) in enumerate(zip(self.samples, self.rows.positions, strict=True)):
-            for position, number in zip(positions.tolist(), range(self.rows.starts[row], self.rows.starts[row + 1]), strict=True):
+            for position, number in zip(
+                positions.tolist(), range(self.rows.starts[row], self.rows.starts[row + 1]), strict=True
+            ):
                 sample.advantages[position] = flat[number]
         return self.num_groups - len(taught)
 
@@ -98,7 +102,9 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
                 num_untrainable += 1
                 continue
             if not math.isfinite(trajectory.total_reward):
-                raise InvariantError(f"chain {trajectory.id!r} has the reward {trajectory.total_reward}: it cannot be learned from")
+                raise InvariantError(
+                    f"chain {trajectory.id!r} has the reward {trajectory.total_reward}: it cannot be learned from"
+                )
             chain_rows.append(range(len(samples), len(samples) + len(made)))
             chain_groups.append(group)
             samples += made
@@ -122,7 +128,7 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
     )
 
 
-def _pick(lists: Sequence[Sequence[float]], rows: Rows, kind: type[np.generic]) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+def _pick(lists: Sequence[Sequence[float]], rows: Rows, kind: type[np.generic]) -> NDArray[Any]:
     """What stands at the sampled positions of all rows, in one array."""
     parts = [np.asarray(values, dtype=kind)[where] for values, where in zip(lists, rows.positions, strict=True)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)

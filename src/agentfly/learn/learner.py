@@ -1,20 +1,21 @@
 """One update: groups of trajectories come in, the policy's weights are changed in place, metrics go out.
 
-    trajectories -> rows -> (old and reference log-probs, values) -> advantages -> epochs x minibatches x micro batches -> version + 1
+    trajectories -> rows -> old and reference log-probs, values -> advantages -> epochs x minibatches -> version + 1
 
 The model is shared with the engine that samples from it and is never copied. It runs in evaluation mode: dropout would make the
 ratio of new to old probability a matter of luck. What runs is a row of the table in `algorithms`; this file knows none by name.
 Refuses tokens that its weights cannot have drawn, settings that would be ignored, and a step on anything that is not finite.
 
-`version` counts changes of the weights. A step in which every advantage is 0 teaches the policy nothing: no optimizer step is taken
-(AdamW would move the weights on old momentum alone), so the version stays, and samples of that version stay on-policy. The
-learning rate's schedule counts calls of `update`, so it ends where the run ends.
+`version` counts changes of the weights. A step in which every advantage is 0 teaches the policy nothing: no optimizer step
+is taken (AdamW would move the weights on old momentum alone), so the version stays, and samples of that version stay
+on-policy. The learning rate's schedule counts calls of `update`, so it ends where the run ends.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from .batching import MicroBatch, passes
 from .critic import Critic, ValueHead, hidden_width
 from .experience import Experience, gather
 from .logprobs import EntropyMode, Scorer
-from .losses import clipped_surrogate, kl_divergence, token_weights, value_loss
+from .losses import kl_divergence, token_weights
+from .objective import Share, critic_loss, measure_gap, old_logprobs, policy_loss
 from .optim import Optimizer
 from .settings import LossSettings, OptimSettings
 from .totals import Totals
@@ -37,9 +39,9 @@ from .totals import Totals
 class Learner:
     """Trains one policy with one algorithm.
 
-    `temperature` is the one that chains are sampled with (1 where they are sampled greedily): the policy that is improved is the
-    policy that acted. `reference` is the model that the KL holds on to: by default a frozen copy of the policy as it is now, made
-    only where `kl_coef` > 0.
+    `temperature` is the one that chains are sampled with (1 where they are sampled greedily): the policy that is improved
+    is the policy that acted. `reference` is the model that the KL holds on to: by default a frozen copy of the policy as it
+    is now, made only where `kl_coef` > 0.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Learner:
         if reference is not None and self.loss.kl_coef == 0:
             raise ConfigError("a reference model was given but loss.kl_coef is 0: set kl_coef, or give no reference")
         if not temperature > 0:
-            raise ConfigError(f"the learner's temperature must be greater than 0, not {temperature}; greedy chains are scored at 1")
+            raise ConfigError(
+                f"the learner's temperature must be greater than 0, not {temperature}; greedy chains are scored at 1"
+            )
         self.model = model.to(device) if device is not None else model
         self.model.eval()
         self.device = next(self.model.parameters()).device
@@ -132,95 +136,61 @@ class Learner:
 
     def _give_credit(self, experience: Experience, totals: Totals) -> int:
         """Advantages for every token; the number of groups that teach nothing."""
-        loss = self.loss
-        rewards = experience.rewards
+        loss, rewards = self.loss, experience.rewards
         kl_in_reward = loss.kl_coef > 0 and loss.kl_in == "reward"
-        if kl_in_reward or self.algorithm.needs_critic:
-            self._look(
-                experience,
-                range(len(experience.rows)),
-                totals,
-                policy=kl_in_reward and loss.old_logprobs != "sampled",
-                reference=kl_in_reward,
-                values=self.algorithm.needs_critic,
-            )
+        every_row = range(len(experience.rows))
         if kl_in_reward:
-            assert experience.reference is not None
-            drawn = experience.sampled if experience.recomputed is None else self._old(experience, experience.recomputed)
-            kl = kl_divergence(drawn, experience.reference, loss.kl_estimator)
+            if loss.old_logprobs != "sampled":
+                self._score_policy(experience, every_row, totals)
+            reference = self._score_reference(experience, every_row)
+            own = experience.sampled if experience.recomputed is None else experience.recomputed
+            kl = kl_divergence(old_logprobs(experience, loss, own, slice(None)), reference, loss.kl_estimator)
             totals.add("train/reference_kl", kl.sum(), len(kl))
             rewards = rewards - loss.kl_coef * kl.double().cpu().numpy()
-        values = None if experience.values is None else experience.streams(experience.values.double().cpu().numpy())
-        return experience.set_credit(self.algorithm.credit(Chains(experience.groups, experience.streams(rewards), values), loss))
+        values = None
+        if self.algorithm.needs_critic:
+            values = experience.streams(self._score_values(experience, every_row).double().cpu().numpy())
+        return experience.set_credit(
+            self.algorithm.credit(Chains(experience.groups, experience.streams(rewards), values), loss)
+        )
 
     def _learn(self, experience: Experience, totals: Totals) -> int:
         """All passes over the chains; how many optimizer steps the policy took."""
         with_advantage = experience.rows_with_advantage()
         train_policy = any(with_advantage) or self._value_head is not None
-        kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_in == "loss"
-        # A row without advantage adds nothing to the loss but to its divisor: it is not run where nothing else is learned from it.
-        every_row = kl_in_loss or self.loss.entropy_coef > 0 or self.algorithm.needs_critic
-        wanted = [True] * len(with_advantage) if every_row else with_advantage
         if not train_policy and self._critic is None:
             return 0
-        num_steps = self.optim.epochs * min(self.optim.minibatches, experience.num_chains)
-        mode = self.loss.old_logprobs
-        stale_ratio = mode == "recompute" or (mode == "auto" and bool(experience.current.any()))
-        self._look(
-            experience,
-            experience.rows_with(range(experience.num_chains), wanted),
-            totals,
-            policy=num_steps > 1 and stale_ratio and experience.recomputed is None and train_policy,
-            reference=kl_in_loss and train_policy,
-        )
+        kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_in == "loss"
+        # A row without advantage adds only to the loss's divisor: it is not run where nothing else is learned from it.
+        every_row = kl_in_loss or self.loss.entropy_coef > 0 or self.algorithm.needs_critic
+        wanted = [every_row or has for has in with_advantage]
+        steps_per_epoch = min(self.optim.minibatches, experience.num_chains)
+        rows = experience.rows_with(range(experience.num_chains), wanted)
+        if train_policy and self._needs_recompute(experience, self.optim.epochs * steps_per_epoch):
+            self._score_policy(experience, rows, totals)
+        if train_policy and kl_in_loss:
+            self._score_reference(experience, rows)
         taken = 0
-        plan = passes(
-            experience.num_chains, epochs=self.optim.epochs, minibatches=self.optim.minibatches, seed=f"{self._seed}/{self._updates}"
-        )
+        order = f"{self._seed}/{self._updates}"
+        plan = passes(experience.num_chains, epochs=self.optim.epochs, minibatches=self.optim.minibatches, seed=order)
         for number, chains in enumerate(plan):
             rows = experience.rows_with(chains, wanted)
-            if rows:
-                in_first_epoch = number < num_steps // self.optim.epochs
-                self._step(experience, chains, rows, totals, train_policy=train_policy, untouched=not taken, entropy=in_first_epoch)
-                if train_policy and not taken:
-                    self._version += 1  # now, so that the number is right even if a later pass fails
-                taken += train_policy
+            if not rows:
+                continue
+            # With one optimizer step the entropy costs a little, with many it would be asked for again and again.
+            entropy: EntropyMode = "gradient" if self.loss.entropy_coef > 0 else "value" if number < steps_per_epoch else "none"
+            self._step(experience, chains, rows, totals, train_policy=train_policy, untouched=not taken, entropy=entropy)
+            if train_policy and not taken:
+                self._version += 1  # with the first step taken, so that the number is right even if a later one fails
+            taken += train_policy
         return taken
 
-    def _look(
-        self,
-        experience: Experience,
-        rows: Sequence[int],
-        totals: Totals,
-        *,
-        policy: bool = False,
-        reference: bool = False,
-        values: bool = False,
-    ) -> None:
-        """What the weights say before they are changed."""
-        if not (policy or reference or values):
-            return
-        shared = values and self._value_head is not None
-        if policy:
-            experience.recomputed = torch.zeros_like(experience.sampled)
-        if reference:
-            experience.reference = torch.zeros_like(experience.sampled)
-        if values:
-            experience.values = torch.zeros_like(experience.sampled)
-        with torch.no_grad():
-            for members in experience.rows.micro_batches(rows, self.optim.max_tokens_per_batch):
-                batch = experience.rows.tensors(members, self.device)
-                if policy or shared:
-                    scores = self._scorer(batch, keep_hidden=shared)
-                    if policy and experience.recomputed is not None:
-                        experience.recomputed[batch.tokens] = scores.logprobs
-                        self._measure_gap(experience, batch, scores.logprobs, totals)
-                    if shared and self._value_head is not None and experience.values is not None:
-                        experience.values[batch.tokens] = self._value_head(scores.hidden)
-                if reference and self._reference is not None and experience.reference is not None:
-                    experience.reference[batch.tokens] = self._reference(batch).logprobs
-                if values and self._critic is not None and experience.values is not None:
-                    experience.values[batch.tokens] = self._critic(batch)
+    def _needs_recompute(self, experience: Experience, num_steps: int) -> bool:
+        """Must present log-probs be known before the first optimizer step? If it is the only one, its own pass tells them."""
+        if experience.recomputed is not None or num_steps == 1:
+            return False
+        mode = self.loss.old_logprobs
+        return mode == "recompute" or (mode == "auto" and bool(experience.current.any()))
 
     def _step(
         self,
@@ -231,7 +201,7 @@ class Learner:
         *,
         train_policy: bool,
         untouched: bool,
-        entropy: bool,
+        entropy: EntropyMode,
     ) -> None:
         """One optimizer step on one minibatch, gradients accumulated over its micro batches."""
         lengths = [experience.num_tokens(chain) for chain in chains]
@@ -239,70 +209,113 @@ class Learner:
         per_chain = token_weights(lengths, self.loss.aggregation, divisor=self.loss.sequence_divisor)
         for chain, weight in zip(chains, per_chain, strict=True):
             weights[experience.tokens_of(chain)] = weight
-        weights = weights.to(self.device)
-        minibatch = Totals()
-        for members in experience.rows.micro_batches(rows, self.optim.max_tokens_per_batch):
+        micro = experience.rows.micro_batches(rows, self.optim.max_tokens_per_batch)
+        share = Share(weights.to(self.device), sum(lengths), 1.0 / len(micro), untouched)
+        whole = torch.zeros((), device=self.device)
+        for members in micro:
             batch = experience.rows.tensors(members, self.device)
-            totals.add("train/padding_waste", batch.input_ids.numel() - sum(experience.rows.lengths[m] for m in members), batch.input_ids.numel())
+            size = batch.input_ids.numel()
+            totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in members), size)
             if train_policy:
-                self._policy_backward(experience, batch, weights[batch.tokens], sum(lengths), totals, minibatch, untouched, entropy)
+                scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
+                loss = policy_loss(experience, self.loss, batch, scores, share, totals)
+                if self._value_head is not None:
+                    values = self._value_head(scores.hidden)
+                    loss = loss + self.loss.value_coef * critic_loss(experience, self.loss, batch, values, share, totals)
+                loss.backward()  # type: ignore[no-untyped-call]
+                whole += loss.detach()
             if self._critic is not None:
-                self._value_backward(experience, batch, self._critic(batch), sum(lengths), minibatch).backward()
-        self._apply(minibatch, totals, train_policy)
+                loss = critic_loss(experience, self.loss, batch, self._critic(batch), share, totals)
+                loss.backward()  # type: ignore[no-untyped-call]
+                whole += loss.detach()
+        self._apply(float(whole), totals, train_policy)
 
-    def _policy_backward(
-        self,
-        experience: Experience,
-        batch: MicroBatch,
-        weights: Tensor,
-        num_tokens: int,
-        totals: Totals,
-        minibatch: Totals,
-        untouched: bool,
-        first_epoch: bool,
-    ) -> None:
-        loss, tokens, count = self.loss, batch.tokens, len(batch.tokens)
-        mode: EntropyMode = "gradient" if loss.entropy_coef > 0 else "value" if first_epoch else "none"
-        scores = self._scorer(batch, entropy=mode, keep_hidden=self._value_head is not None)
-        logprobs = scores.logprobs
-        if untouched and experience.recomputed is None:
-            self._measure_gap(experience, batch, logprobs.detach(), totals)
-        mine = logprobs.detach() if experience.recomputed is None else experience.recomputed[tokens]
-        old = self._old(experience, mine, tokens)
-        assert experience.advantages is not None
-        policy_loss, was_cut = clipped_surrogate(
-            logprobs,
-            old,
-            experience.advantages[tokens],
-            clip_low=loss.clip_low,
-            clip_high=loss.clip_high,
-            dual_clip=loss.dual_clip,
-        )
-        total = (policy_loss * weights).sum()
-        minibatch.add("train/policy_loss", total.detach(), 0)
-        totals.add("train/clip_fraction", was_cut.sum(), count)
-        totals.add("train/kl", kl_divergence(old, logprobs.detach(), "k3").sum(), count)
-        if experience.reference is not None and loss.kl_in == "loss":
-            kl = kl_divergence(logprobs, experience.reference[tokens], loss.kl_estimator)
-            totals.add("train/reference_kl", kl.detach().sum(), count)
-            total = total + loss.kl_coef * (kl * weights).sum()
-        if scores.entropies is not None:
-            totals.add("train/entropy", scores.entropies.detach().sum(), count)
-            if loss.entropy_coef > 0:
-                total = total - loss.entropy_coef * (scores.entropies * weights).sum()
-        if self._value_head is not None:
-            values = self._value_head(scores.hidden)
-            total = total + loss.value_coef * self._value_backward(experience, batch, values, num_tokens, minibatch)
-        minibatch.add("train/loss", total.detach(), 0)
-        total.backward()  # type: ignore[no-untyped-call]
+    def _apply(self, loss: float, totals: Totals, train_policy: bool) -> None:
+        """Step every optimizer, or none where the loss or a gradient is not finite."""
+        optimizers = {"train/grad_norm": self._optimizer} if train_policy else {}
+        if self._critic_optimizer is not None:
+            optimizers["train/critic_grad_norm"] = self._critic_optimizer
+        norms = {name: float(optimizer.clip()) for name, optimizer in optimizers.items()}
+        if not all(math.isfinite(number) for number in (loss, *norms.values())):
+            for optimizer in optimizers.values():
+                optimizer.zero_grad()
+            found = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
+            raise InvariantError(
+                f"step {self._updates}: the loss is {loss} ({found}); this optimizer step was not applied and the weights are "
+                f"those of version {self._version}: lower optim.lr, or look for extreme rewards"
+            )
+        totals.add("train/loss", loss, 1)
+        for name, optimizer in optimizers.items():
+            totals.add(name, norms[name], 1)
+            optimizer.step()
 
-    def _value_backward(self, experience: Experience, batch: MicroBatch, values: Tensor, num_tokens: int, minibatch: Totals) -> Tensor:
-        """The value loss of a micro batch: its share of the mean over the minibatch's tokens."""
-        assert experience.values is not None and experience.returns is not None
-        tokens = batch.tokens
-        each = value_loss(values, experience.values[tokens], experience.returns[tokens], clip=self.loss.value_clip)
-        total = each.sum() / num_tokens
-        minibatch.add("train/value_loss", total.detach(), 0)
-        if self._critic is not None:
-            minibatch.add("train/loss", total.detach(), 0)
-        return total
+    # -- what the weights say before they are changed -----------------------------------------------------------------------
+
+    def _batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
+        for members in experience.rows.micro_batches(rows, self.optim.max_tokens_per_batch):
+            yield experience.rows.tensors(members, self.device)
+
+    @torch.no_grad()
+    def _score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:
+        experience.recomputed = torch.zeros_like(experience.sampled)
+        for batch in self._batches(experience, rows):
+            logprobs = self._scorer(batch).logprobs
+            experience.recomputed[batch.tokens] = logprobs
+            measure_gap(experience, logprobs, batch.tokens, totals)
+
+    @torch.no_grad()
+    def _score_reference(self, experience: Experience, rows: Sequence[int]) -> Tensor:
+        assert self._reference is not None  # it is made where kl_coef > 0
+        experience.reference = torch.zeros_like(experience.sampled)
+        for batch in self._batches(experience, rows):
+            experience.reference[batch.tokens] = self._reference(batch).logprobs
+        return experience.reference
+
+    @torch.no_grad()
+    def _score_values(self, experience: Experience, rows: Sequence[int]) -> Tensor:
+        experience.values = torch.zeros_like(experience.sampled)
+        for batch in self._batches(experience, rows):
+            if self._critic is not None:
+                experience.values[batch.tokens] = self._critic(batch)
+            else:
+                assert self._value_head is not None
+                experience.values[batch.tokens] = self._value_head(self._scorer.hidden(batch))
+        return experience.values
+
+    # -- resume --------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs besides the policy's own weights. Tensors, numbers and strings only: it loads with
+        `torch.load(..., weights_only=True)`. A reference that the learner copied itself is in it (the policy has moved on
+        since); one that was given is not."""
+        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
+        if self._reference is not None and self._own_reference:
+            modules["reference"] = self._reference.model
+        return {
+            "algorithm": self.algorithm.name,
+            "version": self._version,
+            "updates": self._updates,
+            "optimizer": self._optimizer.state_dict(),
+            "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
+            "modules": {name: module.state_dict() for name, module in modules.items() if module is not None},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken; whoever owns the model has loaded the policy's weights before."""
+        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
+        if self._own_reference:
+            modules["reference"] = self._reference.model if self._reference is not None else None
+        for name, module in modules.items():
+            if (name in state["modules"]) != (module is not None):
+                has = "has" if name in state["modules"] else "lacks"
+                raise ConfigError(
+                    f"the checkpoint ({state['algorithm']}) {has} a {name.replace('_', ' ')}, unlike this run "
+                    f"({self.algorithm.name}): resume with the algorithm, loss.critic and loss.kl_coef it was saved with"
+                )
+        for name, module in modules.items():
+            if module is not None:
+                module.load_state_dict(state["modules"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._critic_optimizer is not None:
+            self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._version, self._updates = int(state["version"]), int(state["updates"])

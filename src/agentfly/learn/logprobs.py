@@ -1,10 +1,10 @@
 """Log-probs (and entropies) of given tokens under a Hugging Face causal LM, in bounded memory.
 
-In: a model and a micro batch. Out: one number per sampled token. A tensor [all tokens, vocabulary] never exists: the backbone runs
-to hidden states, only the positions that predict a sampled token are kept, and the output head is applied to them in chunks that the
-backward pass computes again. A model's head is trusted only after a probe: once, on a few tokens, the result must equal the model's
-own logits; where it does not (an architecture with a step of its own after the head), the model's own forward is used instead,
-which is right but holds the logits of one micro batch.
+In: a model and a micro batch. Out: one number per sampled token. A tensor [all tokens, vocabulary] never exists: the
+backbone runs to hidden states, only the positions that predict a sampled token are kept, and the output head is applied to
+them in chunks that the backward pass computes again. A model's head is trusted only after a probe: once, on a few tokens,
+the result must equal the model's own logits; where it does not (an architecture with a step of its own after the head), the
+model's own forward is used instead, which is right but holds the logits of one micro batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .backbone import Backbone
 from .batching import MicroBatch
 from .losses import entropy as entropy_of
 
@@ -30,7 +31,7 @@ EntropyMode = Literal["none", "value", "gradient"]
 class Head:
     """The way from the backbone's hidden states to logits: linear, then x scale, then soft-capped."""
 
-    backbone: nn.Module
+    backbone: Backbone
     linear: nn.Module
     scale: float = 1.0
     softcap: float | None = None
@@ -65,7 +66,7 @@ class Scorer:
     def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
         if self.head is None:
             return self._by_forward(batch, entropy, keep_hidden)
-        hidden = run_backbone(self.head.backbone, batch)
+        hidden = self.head.backbone(batch)
         parts = []
         chunk = self._chunk or max(1, MAX_LOGITS // _vocabulary(self.head.linear))
         again = torch.is_grad_enabled() and len(hidden) > chunk
@@ -78,6 +79,14 @@ class Scorer:
         logprobs = torch.cat([logprobs for logprobs, _ in parts])
         entropies = None if entropy == "none" else torch.cat([values for _, values in parts])
         return Scores(logprobs, entropies, hidden if keep_hidden else None)
+
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        """Only the hidden states that the head would read."""
+        if self.head is not None:
+            return self.head.backbone(batch)
+        hidden = self._by_forward(batch, "none", keep_hidden=True).hidden
+        assert hidden is not None
+        return hidden
 
     def _chunk_scores(self, hidden: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         assert self.head is not None
@@ -100,13 +109,6 @@ class Scorer:
             return logprobs, entropy_of(logits)
 
 
-def run_backbone(backbone: nn.Module, batch: MicroBatch) -> Tensor:
-    """Hidden states [sampled tokens, width] at the positions that predict a sampled token."""
-    output: Any = backbone(input_ids=batch.input_ids, use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden.flatten(0, 1)[batch.where]
-
-
 def find_head(model: nn.Module) -> Head | None:
     """The model's head, if its backbone and linear output can be told apart and together give the model's own logits."""
     backbone = getattr(model, "base_model", None)
@@ -117,7 +119,7 @@ def find_head(model: nn.Module) -> Head | None:
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    head = Head(backbone, linear, scale, getattr(config, "final_logit_softcapping", None))
+    head = Head(Backbone(backbone), linear, scale, getattr(config, "final_logit_softcapping", None))
     return head if _agrees(model, head) else None
 
 
@@ -130,7 +132,7 @@ def _agrees(model: nn.Module, head: Head) -> bool:
     try:
         with torch.no_grad():
             output: Any = model(input_ids=ids, use_cache=False)
-            states: Any = head.backbone(input_ids=ids, use_cache=False)
+            states: Any = head.backbone.module(input_ids=ids, use_cache=False)
             if not isinstance(getattr(states, "last_hidden_state", None), Tensor):
                 return False
             ours, theirs = head.logits(states.last_hidden_state), output.logits.float()

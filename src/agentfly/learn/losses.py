@@ -1,7 +1,8 @@
 """Losses and divergences: pure functions on tensors of one dimension, an entry per sampled token.
 
-In: log-probs, advantages, values. Out: a loss per token, to be weighted and summed. Nothing here takes a mean: `token_weights`
-gives each token its weight in the whole minibatch, so that summing over micro batches, in any cut, gives the same loss and gradient.
+In: log-probs, advantages, values. Out: a loss per token, to be weighted and summed. Nothing here takes a mean:
+`token_weights` gives each token its weight in the whole minibatch, so that summing over micro batches, in any cut, gives
+the same loss and gradient.
 """
 
 from __future__ import annotations

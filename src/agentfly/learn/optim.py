@@ -1,8 +1,8 @@
 """AdamW over a model's parameters, with what a training step needs around it.
 
-In: gradients on the parameters. Out: changed parameters, in place, so that an engine that shares them sees the new weights. Where
-parameters are of low precision, the optimizer works on float32 masters and writes them back: added to a bfloat16 weight itself, a
-small update would be rounded away every time. Refuses to step on a gradient that is not finite.
+In: gradients on the parameters. Out: changed parameters, in place, so that an engine that shares them sees the new weights.
+Where parameters are of low precision, the optimizer works on float32 masters and writes them back: added to a bfloat16
+weight itself, a small update would be rounded away every time. Refuses to step on a gradient that is not finite.
 """
 
 from __future__ import annotations

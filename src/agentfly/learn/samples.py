@@ -47,7 +47,8 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
         if last is not None:
             last[0].rewards[last[1]] += unplaced
             unplaced = 0.0
-    assert last is not None and trajectory.reward is not None  # trainable says so
+    assert last is not None  # trainable says so, of this and of the next
+    assert trajectory.reward is not None
     last[0].rewards[last[1]] += trajectory.reward
     return [_finish(row, trajectory) for row in rows if any(row.mask)]
 

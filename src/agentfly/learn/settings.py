@@ -17,51 +17,93 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 KlKind = Literal["k1", "k2", "k3"]
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
     """What is minimised."""
 
-    clip_low: float = _option(0.2, "The ratio of new to old probability is cut below at 1 - clip_low.")
-    clip_high: float = _option(0.2, "The ratio is cut above at 1 + clip_high; a little more than clip_low keeps exploration alive.")
-    dual_clip: float | None = _option(
-        None, "Where the advantage is negative, the loss of a token is at most this many times its advantage (3 is usual); off if unset."
+    clip_low: float = field(
+        default=0.2,
+        metadata={"help": "The ratio of new to old probability is cut below at 1 - clip_low."},
     )
-    aggregation: Aggregation = _option(
-        "token_mean",
-        "How token losses become one number: token_mean (every token counts the same), sequence_mean (every chain counts the same), "
-        "sequence_sum (sum per chain over the constant sequence_divisor, mean over chains).",
+    clip_high: float = field(
+        default=0.2,
+        metadata={"help": "The ratio is cut above at 1 + clip_high; a little more than clip_low keeps exploration alive."},
     )
-    sequence_divisor: float = _option(
-        512.0, "The constant that sequence_sum divides by: the most tokens a chain may sample is a good value."
+    dual_clip: float | None = field(
+        default=None,
+        metadata={
+            "help": "Where the advantage is negative, the loss of a token is at most this many times its advantage "
+            "(3 is usual); off if unset."
+        },
     )
-    normalize_std: bool = _option(True, "Divide a group's advantages by their standard deviation.")
-    kl_coef: float = _option(0.0, "Weight of the KL divergence to the reference model; 0 keeps no reference in memory.")
-    kl_in: Literal["loss", "reward"] = _option(
-        "loss", "Where the KL goes: a term of the loss, or taken off the reward of each token before advantages are made."
+    aggregation: Aggregation = field(
+        default="token_mean",
+        metadata={
+            "help": "How token losses become one number: token_mean (every token counts the same), sequence_mean (every chain "
+            "counts the same), sequence_sum (sum per chain over the constant sequence_divisor, mean over chains)."
+        },
     )
-    kl_kind: KlKind | None = _option(
-        None,
-        "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). Unset: k3 in the "
-        "loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 there.",
+    sequence_divisor: float = field(
+        default=512.0,
+        metadata={"help": "The constant that sequence_sum divides by: the most tokens a chain may sample is a good value."},
     )
-    entropy_coef: float = _option(0.0, "Weight of the entropy bonus.")
-    old_logprobs: Literal["auto", "recompute", "sampled"] = _option(
-        "auto",
-        "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when there is only one step: "
-        "the ratio is then 1). sampled: what the engine recorded. auto: recompute for tokens drawn by the present weights, sampled "
-        "for tokens drawn by older ones.",
+    normalize_std: bool = field(
+        default=True,
+        metadata={"help": "Divide a group's advantages by their standard deviation."},
     )
-    gamma: float = _option(1.0, "Discount per sampled token (tool observations do not count as time).")
-    lam: float = _option(1.0, "Lambda of GAE: 1 trusts what was observed, smaller values trust the critic.")
-    critic: Literal["copy", "shared"] = _option(
-        "copy", "The value model: a copy of the policy's backbone with its own optimizer state, or a head on the policy's backbone."
+    kl_coef: float = field(
+        default=0.0,
+        metadata={"help": "Weight of the KL divergence to the reference model; 0 keeps no reference in memory."},
     )
-    value_coef: float = _option(0.5, "Weight of the value loss in the policy's loss, for a shared critic.")
-    value_clip: float | None = _option(0.2, "New values may leave the old ones by this much before their loss is cut; off if unset.")
+    kl_in: Literal["loss", "reward"] = field(
+        default="loss",
+        metadata={
+            "help": "Where the KL goes: a term of the loss, or taken off the reward of each token before advantages are made."
+        },
+    )
+    kl_kind: KlKind | None = field(
+        default=None,
+        metadata={
+            "help": "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). "
+            "Unset: k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 "
+            "there."
+        },
+    )
+    entropy_coef: float = field(
+        default=0.0,
+        metadata={"help": "Weight of the entropy bonus."},
+    )
+    old_logprobs: Literal["auto", "recompute", "sampled"] = field(
+        default="auto",
+        metadata={
+            "help": "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when "
+            "there is only one step: the ratio is then 1). sampled: what the engine recorded. auto: recompute for tokens drawn by "
+            "the present weights, sampled for tokens drawn by older ones."
+        },
+    )
+    gamma: float = field(
+        default=1.0,
+        metadata={"help": "Discount per sampled token (tool observations do not count as time)."},
+    )
+    lam: float = field(
+        default=1.0,
+        metadata={"help": "Lambda of GAE: 1 trusts what was observed, smaller values trust the critic."},
+    )
+    critic: Literal["copy", "shared"] = field(
+        default="copy",
+        metadata={
+            "help": "The value model: a copy of the policy's backbone with its own optimizer state, or a head on the policy's "
+            "backbone."
+        },
+    )
+    value_coef: float = field(
+        default=0.5,
+        metadata={"help": "Weight of the value loss in the policy's loss, for a shared critic."},
+    )
+    value_clip: float = field(
+        default=0.2,
+        metadata={"help": "New values may leave the old ones by this much before their loss is cut; 0 turns it off."},
+    )
 
     def __post_init__(self) -> None:
         _number(self, "loss", "clip_low", low=0.0, high=1.0)
@@ -79,7 +121,7 @@ class LossSettings:
         _number(self, "loss", "lam", low=0.0, high=1.0)
         _choice(self, "loss", "critic", ("copy", "shared"))
         _number(self, "loss", "value_coef", above=0.0)
-        _number(self, "loss", "value_clip", above=0.0, optional=True)
+        _number(self, "loss", "value_clip", low=0.0)
 
     @property
     def kl_estimator(self) -> KlKind:
@@ -90,26 +132,62 @@ class LossSettings:
 class OptimSettings:
     """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
 
-    lr: float = _option(1e-5, "Learning rate of AdamW, after warm-up.")
-    critic_lr: float | None = _option(None, "Learning rate of the critic; unset: the same as lr.")
-    betas: tuple[float, float] = _option((0.9, 0.999), "AdamW's averaging of the gradient and of its square.")
-    weight_decay: float = _option(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).")
-    max_grad_norm: float = _option(1.0, "Gradients longer than this are shortened to it.")
-    warmup_steps: int = _option(0, "Steps over which the learning rate rises from 0.")
-    schedule: Literal["constant", "linear", "cosine"] = _option("constant", "What the learning rate does after warm-up: stays, or falls to 0.")
-    total_steps: int | None = _option(None, "The step at which a linear or cosine schedule ends; unset: the length of the run.")
-    epochs: int = _option(1, "Passes over the chains of a step.")
-    minibatches: int = _option(1, "Optimizer steps per pass; each sees an equal share of the chains.")
-    max_tokens_per_batch: int = _option(
-        8192, "Tokens, padding included, in one forward and backward pass; gradients are accumulated over as many as it takes."
+    lr: float = field(
+        default=1e-5,
+        metadata={"help": "Learning rate of AdamW, after warm-up."},
     )
-    logprob_chunk: int | None = _option(
-        None, "Tokens whose logits exist at the same time; unset: as many as make 64 million logits (256 MB)."
+    critic_lr: float | None = field(
+        default=None,
+        metadata={"help": "Learning rate of the critic; unset: the same as lr."},
+    )
+    betas: tuple[float, float] = field(
+        default=(0.9, 0.999),
+        metadata={"help": "AdamW's averaging of the gradient and of its square."},
+    )
+    weight_decay: float = field(
+        default=0.0,
+        metadata={"help": "AdamW's weight decay, on matrices only (not on norms and biases)."},
+    )
+    max_grad_norm: float = field(
+        default=1.0,
+        metadata={"help": "Gradients longer than this are shortened to it."},
+    )
+    warmup_steps: int = field(
+        default=0,
+        metadata={"help": "Steps over which the learning rate rises from 0."},
+    )
+    schedule: Literal["constant", "linear", "cosine"] = field(
+        default="constant",
+        metadata={"help": "What the learning rate does after warm-up: stays, or falls to 0."},
+    )
+    total_steps: int | None = field(
+        default=None,
+        metadata={"help": "The step at which a linear or cosine schedule ends; unset: the length of the run."},
+    )
+    epochs: int = field(
+        default=1,
+        metadata={"help": "Passes over the chains of a step."},
+    )
+    minibatches: int = field(
+        default=1,
+        metadata={"help": "Optimizer steps per pass; each sees an equal share of the chains."},
+    )
+    max_tokens_per_batch: int = field(
+        default=8192,
+        metadata={
+            "help": "Tokens, padding included, in one forward and backward pass; gradients are accumulated over as many as it "
+            "takes."
+        },
+    )
+    logprob_chunk: int | None = field(
+        default=None,
+        metadata={"help": "Tokens whose logits exist at the same time; unset: as many as make 64 million logits (256 MB)."},
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.betas, list):  # TOML has no tuples
-            object.__setattr__(self, "betas", tuple(self.betas))
+        betas: Any = self.betas
+        if isinstance(betas, list):  # TOML has no tuples
+            object.__setattr__(self, "betas", tuple(betas))
         _number(self, "optim", "lr", above=0.0)
         _number(self, "optim", "critic_lr", above=0.0, optional=True)
         good = isinstance(self.betas, tuple) and len(self.betas) == 2
@@ -160,7 +238,13 @@ def _number(
     if value is None and optional:
         return
     kind: Any = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high or value <= above or math.isinf(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kind)
+        or not low <= value <= high
+        or value <= above
+        or math.isinf(value)
+    ):
         noun = "a whole number" if whole else "a number"
         limits = [f"at least {low:g}"] * (low > -math.inf) + [f"greater than {above:g}"] * (above > -math.inf)
         limits += [f"at most {high:g}"] * (high < math.inf)

@@ -36,7 +36,9 @@ def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
-        raise ConfigError(f"{checkpoint} does not fit the model: missing {sorted(set(missing) - tied)[:3]}, extra {unexpected[:3]}")
+        raise ConfigError(
+            f"{checkpoint} does not fit the model: missing {sorted(set(missing) - tied)[:3]}, extra {unexpected[:3]}"
+        )
 
 
 def random_state() -> torch.Tensor:

@@ -179,42 +179,54 @@ def _stumble(rng: random.Random, style: Style, tool: DemoTool, problem: Problem,
     return rng.random() < 0.6
 
 
-def lookup_demo(rng: random.Random) -> Demo:
-    """One or two facts that nobody can know, looked up; sometimes the second step is arithmetic on the first."""
-    tool = lookup_tool(rng)
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A question about facts that nobody can know, and the calls that answer it: (tool, values, what it answers)."""
+
+    question: str
+    tools: tuple[DemoTool, ...]
+    calls: tuple[tuple[DemoTool, tuple[int | str, ...], str], ...]
+
+    @property
+    def answer(self) -> str:
+        return self.calls[-1][2]
+
+
+def lookup(rng: random.Random) -> Lookup:
+    """One fact, or two facts in a row, or arithmetic on a fact."""
+    tool, hops = lookup_tool(rng), rng.choice(("one", "one", "two", "priced"))
     relation, other = rng.sample(RELATIONS, 2)
-    who, middle = invented(rng).capitalize(), invented(rng).capitalize()
-    hops = rng.choice((1, 1, 2, 3))
-    tools: list[DemoTool] = [tool]
-    if hops == 3:
+    who, middle, value = invented(rng).capitalize(), invented(rng).capitalize(), _value(rng)
+    tools = [tool]
+    if hops == "priced":
         operations = arithmetic_tools(rng, set(OPERATIONS), plain=True)
-        tools += list(operations.values())
-        return _priced(rng, tool, operations, tools, who)
+        kind, price, number = rng.choice(("add", "multiply")), rng.randint(2, 30), rng.randint(2, 9)
+        tools += operations.values()
+        question = f"What is the price of {who}, {'plus' if kind == 'add' else 'times'} {number}?"
+        last = operations[kind]
+        calls = [(tool, (f"price of {who}",), str(price)), (last, (price, number), last.observe(price, number))]
+        rng.shuffle(tools)
+        return Lookup(question, tuple(tools), tuple(calls))
     tools += [bystander(rng) for _ in range(rng.choice((0, 1)))]
     rng.shuffle(tools)
-    value = _value(rng)
-    if hops == 1:
-        question, queries, found = f"What is the {relation} of {who}?", [f"{relation} of {who}"], [value]
-    else:
-        question = f"What is the {other} of the {relation} of {who}?"
-        queries, found = [f"{relation} of {who}", f"{other} of {middle}"], [middle, value]
-    demo, style = _open(rng, question, tools)
-    for number, (query, fact) in enumerate(zip(queries, found, strict=True)):
-        style.call("now look that up" if number else "look it up", tool.name, tool.input(query))
-        style.observe(fact)
-    style.answer(rng.choice(ENOUGH), found[-1])
-    return demo
+    if hops == "one":
+        return Lookup(f"What is the {relation} of {who}?", tuple(tools), ((tool, (f"{relation} of {who}",), value),))
+    question = f"What is the {other} of the {relation} of {who}?"
+    first, second = (tool, (f"{relation} of {who}",), middle), (tool, (f"{other} of {middle}",), value)
+    return Lookup(question, tuple(tools), (first, second))
 
 
-def _priced(rng: random.Random, tool: DemoTool, operations: dict[str, DemoTool], tools: list[DemoTool], who: str) -> Demo:
-    rng.shuffle(tools)
-    kind, price, number = rng.choice(("add", "multiply")), rng.randint(2, 30), rng.randint(2, 9)
-    demo, style = _open(rng, f"What is the price of {who}, {'plus' if kind == 'add' else 'times'} {number}?", tools)
-    style.call("look it up", tool.name, tool.input(f"price of {who}"))
-    style.observe(str(price))
-    style.call(f"now {VERBS[kind]}", operations[kind].name, operations[kind].input(price, number))
-    style.observe(operations[kind].observe(price, number))
-    style.answer(rng.choice(ENOUGH), str(price + number if kind == "add" else price * number))
+def lookup_demo(rng: random.Random) -> Demo:
+    task = lookup(rng)
+    demo, style = _open(rng, task.question, task.tools)
+    for number, (tool, values, observation) in enumerate(task.calls):
+        if tool.kind == "lookup":
+            thought = "now look that up" if number else "look it up"
+        else:
+            thought = f"now {VERBS[tool.kind]}"
+        style.call(thought, tool.name, tool.input(*values))
+        style.observe(observation)
+    style.answer(rng.choice(ENOUGH), task.answer)
     return demo
 
 

@@ -29,6 +29,7 @@ SPLITS = "|".join(
         r"\d",
         r"(?:system|user|assistant)\n(?:Observation:(?: (?=\d))?)?",
         r"Thought: [^\d\n]*",
+        r"(?:\nTools:)?\n-(?= )",
         r"\nAction:",
         r"\nAnswer:(?: (?=\d))?",
         rf'\nInput: \{{"{WORD}": "?',

@@ -75,9 +75,12 @@ class ChatTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the chat template is not valid Jinja ({error}); give another one with chat_template=") from error
+            raise ConfigError(
+                f"the chat template is not valid Jinja ({error}); give another one with chat_template="
+            ) from error
         self.source = source
         self._variables = dict(variables)
+        self.no_tools: list[Any] | None = None  # how "no tools" is said; some templates want a list all the same
         self.literals = tuple(sorted(set(_literals(tree))))
         self.words = frozenset(_words(tree))
         # Every piece of text the template can write, for finding which added tokens it uses as marks.
@@ -90,7 +93,7 @@ class ChatTemplate:
         """The text of a conversation; with `generate`, up to where the next reply begins."""
         try:
             return self._template.render(
-                messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate, **self._variables
+                messages=messages, tools=tools or self.no_tools, documents=None, add_generation_prompt=generate, **self._variables
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error

@@ -38,7 +38,7 @@ class Codec:
         self.special = frozenset(token.content for token in added.values() if token.special or token.content in special)
         self.control_ids = frozenset(self.control.values())
         self._pattern = _any_of(self.control)
-        self._turn_pattern = self._pattern
+        self._turn_pattern = _any_of(())
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
         self._newline = self._plain("\n")
         # SentencePiece-like tokenizers put a space before a text: then a text in the middle has to be tokenised after something.
@@ -66,15 +66,17 @@ class Codec:
             return [self.guard_data(item) for item in value]
         return value
 
+    def encode_start(self, text: str) -> list[int]:
+        """The ids of a whole prompt."""
+        first, *rest = text.split(CUT)
+        return self._append(self._plain(first), rest)
+
     def encode(self, text: str, after: int | None = None) -> list[int]:
-        """The ids of a text with cuts. `after` is the token that stands before it: the text is tokenised as its continuation."""
+        """The ids of a text from the middle. `after` is the token that stands before it: the text is tokenised as what follows it."""
         if CUT not in text:
             return self._continue(text, after)
         first, *rest = text.split(CUT)
-        ids = self._continue(first, after)
-        for piece in rest:
-            ids += self._middle(piece)
-        return ids
+        return self._append(self._continue(first, after), rest)
 
     def num_control(self, ids: Iterable[int]) -> int:
         control = self.control_ids
@@ -101,9 +103,14 @@ class Codec:
 
     def _continue(self, text: str, after: int | None) -> list[int]:
         if after is None:
-            return self._middle(text) if self._spaced and text[:1] not in "<[" else self._plain(text)
+            return self._middle(text)
         ids = self._plain(self.text([after]) + text)
         return ids[1:] if ids[:1] == [after] else self._middle(text)
+
+    def _append(self, ids: list[int], pieces: Iterable[str]) -> list[int]:
+        for piece in pieces:
+            ids += self._middle(piece)
+        return ids
 
     def _middle(self, text: str) -> list[int]:
         if self._spaced:

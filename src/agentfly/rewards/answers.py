@@ -1,7 +1,8 @@
 """Rewards that compare the prediction with the field `answer`: exact match, and SQuAD's exact match and token F1.
 
-Comes in: the prediction and one answer or a list of alternatives. Goes out: the best score over the alternatives, 0 to 1. An answer that is
-not text is compared as Python writes it (84 is "84"); an empty list of answers is an error, because nothing could ever match it.
+Comes in: the prediction and one answer or a list of alternatives. Goes out: the best score over the alternatives, 0 to 1.
+An answer that is not text is compared as Python writes it (84 is "84"); an empty list of answers is an error, because
+nothing could ever match it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """LLM-as-judge: another model reads the result and gives a mark.
 
-Comes in: an engine (or the name of a model), a prompt with `{placeholders}` and a scale. Goes out: a reward from 0 to 1. A judge that is down
-or gives no readable mark is the world's failure (the chain is masked out), never reward 0. It does not defend the judge: a policy that is
-trained long enough against one learns what sways it, so read its transcripts and mix it with a rule.
+Comes in: an engine (or the name of a model), a prompt with `{placeholders}` and a scale. Goes out: a reward from 0 to 1. A
+judge that is down or gives no readable mark is the world's failure (the chain is masked out), never reward 0. It does not
+defend the judge: a policy that is trained long enough against one learns what sways it, so read its transcripts and mix it
+with a rule.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _NUMBER = r"[-+]?\d{1,9}(?:\.\d{1,9})?"
 _MARKS = (
     re.compile(rf"\[\[\s{{0,9}}({_NUMBER})"),
     re.compile(
-        rf"\b(?:score|rating|grade|mark)\b[\"'*_]{{0,4}}\s{{0,9}}(?:[:=]|\bis\b)\s{{0,9}}[\"'*_]{{0,4}}\s{{0,9}}({_NUMBER})", re.I
+        rf"\b(?:score|rating|grade|mark)\b[\"'*_]{{0,4}}\s{{0,9}}(?:[:=]|\bis\b)\s{{0,9}}[\"'*_]{{0,4}}\s{{0,9}}({_NUMBER})",
+        re.I,
     ),
     re.compile(rf"(?<![\d./])({_NUMBER})\s{{0,3}}/\s{{0,3}}\d"),
 )
@@ -60,25 +62,21 @@ def judge(
 ) -> Reward:
     """A mark from another model, scaled to 0 .. 1.
 
-    `prompt` may use {question} (the last user message of the task), {prediction}, {transcript}, {lowest}, {highest} and any field of the
-    data set; the fields it names are needed. An engine that reads ids needs its `renderer` too; the name of a model brings both.
+    `prompt` may use {question} (the last user message of the task), {prediction}, {transcript}, {lowest}, {highest} and any
+    field of the data set; the fields it names are needed. An engine that reads ids needs its `renderer` too; the name of a
+    model brings both.
     """
     low, high = _read_scale(scale, name)
     if attempts < 1:
         raise ConfigError(f"reward {name!r}: attempts must be at least 1, not {attempts}")
-    if isinstance(engine, str):
-        from ..engines import open_engine
-
-        engine, found = open_engine(engine)
-        renderer = renderer or found
-    if engine.reads == "ids" and renderer is None:
+    judging, renderer = _open(engine, renderer)
+    if judging.reads == "ids" and renderer is None:
         raise ConfigError(f"reward {name!r}: its engine reads token ids, so give it a renderer as well")
     drawn = sampling or Sampling(temperature=0.0, max_tokens=512)
     if renderer is not None and not drawn.stop_ids:
         drawn = Sampling(**{key: getattr(drawn, key) for key in drawn.__slots__} | {"stop_ids": tuple(renderer.stop_ids)})
     placeholders = set(_PLACEHOLDER.findall(prompt))
     known = {"question", "prediction", "transcript", "lowest", "highest"}
-    judging: Engine = engine
 
     async def mark(prediction: str, trajectory: Trajectory, task: Task) -> float:
         values = {"question": _question(task), "prediction": prediction, "lowest": f"{low:g}", "highest": f"{high:g}"}
@@ -92,10 +90,21 @@ def judge(
             score = read_mark(reply, low, high)
             if score is not None:
                 return (score - low) / (high - low)
-        raise WorldError(f"the judge gave no mark from {low:g} to {high:g} in {attempts} attempts; it last said {reply[-80:]!r}")
+        raise WorldError(
+            f"the judge gave no mark from {low:g} to {high:g} in {attempts} attempts; it last said {reply[-80:]!r}"
+        )
 
     mark.__doc__ = judge.__doc__
     return FunctionReward(mark, name=name, timeout_s=timeout_s, needs=placeholders - known)
+
+
+def _open(engine: Engine | str, renderer: Renderer | None) -> tuple[Engine, Renderer | None]:
+    if not isinstance(engine, str):
+        return engine, renderer
+    from ..engines import open_engine
+
+    opened, found = open_engine(engine)
+    return opened, renderer or found
 
 
 async def _ask(engine: Engine, renderer: Renderer | None, message: Message, sampling: Sampling) -> str:
@@ -109,7 +118,8 @@ async def _ask(engine: Engine, renderer: Renderer | None, message: Message, samp
 
 
 def read_mark(reply: str, low: float, high: float) -> float | None:
-    """The mark in a judge's reply: JSON, [[7]], "Score: 7", "7/10" or a bare number. The last one counts; outside the scale is none."""
+    """The mark in a judge's reply: JSON, [[7]], "Score: 7", "7/10" or a bare number. The last one counts; outside the scale
+    is none."""
     tail = reply[-4000:]  # a mark comes last, and a judge that rambles must not cost more than one that does not
     for found in (_from_json(tail), *(_last(pattern, tail) for pattern in _MARKS)):
         if found is not None:

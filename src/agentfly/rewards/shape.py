@@ -1,7 +1,7 @@
 """Rewards for how a chain went, not for what it found: format, tool use, length.
 
-Comes in: the trajectory. Goes out: a share from 0 to 1 (format, tool use) or a penalty from -1 to 0 (length). None of them knows the right
-answer, so alone they teach only manners; mix them: `math_equal + format_reward() * 0.1`.
+Comes in: the trajectory. Goes out: a share from 0 to 1 (format, tool use) or a penalty from -1 to 0 (length). None of them
+knows the right answer, so alone they teach only manners; mix them: `math_equal + format_reward() * 0.1`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ CHARACTERS_PER_TOKEN = 4
 def format_reward(pattern: str | re.Pattern[str] | Callable[[str], Any] | None = None) -> Reward:
     """1 if the last reply has the right form.
 
-    `pattern` is a regular expression that must match the whole last reply (white space around it apart, `.` matches newlines), or a
-    function of the reply that says yes or no. Without one: the chain ended in an answer that is not empty, by itself and not by a
-    limit, and no call of a tool was invalid. A pattern that backtracks without end stalls the run: keep it simple.
+    `pattern` is a regular expression that must match the whole last reply (white space around it apart, `.` matches
+    newlines), or a function of the reply that says yes or no. Without one: the chain ended in an answer that is not empty,
+    by itself and not by a limit, and no call of a tool was invalid. A pattern that backtracks without end stalls the run:
+    keep it simple.
     """
     if pattern is None:
         return FunctionReward(_clean_answer, name="format")
@@ -59,8 +60,8 @@ def _last_reply(trajectory: Trajectory) -> str | None:
 def tool_use_reward(min_calls: int = 1, tools: str | Iterable[str] | None = None) -> Reward:
     """The share of tool calls that were valid, or 0 with fewer than `min_calls` valid ones.
 
-    A call is valid when it reached its tool: a known name and arguments that fit. `tools` counts only valid calls of these towards
-    `min_calls`. Components: `calls` and `invalid_calls`.
+    A call is valid when it reached its tool: a known name and arguments that fit. `tools` counts only valid calls of these
+    towards `min_calls`. Components: `calls` and `invalid_calls`.
     """
     if min_calls < 0:
         raise ConfigError(f"reward 'tool_use': min_calls must be 0 or more, not {min_calls}")
@@ -80,8 +81,8 @@ def tool_use_reward(min_calls: int = 1, tools: str | Iterable[str] | None = None
 def length_reward(max_tokens: int = 512, buffer: int | None = None) -> Reward:
     """0 within a budget of sampled tokens; beyond it falling in a line, to -1 at `max_tokens + buffer`.
 
-    The soft overlong penalty of DAPO (arXiv:2503.14476) over all replies of the chain; `buffer` is a quarter of the budget when not
-    given. Where an engine gives no token ids, a token is taken to be 4 characters. Component: `tokens`.
+    The soft overlong penalty of DAPO (arXiv:2503.14476) over all replies of the chain; `buffer` is a quarter of the budget
+    when not given. Where an engine gives no token ids, a token is taken to be 4 characters. Component: `tokens`.
     """
     if max_tokens < 1 or (buffer is not None and buffer < 1):
         raise ConfigError(f"reward 'length': max_tokens and buffer must be at least 1, not {max_tokens} and {buffer}")

@@ -1,7 +1,8 @@
 """A docstring in, its summary and the description of each argument out.
 
-Understood: Google style (`Args:`), NumPy style (`Parameters` underlined), and `:param name:` lines. Everything before the first
-section is the summary. Types written in a docstring are ignored: the annotations say them. It never raises and takes linear time.
+Understood: Google style (`Args:`), NumPy style (`Parameters` underlined), and `:param name:` lines. Everything before the
+first section is the summary. Types written in a docstring are ignored: the annotations say them. It never raises and takes
+linear time.
 """
 
 from __future__ import annotations

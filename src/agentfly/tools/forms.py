@@ -1,206 +1,51 @@
 """A type annotation in, a `Form` out: the JSON schema that the model reads and the conversion that its arguments go through.
 
-Both come from the same place, so they cannot drift apart. A conversion takes a JSON value, returns the Python value or raises
-`Mismatch`, which says where, what was expected and what came. Exact types pass at once; what is clearly meant is coerced ("12" for a
-number, 1.0 for an integer, "true" for a boolean, JSON text for a list or an object). A boolean is never a number and NaN is refused.
-Whatever a model sends, a conversion takes time in proportion to it. Records (dataclasses and their like) are in `records`.
+Both come from the same place, so they cannot drift apart. A conversion takes a JSON value and returns the Python value, or
+raises `Mismatch`, which says where, what was expected and what came. JSON text is taken for a list or an object. Whatever a
+model sends, a conversion takes time in proportion to it. Records (dataclasses and their like) are in `records`.
 """
 
 from __future__ import annotations
 
 import collections.abc as abc
 import enum
-import json
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from ..errors import ConfigError
-from .text import clean, quote
+from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, again, kind_of, phrase, read_json
 
-# What a union has already made of a value, by (id of the value, id of the union): a recursive union stays linear.
-Memo = dict[tuple[int, int], Any]
-Convert = Callable[[Any, Memo], Any]
-Schema = dict[str, Any]
-
-
-class Mismatch(Exception):
-    """A JSON value does not fit. `path` grows from the inside out while the error rises."""
-
-    def __init__(self, expected: str, value: Any, *, because: str = "") -> None:
-        super().__init__(expected)
-        self.expected, self.because, self.got = expected, because, show(value)
-        self.path: list[str | int] = []
-
-    def where(self) -> str:
-        parts = self.path[::-1]
-        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:50]}" for part in parts[:6]).lstrip(".")
-        return clean(text) + (" ..." if len(parts) > 6 else "")
-
-    def __str__(self) -> str:
-        return f"{quote(self.where())} {self.because or f'must be {self.expected}, got {self.got}'}"
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """`kinds` are the JSON kinds that fit without coercion (None: any): a union tries those members first."""
-
-    schema: Schema
-    convert: Convert
-    kinds: frozenset[str] | None = None
-
-
-_KIND = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array", dict: "object"}
-_PHRASE = {
-    "boolean": "true or false",
-    "integer": "an integer",
-    "number": "a number",
-    "string": "a string",
-    "null": "null",
-    "array": "a list",
-    "object": "an object",
-}
-
-
-def kind_of(value: Any) -> str:
-    return _KIND.get(type(value)) or ("array" if isinstance(value, tuple) else type(value).__name__)
-
-
-def show(value: Any) -> str:
-    """A value as an error message names it: short, whatever it is."""
-    kind = kind_of(value)
-    if kind == "string":
-        return f"the string {quote(value, 40)}"
-    if kind == "integer":
-        return f"the number {value}" if value.bit_length() < 200 else "a very large integer"
-    if kind == "number":
-        return f"the number {value}"
-    return {"boolean": str(value).lower(), "null": "null", "array": "a list", "object": "an object"}.get(kind, f"a {kind}")
-
-
-def phrase(schema: Schema) -> str:
-    """What a schema asks for, in words."""
-    if "enum" in schema:
-        options = [quote(option) if isinstance(option, str) else json.dumps(option) for option in schema["enum"][:20]]
-        return f"one of {', '.join(options)}{', ...' if len(schema['enum']) > 20 else ''}"
-    if "anyOf" in schema:
-        return " or ".join(phrase(member) for member in schema["anyOf"])
-    kinds = schema.get("type", "object" if "$ref" in schema else "any value")
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    return " or ".join(_PHRASE.get(kind, kind) for kind in kinds)
-
-
-def type_name(schema: Schema) -> str:
-    """The type as a signature shows it: `number`, `string|null`, `array of integer`, `"a"|"b"`."""
-    if "enum" in schema:
-        return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
-    if "anyOf" in schema:
-        return "|".join(type_name(member) for member in schema["anyOf"])
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    kind = schema.get("type", "any")
-    if kind == "array" and schema.get("items"):
-        return f"array of {type_name(schema['items'])}"
-    return kind if isinstance(kind, str) else "|".join(kind)
-
-
-# Scalars
-
-
-def _string(value: Any, memo: Memo) -> Any:
-    if type(value) is str:
-        return value if value.isascii() else clean(value)
-    raise Mismatch("a string", value)
-
-
-def _number(value: Any, memo: Memo) -> Any:
-    kind = type(value)
-    if kind is int:
-        return value  # as in Python itself, an int is a float that is exact: 12 stays 12
-    if kind is float and value - value == 0.0:
-        return value
-    if kind is str and (number := _read_number(value)) is not None:
-        return number
-    raise Mismatch("a number" if value == value else "a finite number", value)
-
-
-def _integer(value: Any, memo: Memo) -> Any:
-    kind = type(value)
-    if kind is int:
-        return value
-    number = _read_number(value) if kind is str else value
-    if type(number) is int:
-        return number
-    if type(number) is float and number.is_integer():
-        return int(number)
-    raise Mismatch("an integer", value)
-
-
-def _boolean(value: Any, memo: Memo) -> Any:
-    if type(value) is bool:
-        return value
-    if type(value) is str and (word := value[:8].strip().lower()) in ("true", "false") and len(value) < 8:
-        return word == "true"
-    raise Mismatch("true or false", value)
-
-
-def _null(value: Any, memo: Memo) -> Any:
-    if value is None:
-        return None
-    raise Mismatch("null", value)
-
-
-def _anything(value: Any, memo: Memo) -> Any:
-    return value
-
-
-def _read_number(text: str) -> int | float | None:
-    if len(text) > 400 or not text.isascii() or "_" in text:
-        return None  # int() is quadratic in the digits
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            number = float(text)
-        except ValueError:
-            return None
-    return number if number - number == 0.0 else None
-
-
-ANY = Form({}, _anything)
-_SCALARS: dict[Any, Form] = {
-    str: Form({"type": "string"}, _string, frozenset({"string"})),
-    int: Form({"type": "integer"}, _integer, frozenset({"integer"})),
-    float: Form({"type": "number"}, _number, frozenset({"number", "integer"})),
-    bool: Form({"type": "boolean"}, _boolean, frozenset({"boolean"})),
-    None: Form({"type": "null"}, _null, frozenset({"null"})),
-    type(None): Form({"type": "null"}, _null, frozenset({"null"})),
-    Any: ANY,
-    object: ANY,
-}
 _LISTS = {list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Set, abc.MutableSet}
 _DICTS = {dict, abc.Mapping, abc.MutableMapping}
 _SETS = {set, frozenset, abc.Set, abc.MutableSet}
 
 
 class Compiler:
-    """Compiles the annotations of one tool. `defs` collects the schemas that refer to themselves; `names` helps forward references."""
+    """Compiles the annotations of one tool. `defs` collects the schemas that refer to themselves."""
 
-    def __init__(self, names: Mapping[str, Any] | None = None) -> None:
+    def __init__(self) -> None:
         self.defs: dict[str, Schema] = {}
-        self.names = dict(names or {})
+        self.names: dict[str, Any] = {}
         self.open: dict[Any, list[Any]] = {}  # records being compiled: [name in defs or None, finished form or None]
+
+    def hints(self, owner: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The annotations of a class, or of anything with `__annotations__`, with postponed ones evaluated."""
+        while True:
+            try:
+                return typing.get_type_hints(owner, globalns, self.names, include_extras=True)
+            except NameError as error:
+                name = error.name or ""
+                found = _find_local(name)
+                if found is None or name in self.names:
+                    raise ConfigError(f"an annotation names {name!r}, which is not known there") from None
+                self.names[name] = found
+            except (SyntaxError, TypeError, AttributeError) as error:
+                raise ConfigError(f"an annotation cannot be read: {error}") from None
 
     def compile(self, annotation: Any) -> Form:
         """The form of one annotation, or ConfigError where it has none."""
-        try:
-            if annotation in _SCALARS:
-                return _SCALARS[annotation]
-        except TypeError:
-            pass  # an unhashable annotation, such as Literal[[]]: refused below
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is typing.Annotated:
             return self._annotated(annotation, args)
@@ -208,6 +53,10 @@ class Compiler:
             return self._options(list(args), {}, annotation)
         if origin in (Union, types.UnionType):
             return self._union(args)
+        if not isinstance(annotation, abc.Hashable):
+            raise ConfigError(f"{annotation!r} is not a type; write list[int], not [int]")
+        if annotation in SCALARS:
+            return SCALARS[annotation]
         if (origin or annotation) in _LISTS:
             return self._array(origin or annotation, args)
         if (origin or annotation) in _DICTS:
@@ -225,8 +74,8 @@ class Compiler:
         if (form := records.compile_record(self, annotation)) is not None:
             return form
         raise ConfigError(
-            f"the type {getattr(annotation, '__qualname__', annotation)} has no JSON form; use str, int, float, bool, None, Literal, "
-            "an Enum, list, tuple, set, dict, a union, a dataclass, a TypedDict or a pydantic model"
+            f"the type {getattr(annotation, '__qualname__', annotation)} has no JSON form; use str, int, float, bool, None, "
+            "Literal, an Enum, list, tuple, set, dict, a union, a dataclass, a TypedDict or a pydantic model"
         )
 
     def _annotated(self, annotation: Any, args: tuple[Any, ...]) -> Form:
@@ -255,7 +104,7 @@ class Compiler:
         """One of a few scalars. `extra` maps them to enum members, which may also be asked for by their names."""
         members: list[Any] = extra.get("members", options)
         named: dict[str, Any] = extra.get("named", {})
-        if not options or any(type(option) not in _KIND or type(option) in (list, dict) for option in options):
+        if not options or any(type(option) not in KIND or type(option) in (list, dict) for option in options):
             if options and all(isinstance(option, enum.Enum) for option in options):
                 return self._options([member.value for member in options], {"members": options}, annotation)
             raise ConfigError(f"{annotation} must list strings, numbers, booleans or None")
@@ -269,7 +118,7 @@ class Compiler:
 
         def convert(value: Any, memo: Memo) -> Any:
             kind = type(value)
-            if kind in _KIND and kind is not list and kind is not dict:
+            if kind in KIND and kind is not list and kind is not dict:
                 if (kind, value) in exact:
                     return exact[kind, value]
                 if kind is float and value.is_integer() and (int, int(value)) in exact:
@@ -285,7 +134,7 @@ class Compiler:
 
     def _union(self, args: tuple[Any, ...]) -> Form:
         members = [self.compile(arg) for arg in args]
-        if any(member.kinds is None for member in members):
+        if ANY in members:
             return ANY
         schema: Schema
         if all(set(member.schema) == {"type"} and isinstance(member.schema["type"], str) for member in members):
@@ -303,21 +152,22 @@ class Compiler:
             if seen is None:
                 seen = memo[id(value), key] = (attempt(value, memo),)
             if isinstance(seen[0], Mismatch):
-                raise _again(seen[0])
+                raise again(seen[0])
             return seen[0]
 
         def attempt(value: Any, memo: Memo) -> Any:
             kind = kind_of(value)
-            fitting = [member for member in members if kind in (member.kinds or ())]
+            fitting = [member for member in members if member.kinds is None or kind in member.kinds]
             failures = []
-            for member in fitting + [member for member in members if member not in fitting]:
+            for member in [*fitting, *(member for member in members if member not in fitting)]:
                 try:
                     return member.convert(value, memo)
                 except Mismatch as mismatch:
                     failures.append(mismatch)
             return failures[0] if len(fitting) == 1 else Mismatch(expected, value)
 
-        return Form(schema, convert, frozenset().union(*(member.kinds or () for member in members)))
+        known = [member.kinds for member in members if member.kinds is not None]
+        return Form(schema, convert, frozenset[str]().union(*known) if len(known) == len(members) else None)
 
     def _array(self, origin: Any, args: tuple[Any, ...]) -> Form:
         build = {tuple: tuple, frozenset: frozenset, set: set, abc.Set: set, abc.MutableSet: set}.get(origin)
@@ -330,7 +180,7 @@ class Compiler:
         convert_item = item.convert
 
         def convert(value: Any, memo: Memo) -> Any:
-            given = _read_json(value, "[", list, memo)
+            given = read_json(value, "[", list, memo)
             if type(given) is not list and type(given) is not tuple:
                 raise Mismatch("a list", value)
             index = 0
@@ -356,7 +206,7 @@ class Compiler:
             schema["prefixItems"] = [form.schema for form in forms]
 
         def convert(value: Any, memo: Memo) -> Any:
-            given = _read_json(value, "[", list, memo)
+            given = read_json(value, "[", list, memo)
             if type(given) not in (list, tuple):
                 raise Mismatch(f"a list of {count} values", value)
             if len(given) != count:
@@ -383,7 +233,7 @@ class Compiler:
             schema["propertyNames"] = {"enum": [str(option) for option in key.schema["enum"]]}
 
         def convert(value: Any, memo: Memo) -> Any:
-            given = _read_json(value, "{", dict, memo)
+            given = read_json(value, "{", dict, memo)
             if type(given) is not dict:
                 raise Mismatch("an object", value)
             made = {}
@@ -398,33 +248,11 @@ class Compiler:
         return Form(schema, convert, frozenset({"object"}))
 
 
-def _again(mismatch: Mismatch) -> Mismatch:
-    """A fresh copy: the remembered one must not grow a path each time it is raised."""
-    copy = Mismatch(mismatch.expected, None, because=mismatch.because)
-    copy.got, copy.path = mismatch.got, list(mismatch.path)
-    return copy
-
-
-def _read_json(value: Any, bracket: str, wanted: type, memo: Memo) -> Any:
-    """JSON text where a list or an object was asked for: XML-like call formats send every argument as text."""
-    if type(value) is not str or value[:64].lstrip()[:1] != bracket:
-        return value
-    try:
-        read = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    if type(read) is not wanted:
-        return value
-    memo[id(read), 0] = read  # keeps it alive, so that the ids of its parts stay unique
-    return read
-
-
-def caller_names(depth: int) -> dict[str, Any]:
-    """The local names around the caller, innermost first: a class defined in a function can then be named in a string annotation."""
-    found: dict[str, Any] = {}
-    frame: types.FrameType | None = sys._getframe(depth)
-    while frame is not None and frame.f_code.co_name != "<module>" and len(found) < 10_000:
-        for name, value in frame.f_locals.items():
-            found.setdefault(name, value)
+def _find_local(name: str) -> Any:
+    """A name as the frames around the decorator know it: a postponed annotation may name a class defined in a function."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if name in frame.f_locals and not str(frame.f_globals.get("__name__", "")).startswith(__package__):
+            return frame.f_locals[name]
         frame = frame.f_back
-    return found
+    return None

@@ -1,7 +1,7 @@
 """Types with named fields in, a `Form` out: dataclasses, TypedDicts and pydantic models.
 
-A record that contains itself is put into `$defs` once and referred to; any other is written in place, which is shorter for the model.
-pydantic is touched only where an annotation already belongs to it, so it is never imported for nothing.
+A record that contains itself is put into `$defs` once and referred to; any other is written in place, which is shorter for
+the model. pydantic is touched only where an annotation already belongs to it, so it is never imported for nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
 from .docstring import parse_docstring
-from .forms import Form, Memo, Mismatch, Schema, _read_json
+from .scalars import Form, Memo, Mismatch, Schema, read_json
 from .text import describe_error, quote
 
 if TYPE_CHECKING:
@@ -43,15 +42,8 @@ class _Field:
     schema: Schema
 
 
-def _hints(compiler: Compiler, cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, localns={**compiler.names, cls.__name__: cls}, include_extras=True)
-    except NameError as error:
-        raise ConfigError(f"the annotations of {cls.__qualname__} name {error.name!r}, which is not known there") from None
-
-
 def _dataclass_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
-    hints = _hints(compiler, cls)
+    hints = compiler.hints(cls)
     made: dict[str, _Field] = {}
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -68,7 +60,7 @@ def _dataclass_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
 def _typed_dict_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
     made: dict[str, _Field] = {}
     required_keys: frozenset[str] = cls.__required_keys__  # type: ignore[attr-defined]
-    for name, hint in _hints(compiler, cls).items():
+    for name, hint in compiler.hints(cls).items():
         required = name in required_keys
         while (mark := getattr(typing.get_origin(hint), "_name", None)) in (_REQUIRED, _NOT_REQUIRED, "ReadOnly"):
             # Under postponed annotations the class itself could not see these marks, so they are read here.
@@ -113,16 +105,16 @@ def _converter(cls: type, fields: dict[str, _Field]) -> Callable[[Any, Memo], An
     expected = f"an object with {', '.join(fields) or 'no fields'}"
 
     def convert(value: Any, memo: Memo) -> Any:
-        given = _read_json(value, "{", dict, memo)
+        given = read_json(value, "{", dict, memo)
         if type(given) is not dict:
             raise Mismatch(expected, value)
         for name in required:
             if name not in given:
                 raise Mismatch("", value, because=f"has no field {quote(name)}")
-        made = {}
-        for name, part in given.items():
+        for name in given:
             if name not in fields:
                 raise Mismatch("", value, because=f"has {unknown(name, fields, 'field')}")
+        made = {}
         for name, part in given.items():
             try:
                 made[name] = fields[name].form.convert(part, memo)
@@ -167,7 +159,7 @@ def compile_pydantic(compiler: Compiler, annotation: Any) -> Form:
 
     def convert(value: Any, memo: Memo) -> Any:
         try:
-            return adapter.validate_python(_read_json(value, "{", dict, memo))
+            return adapter.validate_python(read_json(value, "{", dict, memo))
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             mismatch = Mismatch("", value, because=f"is refused: {first['msg'][:200]}")

@@ -1,6 +1,7 @@
 """Values in, text for the model out: JSON where there is structure, cut at a length, and free of what breaks later.
 
-`render` raises ValueError with one sentence where a value cannot be shown. It never shows a memory address and never a traceback.
+`render` raises ValueError with one sentence where a value cannot be shown. It never shows a memory address and never a
+traceback.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Text that can be encoded: half a surrogate pair (models do write them) becomes U+FFFD, two halves become their character."""
+    """Text that can be encoded: half a surrogate pair (models write them) becomes U+FFFD, two halves become their character."""
     if text.isascii():
         return text
     try:

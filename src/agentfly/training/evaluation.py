@@ -63,8 +63,8 @@ def pass_at_k(groups: Sequence[Sequence[Trajectory]], k: int, success_at: float 
     """Chance that at least one of k chains of a task succeeds, without bias from n > k chains; arXiv:2107.03374."""
     scores = []
     for group in groups:
-        n = sum(trajectory.trainable for trajectory in group)
-        good = sum(trajectory.trainable and is_success(trajectory, success_at) for trajectory in group)
+        n = sum(trajectory.scored for trajectory in group)
+        good = sum(trajectory.scored and is_success(trajectory, success_at) for trajectory in group)
         if n >= k:
             scores.append(1.0 - math.comb(n - good, k) / math.comb(n, k))
     return sum(scores) / len(scores) if scores else math.nan

@@ -70,9 +70,8 @@ class Trainer:
             self.engine.model,
             find_algorithm(config.algorithm),
             loss=config.loss,
-            optim=config.train,
-            total_steps=config.train.steps,
-            temperature=config.sampling.temperature,
+            optim=replace(config.train, total_steps=config.train.total_steps or config.train.steps),
+            temperature=config.sampling.temperature or 1.0,
             seed=config.seed,
         )
         self.engine.publish(self.learner.version)

@@ -4,12 +4,14 @@
            ```json
            {"a": 12, "b": 7}
            ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-    V3.1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>multiply<｜tool▁sep｜>{"a": 12, "b": 7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    V3.1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>multiply<｜tool▁sep｜>{"a": 12}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
 Refuses the XML of V3.2 and later: that is another format.
 """
 
 from __future__ import annotations
+
+import re
 
 from ...types import ToolCall
 from .reply import MAX_NAME, ParsedReply, ReplyReader, broken, call_from_parts
@@ -17,13 +19,13 @@ from .reply import MAX_NAME, ParsedReply, ReplyReader, broken, call_from_parts
 ALL, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE = "```"
+_BEFORE_JSON = re.compile(r"[^\n`{<]*")
 
 
 def parse_tool_calls(text: str) -> ParsedReply:
     reader = ReplyReader(text)
-    while marker := reader.seek(ALL, CALL, ALL_END):
-        if marker == CALL:
-            reader.add(reader.close(_read(reader), CALL, CALL_END, FENCE))
+    while reader.seek(CALL, skip=(ALL, ALL_END)):
+        reader.add(reader.close(_read(reader), CALL, CALL_END, FENCE))
     return reader.done()
 
 
@@ -35,11 +37,11 @@ def _read(reader: ReplyReader) -> ToolCall:
     reader.pos = sep + len(SEP)
     _skip_fence(reader)
     if not reader.text.startswith("{", reader.pos):
-        name = reader.text[reader.pos : reader.pos + MAX_NAME].partition("\n")[0].partition(FENCE)[0].partition("{")[0]
+        name = _BEFORE_JSON.match(reader.text, reader.pos, reader.pos + MAX_NAME)[0]  # type: ignore[index]
         reader.pos += len(name)
         _skip_fence(reader)
     if not reader.text.startswith("{", reader.pos):
-        return broken(name.partition("<")[0], f"after the name comes one JSON object and then {CALL_END}")
+        return broken(name, f"after the name comes one JSON object and then {CALL_END}")
     return call_from_parts(name, reader.take_json(CALL_END).removesuffix(FENCE))
 
 

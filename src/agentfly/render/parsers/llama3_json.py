@@ -38,7 +38,8 @@ def _read_more(reader: ReplyReader) -> None:
             reader.pos += 1
         if not reader.text.startswith("{", reader.pos):
             return
-        reader.add(call_from_json(reader.take_json(TAG), "parameters"))
+        if not reader.add(call_from_json(reader.take_json(TAG), "parameters")):
+            return
 
 
 def _is_call(body: str) -> bool:

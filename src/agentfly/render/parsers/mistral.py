@@ -12,7 +12,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...types import ToolCall
-from .reply import MAX_NAME, ParsedReply, ReplyReader, broken, call_from_object, call_from_parts, clean_name, guess_name
+from .reply import (
+    MAX_CALLS,
+    MAX_NAME,
+    ParsedReply,
+    ReplyReader,
+    broken,
+    call_from_object,
+    call_from_parts,
+    clean_name,
+    guess_name,
+)
 from .strict_json import BadJson, load_json
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -35,7 +45,8 @@ def _read_list(body: str) -> list[ToolCall]:
         value = load_json(body)
     except BadJson as error:
         return [broken(guess_name(body), str(error))]
-    return [call_from_object(item) for item in value] if isinstance(value, list) else [call_from_object(value)]
+    items = value[: MAX_CALLS + 1] if isinstance(value, list) else [value]
+    return [call_from_object(item) for item in items]
 
 
 def _read_named(reader: ReplyReader) -> ToolCall:

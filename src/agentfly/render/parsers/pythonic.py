@@ -3,8 +3,8 @@
     [multiply(a=12, b=7), search(query="rivers of Peru")]
     <|tool_call_start|>[multiply(a=12, b=7)]<|tool_call_end|>
 
-Read by hand: numbers, strings, lists, dicts, True, False and None. `ast.parse` is not used, because its recursion and memory on a
-hostile text are not ours to bound. Refuses anything that would have to be computed, and arguments without a name.
+Read by hand: numbers, strings, lists, dicts, True, False and None. `ast.parse` is not used, because its recursion and memory on
+a hostile text are not ours to bound. Refuses anything that would have to be computed, and arguments without a name.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from .strict_json import MAX_DEPTH, MAX_DIGITS
 MARKS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
-_LIST_OF_CALLS = re.compile(r"\[\s*[^\W\d][\w.\-]{0,127}\s?\(")
+_LIST_OF_CALLS = re.compile(r"\[\s*[^\W\d][\w.\-]{0,127}\(")
 _NAME = re.compile(r"[^\W\d][\w.\-]{0,127}")
 _NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)")
 _SPACE = re.compile(r"\s*")
+_STRING_END = {quote: re.compile(rf"{quote}|\\") for quote in ("'", '"', "'''", '"""')}
 _ESCAPE = re.compile(r"\\(?:([\\'\"abfnrtv\n])|([0-7]{1,3})|(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})))")
 _ESCAPED = {"\n": "", "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
@@ -36,43 +37,51 @@ def parse_tool_calls(text: str) -> ParsedReply:
     reader = ReplyReader(text)
     reader.skip_space()
     while _LIST_OF_CALLS.match(text, reader.pos):
-        _read_list(reader, len(text))
+        calls, reader.pos = _read_list(text, reader.pos)
+        if not reader.add(*calls):
+            reader.pos = len(text)
         reader.skip_space()
     while marker := reader.seek(*MARKS):
-        end = reader.find(MARKS[marker])
-        _read_list(reader, len(text) if end < 0 else end, "" if end >= 0 else MARKS[marker])
-        if end >= 0:
-            reader.pos = end + len(MARKS[marker])
+        closer = MARKS[marker]
+        end = reader.find(closer)
+        if end < 0:
+            reader.add(broken("", f"it is not closed with {closer}"))
+            reader.pos = len(text)
+        else:
+            reader.add(*_read_list(text[reader.pos : end], 0)[0])
+            reader.pos = end + len(closer)
     return reader.done()
 
 
-def _read_list(reader: ReplyReader, end: int, missing: str = "") -> None:
-    """One list of calls that ends before `end`. What cannot be read ends it: there is no telling where the next call would begin."""
-    literals = _Literals(reader.text[reader.pos : end])
+def _read_list(text: str, pos: int) -> tuple[list[ToolCall], int]:
+    """One list of calls and where it ends.
+
+    What cannot be read takes the rest along: no telling where the next call would begin.
+    """
+    literals = _Literals(text, pos)
     calls: list[ToolCall] = []
     try:
-        if missing:
-            raise BadCall(f"it is not closed with {missing}")
         literals.expect("[", "the calls stand in one list: [tool(argument=value)]")
         while not literals.accept("]"):
-            calls.append(literals.call())
             if len(calls) > MAX_CALLS:
-                break
-            if not literals.accept(","):
+                return calls, len(text)
+            call = literals.call()
+            ended = not literals.accept(",")
+            if ended:
                 literals.expect("]", "the calls of a list are set apart by commas and closed with ]")
+            calls.append(call)
+            if ended:
                 break
     except BadCall as error:
-        calls.append(broken(literals.name, str(error)))
-        literals.pos = end - reader.pos
-    reader.pos += literals.pos
-    reader.add(*calls)
+        return [*calls, broken(literals.name, str(error))], len(text)
+    return calls, literals.pos
 
 
 class _Literals:
     """Reads calls and literal values from a text, left to right."""
 
-    def __init__(self, text: str) -> None:
-        self.text, self.pos, self.name = text, 0, ""
+    def __init__(self, text: str, pos: int) -> None:
+        self.text, self.pos, self.name = text, pos, ""
 
     def accept(self, mark: str) -> bool:
         self.pos = _SPACE.match(self.text, self.pos).end()  # type: ignore[union-attr]
@@ -158,17 +167,12 @@ class _Literals:
     def string(self, quote: str) -> str:
         quote = quote * 3 if self.text.startswith(quote * 3, self.pos) else quote
         start = at = self.pos + len(quote)
-        while True:
-            end, escape = self.text.find(quote, at), -1
-            if end >= 0:
-                escape = self.text.find("\\", at, end)
-            if end < 0:
-                raise BadCall("a string is not closed")
-            if escape < 0:
-                break
-            at = escape + 2
-        self.pos = end + len(quote)
-        return _unescape(self.text[start:end])
+        while found := _STRING_END[quote].search(self.text, at):
+            if found[0] == quote:
+                self.pos = found.end()
+                return _unescape(self.text[start : found.start()])
+            at = found.end() + 1
+        raise BadCall("a string is not closed")
 
 
 def _number(text: str) -> int | float:
@@ -178,7 +182,7 @@ def _number(text: str) -> int | float:
         value = int(text, 16) if "x" in text or "X" in text else float(text) if any(c in text for c in ".eE") else int(text)
     except ValueError:
         raise BadCall(f"{text[:40]!r} is not a number") from None
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise BadCall("a number is too large")
     return value
 

@@ -29,16 +29,14 @@ WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 def parse_tool_calls(text: str) -> ParsedReply:
     reader = ReplyReader(text)
-    while True:
-        marker = reader.seek("<tool_call>", FUNCTION, "</tool_call>")
-        if not marker:
-            return reader.done(typed=False)
+    while marker := reader.seek("<tool_call>", FUNCTION, skip=("</tool_call>",)):
         if marker == FUNCTION:
             reader.add(_read(reader))
-        elif marker == "<tool_call>":
-            reader.skip_space()
-            if not reader.text.startswith(FUNCTION, reader.pos):
-                reader.add(broken("", f"after <tool_call> comes {FUNCTION}NAME>"))
+            continue
+        reader.skip_space()
+        if not reader.text.startswith(FUNCTION, reader.pos):
+            reader.add(broken("", f"after <tool_call> comes {FUNCTION}NAME>"))
+    return reader.done(typed=False)
 
 
 def _read(reader: ReplyReader) -> ToolCall:
@@ -94,14 +92,11 @@ def type_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
 
 
 def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
-    kinds = {kind for part in (schema, *schema.get("anyOf", ())) for kind in _listed(part.get("type"))}
-    if not isinstance(value, str) or "string" in kinds and value.strip().lower() not in ("none", "null"):
-        return value
-    word = value.strip().lower()
-    if word in WORDS:
-        wanted = "null" if WORDS[word] is None else "boolean"
-        return WORDS[word] if wanted in kinds else value
-    if not kinds or kinds == {"null"} or "string" in kinds:
+    kinds = {kind for part in (schema, *schema.get("anyOf", ())) for kind in _kinds(part)}
+    word = value.strip().lower() if isinstance(value, str) and len(value) < 20 else ""
+    if word in WORDS and ("null" if WORDS[word] is None else "boolean") in kinds:
+        return WORDS[word]
+    if not isinstance(value, str) or not kinds or "string" in kinds:
         return value
     try:
         return load_json(value)
@@ -109,5 +104,6 @@ def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
         return value
 
 
-def _listed(kind: Any) -> list[Any]:
-    return list(kind) if isinstance(kind, (list, tuple)) else [kind] if kind else []
+def _kinds(schema: Mapping[str, Any]) -> list[Any]:
+    kind = "object" if "$ref" in schema else schema.get("type", [])
+    return [kind] if isinstance(kind, str) else list(kind)

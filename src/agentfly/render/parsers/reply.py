@@ -1,9 +1,9 @@
 """A reply, walked once from left to right: the common half of every parser.
 
-In: the text of a reply. Out: a `ParsedReply`, the prose and the calls. Thinking (`<think>...</think>`) is neither: a call inside it
-was thought about, not made. A template may have opened the thinking in the prompt, so a reply whose first such tag is `</think>`
-begins inside it. Refuses to look at anything twice: whatever is searched for, its next place is remembered, and the whole costs one
-pass per marker however often it is asked.
+In: the text of a reply. Out: a `ParsedReply`, the prose and the calls. Thinking (`<think>...</think>`) is neither: a call
+inside it was thought about, not made. A template may have opened the thinking in the prompt, so a reply whose first such tag is
+`</think>` begins inside it. Refuses to look at anything twice: whatever is searched for, its next place is remembered, and the
+whole costs one pass per marker however often it is asked.
 """
 
 from __future__ import annotations
@@ -52,10 +52,17 @@ class ReplyReader:
             at = self._next[marker] = self.text.find(marker, start)
         return at
 
-    def seek(self, *markers: str) -> str:
-        """Move behind the first of the markers that stands outside thinking, and say which; "" for none. What is passed is prose."""
+    def seek(self, *markers: str, skip: tuple[str, ...] = ()) -> str:
+        """Move behind the first marker that stands outside thinking, and say which; "" for none, or when there are calls
+        enough.
+
+        What is passed on the way is prose, but for the marks in `skip`, which are dropped.
+        """
         while True:
-            at, marker = min(((at, marker) for marker in (*markers, THINK) if (at := self.find(marker)) >= 0), default=(-1, ""))
+            at, marker = len(self.text), ""
+            for wanted in (*markers, *skip, THINK):
+                if 0 <= (place := self.find(wanted)) < at:
+                    at, marker = place, wanted
             if not marker:
                 break
             self._kept.append(self.text[self.pos : at])
@@ -63,6 +70,8 @@ class ReplyReader:
             if marker == THINK:
                 end = self.find(THINK_END)
                 self.pos = len(self.text) if end < 0 else end + len(THINK_END)
+            elif marker in skip:
+                continue
             elif len(self._calls) < MAX_CALLS:
                 return marker
             else:
@@ -93,7 +102,10 @@ class ReplyReader:
         return self.text[start : self.pos]
 
     def close(self, call: ToolCall, opener: str, closer: str, between: str = "") -> ToolCall:
-        """Move behind the call's closing marker. The call is broken if that is missing, or if text other than `between` is before it."""
+        """Move behind the call's closing marker.
+
+        The call is broken if that is missing, or if text other than `between` is before it.
+        """
         end, following = self.find(closer), self.find(opener)
         if end < 0 or 0 <= following < end:
             self.pos = len(self.text) if following < 0 else following
@@ -104,10 +116,12 @@ class ReplyReader:
             return call
         return broken(call.name, "there is other text after its JSON object")
 
-    def add(self, *calls: ToolCall) -> None:
+    def add(self, *calls: ToolCall) -> bool:
+        """Keep calls, as many as there is room for. False: there were more."""
         room = MAX_CALLS - len(self._calls)
         self._calls += calls[:room]
         self._too_many |= len(calls) > room
+        return not self._too_many
 
     def done(self, *, typed: bool = True) -> ParsedReply:
         content = "\n".join(part for kept in self._kept if (part := kept.strip()))
@@ -122,7 +136,7 @@ def after_thinking(text: str) -> int:
     if THINK_END not in text and THINK not in text:
         return 0
     opened, closed = text.find(THINK), text.find(THINK_END)
-    pos = closed + len(THINK_END) if 0 <= closed and not 0 <= opened < closed else 0
+    pos = closed + len(THINK_END) if closed >= 0 and not 0 <= opened < closed else 0
     while opened >= 0:
         opened = text.find(THINK, pos)
         if opened < 0 or text[pos:opened].strip():
@@ -141,6 +155,8 @@ def without_thinking(text: str) -> str:
 
 def clean_name(name: str) -> str:
     """A tool's name as a model wrote it: short, one line, and able to be encoded."""
+    if name.isidentifier() and len(name) <= MAX_NAME:
+        return name
     name = name.strip().strip("`\"'").strip()
     return " ".join(name[:MAX_NAME].encode("utf-8", "replace").decode().split())
 
@@ -169,7 +185,10 @@ def call_from_json(text: str, key: str = "arguments") -> ToolCall:
 
 
 def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
-    """A call from a decoded object. `arguments` and `parameters` are both understood; a string in their place is JSON once more."""
+    """A call from a decoded object.
+
+    `arguments` and `parameters` are both understood; a string in their place is JSON once more.
+    """
     if not isinstance(value, dict):
         return broken("", f"a JSON object is expected, not {json_kind(value)}")
     name = value.get("name")

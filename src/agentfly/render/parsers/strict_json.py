@@ -1,8 +1,8 @@
 """JSON that a model wrote, read without its traps.
 
 In: text that may be anything. Out: a value that is safe to pass on and to write down again, or `BadJson` whose text is a short
-sentence for the model. Refuses what `json.loads` lets through or dies of: deep nesting, numbers too long or not finite, NaN, a key
-given twice, half a surrogate pair. `json_end` finds where a value ends in one pass, so that nobody has to guess by trying.
+sentence for the model. Refuses what `json.loads` lets through or dies of: deep nesting, numbers too long or not finite, NaN, a
+key given twice, half a surrogate pair. `json_end` finds where a value ends in one pass, so that nobody has to guess by trying.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import cache
 from typing import Any
 
 MAX_DEPTH = 64
@@ -27,11 +28,14 @@ def load_json(text: str) -> Any:
     """The value of a JSON text, or `BadJson`. Line breaks inside strings are let through: what they mean is plain."""
     if _too_deep(text):
         raise BadJson(f"the JSON is nested deeper than {MAX_DEPTH} levels")
+    decoder = _decoder if len(text) <= MAX_DIGITS else _careful_decoder
     try:
-        value = _decoder.decode(text)
+        value = decoder.decode(text)
     except json.JSONDecodeError as error:
         where = "at its end" if error.pos >= len(text.rstrip()) else f"at character {error.pos + 1}"
         raise BadJson(f"the JSON is not valid {where}: {error.msg[:1].lower()}{error.msg[1:]}") from None
+    if text.isascii() and "\\u" not in text:
+        return value
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -58,12 +62,12 @@ def json_kind(value: Any) -> str:
 def json_end(text: str, start: int, stop: str = "") -> tuple[int, bool]:
     """Where the object or list that begins at `start` ends, and whether it is complete.
 
-    It is cut short by `stop` outside a string (the end is then where `stop` begins) or by the end of the text. One pass; strings and
-    their escapes are stepped over, so a brace or a `stop` inside a string counts for nothing.
+    It is cut short by `stop` outside a string (the end is then where `stop` begins) or by the end of the text. One pass;
+    strings and their escapes are stepped over, so a brace or a `stop` inside a string counts for nothing.
 
         {"a": "}"} tail  ->  10, True        {"a": [1 </tool_call>  ->  9, False
     """
-    marks = _MARKS if not stop else re.compile(re.escape(stop) + "|" + _MARKS.pattern)
+    marks = _marks(stop)
     depth, at = 0, start
     while found := marks.search(text, at):
         mark, at = found[0], found.end()
@@ -80,6 +84,11 @@ def json_end(text: str, start: int, stop: str = "") -> tuple[int, bool]:
         else:
             return found.start(), False
     return len(text), False
+
+
+@cache
+def _marks(stop: str) -> re.Pattern[str]:
+    return re.compile(re.escape(stop) + "|" + _MARKS.pattern) if stop else _MARKS
 
 
 def _string_end(text: str, at: int) -> int:
@@ -138,6 +147,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-_decoder = json.JSONDecoder(
-    object_pairs_hook=_pairs, parse_float=_fraction, parse_int=_whole, parse_constant=_constant, strict=False
+_decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_float=_fraction, parse_constant=_constant, strict=False)
+_careful_decoder = json.JSONDecoder(
+    object_pairs_hook=_pairs, parse_float=_fraction, parse_constant=_constant, parse_int=_whole, strict=False
 )

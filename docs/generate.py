@@ -1,0 +1,169 @@
+"""Write the tables of the documentation from the code.
+
+In: README.md and docs/**/*.md with marks `<!-- generated: NAME -->` ... `<!-- /generated -->`. Out: the same files with the
+tables between the marks made anew. `--check` writes nothing and fails if a file would change. Refuses a NAME without a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from agentfly import plugins
+from agentfly.config import keys
+from agentfly.errors import AgentFlyError
+from agentfly.learn.algorithms import ALGORITHMS, ALWAYS
+from agentfly.learn.settings import LossSettings
+
+ROOT = Path(__file__).parent.parent
+MARKS = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def code(value: Any) -> str:
+    return f"`{value}`"
+
+
+def shown(value: Any) -> str:
+    """A default as one would write it in a config file."""
+    return "not set" if value is None else code(json.dumps(value, ensure_ascii=False))
+
+
+def config_table() -> str:
+    """One table per section, and the few keys that stand outside."""
+    sections: dict[str, list[list[str]]] = {}
+    for key, kind, default, text in keys():
+        sections.setdefault(key.rpartition(".")[0], []).append([code(key), kind, shown(default), text])
+    parts = []
+    for name, rows in sections.items():
+        title = f"## `[{name}]`" if name else "## At the top"
+        parts.append(f"\n{title}\n\n{table(('key', 'type', 'default', 'meaning'), rows)}")
+    return "".join(parts) + "\n"
+
+
+def metrics_table() -> str:
+    from agentfly.watch.metrics import METRICS
+
+    return table(("metric", "meaning"), ([code(name), str(text)] for name, text in METRICS.items()))
+
+
+def algorithms_table() -> str:
+    rows = ([code(row.name), row.description, _paper(row.paper)] for row in ALGORITHMS.values())
+    return table(("algorithm", "advantage", "paper"), rows)
+
+
+def loss_always() -> str:
+    return ", ".join(code(name) for name in (f.name for f in fields(LossSettings)) if name in ALWAYS) + ".\n"
+
+
+def loss_table() -> str:
+    rows = []
+    for row in ALGORITHMS.values():
+        also = ", ".join(code(name) for name in sorted(row.reads - ALWAYS)) or "-"
+        defaults = ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in row.defaults.items()) or "-"
+        rows.append([code(row.name), also, defaults])
+    return table(("algorithm", "also reads", "its own defaults"), rows)
+
+
+def rooms_table() -> str:
+    """Every room with its rank (as tests/test_house.py has it) and the first line of its docstring."""
+    rooms: dict[int, list[list[str]]] = {}
+    for name, rank in _ranks().items():
+        if name.startswith("__"):
+            continue
+        base = ROOT / "src" / "agentfly"
+        folder, file = base / name / "__init__.py", base / f"{name}.py"
+        found = folder if folder.is_file() else file
+        if found.is_file():
+            doc = ast.get_docstring(ast.parse(found.read_text(encoding="utf-8"))) or ""
+            first = doc.partition("\n\n")[0].replace("\n", " ")
+            rooms.setdefault(rank, []).append([str(rank), code(f"{name}/" if found is folder else f"{name}.py"), first])
+    return table(("rank", "room", "what it is for"), (row for rank in sorted(rooms) for row in rooms[rank]))
+
+
+def names_table(kind: str) -> Callable[[], str]:
+    return lambda: table((kind.removesuffix("s"), "what it does"), ([code(n), _says(kind, n)] for n in plugins.BUILTIN[kind]))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "config": config_table,
+    "metrics": metrics_table,
+    "algorithms": algorithms_table,
+    "loss": loss_table,
+    "loss_always": loss_always,
+    "rooms": rooms_table,
+    **{kind: names_table(kind) for kind in ("agents", "tools", "rewards", "tasks", "trackers", "parsers")},
+}
+
+
+def _says(kind: str, name: str) -> str:
+    """The first sentence of what is registered under a name; a package that is not installed does not change the table."""
+    thing = plugins.resolve(kind, name)
+    text = getattr(thing, "description", None) or inspect.getdoc(thing) or ""
+    return str(text).strip().partition("\n\n")[0].replace("\n", " ")
+
+
+def _paper(paper: str) -> str:
+    number = paper.removeprefix("arXiv:")
+    return f"[{paper}](https://arxiv.org/abs/{number})" if number != paper else paper
+
+
+def _ranks() -> dict[str, int]:
+    tree = ast.parse((ROOT / "tests" / "test_house.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "RANK":
+            ranks: dict[str, int] = ast.literal_eval(node.value)
+            return ranks
+    raise SystemExit("tests/test_house.py has no RANK")
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def generated(text: str) -> str:
+    """A page with every table made anew."""
+
+    def make(match: re.Match[str]) -> str:
+        if match[2] not in TABLES:
+            raise SystemExit(f"there is no table {match[2]!r}; there are {', '.join(TABLES)}")
+        return f"{match[1]}{TABLES[match[2]]()}{match[3]}"
+
+    return MARKS.sub(make, text)
+
+
+def stale() -> list[Path]:
+    """The pages whose tables are not what the code says."""
+    return [path for path in pages() if generated(path.read_text(encoding="utf-8")) != path.read_text(encoding="utf-8")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is out of date")
+    arguments = parser.parse_args(argv)
+    try:
+        found = stale()
+    except AgentFlyError as error:
+        print(f"cannot make the tables: {error}", file=sys.stderr)
+        return 1
+    for path in found:
+        if not arguments.check:
+            path.write_text(generated(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(f"{'out of date' if arguments.check else 'written'}: {path.relative_to(ROOT)}")
+    return int(arguments.check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

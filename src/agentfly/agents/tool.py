@@ -1,0 +1,95 @@
+"""ToolAgent: native function calling, with the model's own chat template.
+
+In: replies in the model's own format, or calls that a chat server has read already. Out: an `Action` for each. The tools go
+into the chat template (or to the server) as schemas; results come back as messages of the role "tool". Refuses to guess a
+format: where the template's is not known, the run stops before its first token and says so.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ..errors import ConfigError
+from ..render.parsers import ParsedReply, Parser, detect_parser, get_parser
+from ..render.parsers.qwen3_coder import type_arguments
+from ..rollout import Plan
+from ..types import Action, Completion, Engine, ToolCall
+from .base import BaseAgent
+
+
+class ToolAgent(BaseAgent):
+    """The model calls tools the way it was trained to.
+
+        agent = ToolAgent("Qwen/Qwen2.5-7B-Instruct", tools=[multiply], reward=exact)
+
+    A reply such as `<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": 7}}</tool_call>` makes the call; a reply
+    without one is the answer, less its thinking. `parser` is "auto" (by the chat template), a name
+    (`agentfly.plugins.names("parsers")`), or a function from the reply's text to a `ParsedReply`.
+    """
+
+    observation_role: ClassVar[Literal["user", "tool"]] = "tool"
+    native_tools: ClassVar[bool] = True
+
+    def __init__(self, model: str | Path | Engine, *, parser: str | Parser = "auto", **options: Any) -> None:
+        super().__init__(model, **options)
+        self._parser: Parser | None = None if parser == "auto" else get_parser(parser)
+
+    @property
+    def parser(self) -> Parser:
+        """How replies are read. With "auto" this opens the model, to look at its chat template."""
+        if self._parser is None:
+            # A chat server reads the calls itself, and a renderer may have no template: then the most common format.
+            template = _template_of(self.renderer) if self.tools else None
+            self._parser = get_parser("hermes" if template is None else detect_parser(template))
+        return self._parser
+
+    def plan(self, **options: Any) -> Plan:
+        _ = self.parser  # a template that cannot be read is an error now, not in the middle of a chain
+        return super().plan(**options)
+
+    def parse(self, completion: Completion) -> Action:
+        if completion.tool_calls:
+            return Action(calls=_with_ids(completion.tool_calls))
+        reply = self._read(completion.text)
+        if not reply.calls:
+            return Action(answer=reply.content or None)
+        calls = reply.calls
+        if not reply.typed:
+            schemas = {name: tool.schema for name, tool in self.tools.items()}
+            calls = tuple(type_arguments(call, schemas.get(call.name, {})) for call in calls)
+        return Action(calls=_with_ids(calls))
+
+    def _read(self, text: str) -> ParsedReply:
+        """A parser of our own never raises; one of the user's may, and that is a bug to be seen, not a reply to be scored."""
+        try:
+            reply = self.parser(text)
+        except Exception as error:
+            raise ConfigError(f"the parser raised {type(error).__name__} on a reply: {error}") from error
+        if not isinstance(reply, ParsedReply):
+            raise ConfigError(f"a parser returns a ParsedReply(content, calls), not {type(reply).__name__}")
+        return reply
+
+
+def _template_of(renderer: Any) -> str | None:
+    """The chat template that prompts with tools are made with."""
+    template = getattr(renderer, "chat_template", None) or getattr(getattr(renderer, "tokenizer", None), "chat_template", None)
+    if isinstance(template, Mapping):
+        template = template.get("tool_use") or template.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """Every call gets an id, for templates that put it into the prompt (Mistral wants nine letters or digits).
+
+    It is made from the call itself: the same reply gives the same prompt in every run.
+    """
+    return tuple(call if call.id else replace(call, id=_id_of(index, call)) for index, call in enumerate(calls))
+
+
+def _id_of(index: int, call: ToolCall) -> str:
+    text = f"{index} {call.name} {call.arguments!r}"
+    return f"{zlib.crc32(text.encode('utf-8', 'replace')) % 10**9:09d}"

@@ -1,0 +1,327 @@
+"""The local engine: a transformers model that samples for many chains at once, in a thread of its own.
+
+In: requests with prompt ids, from any event loop. Out: completions with the sampled ids, their log-probs and versions. The event loop
+never waits for a forward pass: requests go through an inbox, and results come back with `call_soon_threadsafe`, one call per step.
+`model` is shared with the learner, who may change its weights in place; `publish` then makes sure that nothing computed before is
+used again. Refuses prompts that do not fit the context, and after a failure every request, with the sentence of that failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from ...errors import ConfigError, DeadlineError, EngineError
+from ...types import Completion, Request
+from .batch import Batch, Row
+from .cache import SlotCache
+from .slots import Slots
+from .twin import check_twin, make_twin, same_tensors
+
+IDLE_S = 5.0  # a thread without work ends after this long, and starts again with the next request
+_engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
+
+
+class LocalEngine:
+    """Continuous batching over one model.
+
+    max_context       tokens of a prompt and its reply together; None: what the model was made for
+    max_batch         how many requests run at once; more wait their turn
+    max_step_tokens   how many prompt tokens one step may read, so that long prompts do not hold up those who are sampling
+    kv_tokens         how many tokens all caches may hold together; None: from `kv_gib`
+    kv_gib            the same in memory; None: 2 GiB, or less where less is free (on a GPU, 40 % of what is free)
+    stop_ids          ids that end every reply; None: the end tokens of the model's generation config
+    """
+
+    reads: Literal["ids", "messages"] = "ids"
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_context: int | None = None,
+        max_batch: int = 256,
+        max_step_tokens: int = 1024,
+        kv_tokens: int | None = None,
+        kv_gib: float | None = None,
+        stop_ids: Iterable[int] | None = None,
+        version: int = 0,
+    ) -> None:
+        for name, number in [
+            ("max_context", max_context), ("max_batch", max_batch), ("max_step_tokens", max_step_tokens),
+            ("kv_tokens", kv_tokens), ("kv_gib", kv_gib),
+        ]:  # fmt: skip
+            if number is not None and not number > 0:
+                raise ConfigError(f"engine: {name} must be more than 0, not {number}")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.version = version
+        self.renderer: Any = None  # set by `open_engine`
+        self.stop_ids = frozenset(_end_ids(model, tokenizer) if stop_ids is None else stop_ids)
+        self.device = next(model.parameters()).device
+        self._twin = make_twin(model)
+        token_bytes = check_twin(model, self._twin, self.device)
+        if kv_tokens is None:
+            kv_tokens = int(_kv_bytes(kv_gib, self.device) // token_bytes)
+        self.max_context = min(max_context or _model_context(model), kv_tokens)
+        if self.max_context < 2:
+            raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens or kv_gib")
+        length = min(self.max_context, 256)
+        slots = Slots(
+            SlotCache(max(1, min(8, kv_tokens // length)), length),
+            max_tokens=kv_tokens,
+            max_slots=2 * max_batch,
+            max_length=self.max_context,
+        )
+        self._batch = Batch(
+            self._twin,
+            slots,
+            max_batch=max_batch,
+            max_step_tokens=max_step_tokens,
+            max_context=self.max_context,
+            device=self.device,
+        )
+        self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
+        self._wake = threading.Condition()
+        self._forward = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._published = 0
+        self._forgotten = 0
+        self._num_requests = 0
+        self._busy_s = 0.0
+        self._tail_tokenizer: Any = None
+        _engines.add(self)
+
+    async def generate(self, request: Request) -> Completion:
+        row = self._row(request)
+        row.loop = asyncio.get_running_loop()
+        row.future = row.loop.create_future()
+        self._post("add", row)
+        try:
+            completion: Completion = await row.future
+        except asyncio.CancelledError:
+            self._post("remove", row)
+            raise
+        return completion
+
+    def publish(self, version: int) -> None:
+        """The weights have changed in place: drop every cache; tokens drawn from now on carry `version`.
+
+        Rows that are in the middle of a reply go on with the new weights, and their tokens say so one by one.
+        """
+        if not same_tensors(self.model, self._twin):
+            with self.hold():
+                self._twin = self._batch.model = make_twin(self.model)
+        self.version = version
+        self._published += 1
+
+    @contextmanager
+    def hold(self, timeout_s: float = 60.0) -> Iterator[None]:
+        """No forward pass runs inside: for a learner that updates the weights while chains are being sampled."""
+        if not self._forward.acquire(timeout=timeout_s):
+            raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._forward.release()
+
+    def release(self, session: str) -> None:
+        self._inbox.append(("release", session))
+
+    def stats(self) -> dict[str, float]:
+        """What was done so far, and what is held now. Read without stopping the engine, so figures may be a step apart."""
+        batch = self._batch
+        return {
+            **batch.counts,
+            "requests": self._num_requests,
+            "evicted": batch.slots.num_evicted,
+            "running": len(batch.running),
+            "queued": len(batch.queue),
+            "slots": batch.slots.cache.num_slots,
+            "slot_length": batch.slots.cache.length,
+            "kv_bytes": batch.slots.cache.num_bytes,
+            "busy_s": self._busy_s,
+        }
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.shut)
+
+    def shut(self, timeout_s: float = 10.0) -> None:
+        """Close without an event loop. Requests that still run fail; the model stays the caller's."""
+        with self._wake:
+            self._failure = self._failure or "the engine was closed"
+            thread = self._thread
+            self._wake.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def _row(self, request: Request) -> Row:
+        count = len(request.prompt_ids)
+        if count == 0:
+            raise EngineError("the prompt is empty: there is nothing to go on from")
+        if count >= self.max_context:
+            raise EngineError(
+                f"the prompt has {count} tokens and the context holds {self.max_context}, reply included: "
+                "shorten the prompt, end the chain earlier, or raise max_context"
+            )
+        return Row(request, self.stop_ids, self._decode_tail)
+
+    def _post(self, kind: Literal["add", "remove"], row: Row) -> None:
+        with self._wake:
+            if kind == "add":
+                if self._failure is not None:
+                    raise EngineError(self._failure)
+                self._num_requests += 1
+            self._inbox.append((kind, row))
+            if self._thread is None and kind == "add":
+                self._thread = threading.Thread(target=self._run, name="agentfly-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        """The thread. It ends when it is closed, when it fails, or when nothing was asked of it for a while."""
+        try:
+            with torch.no_grad():
+                while self._wait():
+                    self._work()
+        except Exception as error:
+            self._failure = self._failure or f"the local engine stopped: {type(error).__name__}: {error}"
+        if self._failure is not None:
+            self._fail_all(self._failure)
+
+    def _wait(self) -> bool:
+        """Block until there is work. False: the thread is to end."""
+        with self._wake:
+            if not self._inbox and not self._batch.busy and self._failure is None:
+                self._wake.wait(IDLE_S)
+            if self._failure is not None:
+                return False
+            if not self._inbox and not self._batch.busy:
+                self._thread = None
+                return False
+        return True
+
+    def _work(self) -> None:
+        batch, inbox = self._batch, self._inbox
+        while inbox:
+            kind, what = inbox.popleft()
+            if kind == "add":
+                batch.add(what)
+            elif kind == "remove":
+                batch.remove(what)
+            else:
+                batch.slots.release(what)
+        if not batch.busy:
+            return
+        began = time.perf_counter()
+        with self._forward:
+            published, version = self._published, self.version
+            if published != self._forgotten:
+                batch.slots.forget()
+                self._forgotten = published
+            news = batch.step(version, lambda: published == self._published)
+        self._busy_s += time.perf_counter() - began
+        if news:
+            self._send(news)
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        """Hand news to the event loops they belong to. A loop that is gone takes its rows with it."""
+        for loop in {id(row.loop): row.loop for row in rows}.values():
+            mine = [row for row in rows if row.loop is loop]
+            news = [(row, row.new_text, row.finished, row.error) for row in mine]
+            for row in mine:
+                row.new_text = ""
+            try:
+                loop.call_soon_threadsafe(self._deliver, news)
+            except RuntimeError:
+                for row in mine:
+                    self._batch.remove(row)
+
+    def _deliver(self, news: Sequence[tuple[Row, str, Literal["stop", "length"] | None, str | None]]) -> None:
+        """In the event loop: streamed text, then results."""
+        for row, text, finished, error in news:
+            if row.future.done():
+                continue
+            try:
+                if text and row.on_text is not None:
+                    row.on_text(text)
+                if error is not None:
+                    row.future.set_exception(EngineError(error))
+                elif finished is not None:
+                    row.future.set_result(self._complete(row, finished))
+            except Exception as failure:  # noqa: BLE001  what a listener raises belongs to whoever asked, not to the loop
+                row.future.set_exception(failure)
+                self._post("remove", row)
+
+    def _complete(self, row: Row, finished: Literal["stop", "length"]) -> Completion:
+        ids = row.tokens[row.num_prompt :]
+        text = self._decode(self.tokenizer, ids[:-1] if row.ended_by_id else ids)
+        return Completion(text=text, token_ids=ids, logprobs=row.logprobs, versions=row.versions, stop=finished)
+
+    def _fail_all(self, sentence: str) -> None:
+        with self._wake:
+            rows = self._batch.clear() + [what for kind, what in self._inbox if kind == "add"]
+            self._inbox.clear()
+            self._thread = None
+        for row in rows:
+            row.error = sentence
+        if rows:
+            self._send(rows)
+
+    def _decode_tail(self, ids: Sequence[int]) -> str:
+        """For the engine's thread: its own tokenizer, since a fast tokenizer must not be read while another thread sets it up."""
+        if self._tail_tokenizer is None:
+            import copy
+
+            self._tail_tokenizer = copy.deepcopy(self.tokenizer)
+        return self._decode(self._tail_tokenizer, ids)
+
+    @staticmethod
+    def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _end_ids(model: Any, tokenizer: Any) -> set[int]:
+    found: set[int] = set()
+    for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(holder, "eos_token_id", None)
+        if ids is not None:
+            found.update([ids] if isinstance(ids, int) else ids)
+    return found
+
+
+def _model_context(model: Any) -> int:
+    config = model.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or 4096)
+
+
+def _kv_bytes(kv_gib: float | None, device: torch.device) -> float:
+    if kv_gib is not None:
+        return kv_gib * 2**30
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return 0.4 * free
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not every system tells
+        return 2 * 2**30
+    return min(2 * 2**30, 0.25 * free)
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread inside a forward pass must not outlive the interpreter."""
+    for engine in list(_engines):
+        engine.shut(timeout_s=5.0)

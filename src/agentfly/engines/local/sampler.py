@@ -1,0 +1,73 @@
+"""Drawing one token per row from a batch of logits.
+
+In: logits [rows, vocabulary], each row's `Sampling`, one uniform number per row. Out: the ids and their natural log-probs under
+softmax(logits / temperature), before top-k, top-p and min-p cut it (temperature 0: the best token, under softmax(logits)). One number per
+row and inversion of the distribution make a draw depend on that row alone, not on its batch-mates. Holds no state and no generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...types import Sampling
+
+ALMOST_ONE = 1.0 - 2.0**-20  # keeps u * total below total in float32, so that no token of probability 0 is ever drawn
+
+
+def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
+    """One token per row. `uniforms` are in [0, 1); greedy rows ignore theirs."""
+    device = logits.device
+    logits = logits.float()
+    temperatures = [sampling.temperature for sampling in samplings]
+    if any(t not in (0.0, 1.0) for t in temperatures):
+        logits = logits / torch.tensor([t or 1.0 for t in temperatures], device=device)[:, None]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    cold = [t == 0.0 for t in temperatures]
+    if all(cold):
+        ids = logits.argmax(dim=-1)
+    else:
+        probs = _truncate(logprobs.exp(), samplings)
+        cumulative = probs.cumsum(dim=-1)
+        points = torch.tensor([min(u, ALMOST_ONE) for u in uniforms], device=device)[:, None] * cumulative[:, -1:]
+        ids = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
+        if any(cold):
+            ids = torch.where(torch.tensor(cold, device=device), logits.argmax(dim=-1), ids)
+    chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    return ids.tolist(), chosen.tolist()
+
+
+def _truncate(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Zero what top-k, then top-p of what is left, then min-p rule out. Rows are not normalised again: drawing does not need it."""
+    device = probs.device
+    if any(sampling.min_p > 0 for sampling in samplings):
+        floors = torch.tensor([sampling.min_p for sampling in samplings], device=device)[:, None]
+        small = probs < floors * probs.amax(dim=-1, keepdim=True)
+    else:
+        small = None
+    sorting = [i for i, sampling in enumerate(samplings) if sampling.top_k > 0 or sampling.top_p < 1.0]
+    if sorting:
+        rows = probs if len(sorting) == len(samplings) else probs[sorting]
+        cut = _cut_sorted(rows, [samplings[i] for i in sorting])
+        if rows is probs:
+            probs = cut
+        else:
+            probs[sorting] = cut
+    return probs if small is None else probs.masked_fill(small, 0.0)
+
+
+def _cut_sorted(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    size = probs.shape[1]
+    tops = [min(sampling.top_k or size, size) for sampling in samplings]
+    values, places = probs.topk(max(tops), dim=-1)  # sorted, best first
+    ranks = torch.arange(values.shape[1], device=probs.device)
+    values = values.masked_fill(ranks >= torch.tensor(tops, device=probs.device)[:, None], 0.0)
+    if any(sampling.top_p < 1.0 for sampling in samplings):
+        before = values.cumsum(dim=-1) - values
+        limits = torch.tensor([sampling.top_p for sampling in samplings], device=probs.device)[:, None]
+        # A row without top-p keeps all: rounding must not cost it its tail.
+        over = (before >= limits * values.sum(dim=-1, keepdim=True)) & (limits < 1.0)
+        values = values.masked_fill(over, 0.0)
+    return torch.zeros_like(probs).scatter_(1, places, values)

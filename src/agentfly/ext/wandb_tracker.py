@@ -1,0 +1,67 @@
+"""Metrics for Weights & Biases.
+
+Comes in: metrics and a step. Goes out: a run of the project `agentfly` (or WANDB_PROJECT). It never asks anything: without a
+key, or with WANDB_MODE=offline, the run is written to `<directory>/wandb` and can be sent later with `wandb sync`. A resumed
+run goes on under its old id.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import wandb
+
+MODES = ("online", "offline", "disabled", "shared")
+
+
+class WandbTracker:
+    def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None, name: str = "") -> None:
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        id_file = directory / "wandb-id.txt"
+        known = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "agentfly"),
+            name=name or None,
+            config=dict(config or {}),
+            dir=str(directory),
+            id=known,
+            resume="allow" if known else None,
+            mode=choose_mode(os.environ.get("WANDB_MODE"), has_key()),
+            # A run that asks a question on a machine nobody watches waits for ever.
+            settings=wandb.Settings(silent=True, console="off", login_timeout=10, init_timeout=60),
+        )
+        id_file.write_text(self._run.id, encoding="utf-8")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def choose_mode(asked: str | None, key: bool) -> str:
+    """What WANDB_MODE says where it says something; else online with a key, offline without."""
+    if asked in MODES:
+        return str(asked)
+    return "online" if key else "offline"
+
+
+def has_key() -> bool:
+    """Whether logging in would need no question: a key in the environment, or one that `wandb login` has stored."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    files = [Path(os.environ["NETRC"])] if os.environ.get("NETRC") else [Path.home() / name for name in (".netrc", "_netrc")]
+    for file in files:
+        try:
+            if host in netrc.netrc(str(file)).hosts:
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False

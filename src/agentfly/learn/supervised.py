@@ -1,0 +1,100 @@
+"""Supervised warm start: the same rows and masks as reinforcement learning, trained by likelihood.
+
+In: training rows made by `to_samples` from demonstrations (a demonstration is a trajectory whose replies are the sampled
+tokens, with some reward). Out: the model's weights changed in place, and metrics. The loss is the mean negative
+log-likelihood over masked tokens of a minibatch, exact however it is cut into micro batches. Rewards, advantages and
+versions are not read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError, InvariantError
+from ..types import Sample
+from .batching import Rows, passes
+from .logprobs import Scorer
+from .optim import Optimizer
+from .settings import OptimSettings
+from .totals import Totals
+
+
+class SupervisedLearner:
+    """Trains one model on demonstrations."""
+
+    def __init__(
+        self, model: nn.Module, *, optim: OptimSettings | None = None, device: torch.device | str | None = None, seed: int = 0
+    ) -> None:
+        self.optim = optim or OptimSettings()
+        if self.optim.critic_lr is not None:
+            raise ConfigError("supervised training has no critic: remove optim.critic_lr")
+        self.optim.lr_factor(self.optim.warmup_steps)
+        self.model = model.to(device) if device is not None else model
+        self.model.eval()
+        self.device = next(self.model.parameters()).device
+        self._scorer = Scorer(self.model, chunk=self.optim.logprob_chunk)
+        self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
+        self._seed = seed
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """How often `update` has changed the weights."""
+        return self._version
+
+    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One step on these rows: epochs x minibatches optimizer steps."""
+        if not samples:
+            raise ConfigError("there is nothing to train on: the batch has no demonstration")
+        rows, totals = Rows(samples), Totals()
+        factor = self.optim.lr_factor(self._version)
+        self._optimizer.set_lr(factor)
+        order = f"{self._seed}/{self._version}"
+        for members in passes(len(rows), epochs=self.optim.epochs, minibatches=self.optim.minibatches, seed=order):
+            self._step(rows, members, totals)
+        self._version += 1
+        return totals.means() | {
+            "train/lr": self.optim.lr * factor,
+            "train/samples": float(len(rows)),
+            "train/tokens": float(rows.num_tokens),
+        }
+
+    def _step(self, rows: Rows, members: Sequence[int], totals: Totals) -> None:
+        num_tokens = sum(len(rows.positions[row]) for row in members)
+        whole = torch.zeros((), device=self.device)
+        for micro in rows.micro_batches(members, self.optim.max_tokens_per_batch):
+            batch = rows.tensors(micro, self.device)
+            loss = -self._scorer(batch).logprobs.sum() / num_tokens
+            loss.backward()  # type: ignore[no-untyped-call]
+            whole += loss.detach()
+            size = batch.input_ids.numel()
+            totals.add("train/padding_waste", size - sum(rows.lengths[row] for row in micro), size)
+        loss_value, norm = float(whole), float(self._optimizer.clip())
+        if not (math.isfinite(loss_value) and math.isfinite(norm)):
+            self._optimizer.zero_grad()
+            raise InvariantError(f"step {self._version}: the loss is {loss_value}; this step was not applied: lower optim.lr")
+        self._optimizer.step()
+        totals.add("train/loss", loss_value, 1)
+        totals.add("train/grad_norm", norm, 1)
+
+    @torch.no_grad()
+    def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Mean negative log-likelihood of held-out rows, per token."""
+        rows, totals = Rows(samples), Totals()
+        for micro in rows.micro_batches(range(len(rows)), self.optim.max_tokens_per_batch):
+            logprobs = self._scorer(rows.tensors(micro, self.device)).logprobs
+            totals.add("eval/loss", -logprobs.sum(), len(logprobs))
+        return totals.means()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs besides the model's own weights."""
+        return {"version": self._version, "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._version = int(state["version"])

@@ -1,0 +1,210 @@
+"""Make the pocket model: `python -m agentfly.pocket.build [--device auto] [--steps N] [--out DIR]`.
+
+In: a seed. Out: a folder that `from_pretrained` loads, and a table of held-out success. All data is generated here, nothing is fetched.
+
+  tokenizer   byte-level BPE trained on dialogues
+  phase good  `--steps` steps on dialogues that solve their task: the model learns the formats, to choose tools and to copy
+  phase mixed a fifth as many on dialogues that often do not: the warm start, which leaves reinforcement learning something to do
+
+The same seed, steps, batch and device give the same weights, up to the order of floating-point sums; the number of workers does not matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from . import model_dir
+from .chat import IM_END, PAD
+from .demos import Phase, demonstrations
+from .tokens import MAX_LENGTH, VOCABULARY, corpus, encode_demo, save_tokenizer, train_tokenizer
+
+SHAPE = {"hidden_size": 160, "num_hidden_layers": 4, "intermediate_size": 448, "num_attention_heads": 5}
+# Defaults by device: on a GPU a few minutes, on two CPU cores about an hour.
+DEFAULTS = {"cuda": {"steps": 6000, "batch": 512}, "cpu": {"steps": 3000, "batch": 48}}
+MIXED_SHARE = 0.2
+CONTEXT_WEIGHT = {"good": 0.1, "mixed": 0.02}
+PEAK_RATE = {"good": 3e-3, "mixed": 6e-4}
+Batch = tuple[list[list[int]], list[list[int]]]
+
+_worker: dict[str, Any] = {}
+
+
+def make_batch(tokenizer_file: str, seed: int, phase: Phase, number: int, size: int) -> Batch:
+    """The ids and masks of one batch; it depends on its number alone, not on who makes it."""
+    from tokenizers import Tokenizer
+
+    if tokenizer_file not in _worker:
+        _worker[tokenizer_file] = Tokenizer.from_file(tokenizer_file)
+    encoded = [encode_demo(_worker[tokenizer_file], demo) for demo in demonstrations(f"{seed} {phase} {number}", phase, size)]
+    return [ids for ids, _ in encoded], [mask for _, mask in encoded]
+
+
+def batches(pool: ProcessPoolExecutor | None, tokenizer_file: str, seed: int, phase: Phase, steps: int, size: int) -> Iterator[Batch]:
+    """Batches in order, made ahead of time where there are workers, but never many more than are needed next."""
+    if pool is None:
+        yield from (make_batch(tokenizer_file, seed, phase, number, size) for number in range(steps))
+        return
+    waiting: deque[Future[Batch]] = deque()
+    for number in range(steps):
+        waiting.append(pool.submit(make_batch, tokenizer_file, seed, phase, number, size))
+        if len(waiting) > 64:
+            yield waiting.popleft().result(timeout=300)
+    while waiting:
+        yield waiting.popleft().result(timeout=300)
+
+
+def new_model(vocabulary: int, stop: int, pad: int) -> Any:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        **SHAPE,
+        num_key_value_heads=SHAPE["num_attention_heads"],
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=stop,
+        pad_token_id=pad,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad, do_sample=True, max_new_tokens=128)
+    return model
+
+
+def train_phase(model: Any, data: Iterator[Batch], phase: Phase, steps: int, pad: int, *, report: int = 200) -> float:
+    """Plain supervised steps: cross-entropy on the replies, and a little on everything else. Gives back the last loss."""
+    import torch
+    from torch.nn import functional
+
+    cuda = model.device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE[phase], betas=(0.9, 0.98), weight_decay=0.01, fused=cuda)
+    warmup = max(1, min(200, steps // 10))
+    started, tokens, loss_value = time.perf_counter(), 0, math.nan
+    model.train()
+    for step, (rows, masks) in enumerate(data, start=1):
+        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_RATE[phase] * min(step / warmup, decay)
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
+        weights = torch.tensor(
+            [[1.0 if m else CONTEXT_WEIGHT[phase] for m in mask] + [0.0] * (width - len(mask)) for mask in masks]
+        )
+        ids, weights = ids.to(model.device, non_blocking=True), weights.to(model.device, non_blocking=True)
+        # Padding stands on the right of a causal model, so nothing that counts can see it and no mask is needed.
+        logits = model(input_ids=ids[:, :-1]).logits
+        losses = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        weights = weights[:, 1:].flatten()
+        loss = (losses * weights).sum() / weights.sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        tokens += ids.numel()
+        if step % report == 0 or step == steps:
+            loss_value = loss.item()
+            seconds = time.perf_counter() - started
+            print(f"{phase} step {step}/{steps}  loss {loss_value:.4f}  {tokens / seconds:,.0f} tokens/s  {seconds:.0f} s", flush=True)
+    model.eval()
+    return loss_value
+
+
+def evaluate(model: Any, tokenizer: Any, count: int, label: str) -> dict[str, float]:
+    """Held-out success at temperature 1, by kind of task, printed as it comes."""
+    from .evaluate import KINDS, success
+
+    figures = {}
+    for kind in KINDS:
+        figures[kind] = round(success(model, tokenizer, kind, count), 4)
+    print(label, "  ".join(f"{kind} {figure:.3f}" for kind, figure in figures.items()), flush=True)
+    return figures
+
+
+def build(
+    out: Path, *, device: str = "auto", steps: int | None = None, batch: int | None = None, seed: int = 0, workers: int | None = None,
+    evaluations: int = 800,
+) -> dict[str, Any]:  # fmt: skip
+    """Train the tokenizer and the model, write both to `out`, and give back the figures that stand in its build.json."""
+    import torch
+    from transformers import AutoTokenizer
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in DEFAULTS:
+        raise ConfigError(f"--device is auto, cpu or cuda, not {device!r}")
+    defaults = DEFAULTS[device.partition(":")[0]]
+    steps, batch = steps or defaults["steps"], batch or defaults["batch"]
+    workers = max(0, (os.cpu_count() or 1) - 2) if workers is None else workers
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+    started = time.perf_counter()
+    texts = itertools.chain(demonstrations(f"{seed} corpus", "good", 6000), demonstrations(f"{seed} corpus", "mixed", 6000))
+    raw = train_tokenizer(corpus(texts), VOCABULARY)
+    save_tokenizer(raw, out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    pad = tokenizer.convert_tokens_to_ids(PAD)
+    model = new_model(len(tokenizer), tokenizer.convert_tokens_to_ids(IM_END), pad).to(device)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"tokenizer {len(tokenizer)} entries, model {size:,} parameters, {time.perf_counter() - started:.0f} s", flush=True)
+
+    figures: dict[str, Any] = {"parameters": size, "vocabulary": len(tokenizer), "seed": seed, "batch": batch, "device": device}
+    plan: Sequence[tuple[Phase, int]] = (("good", steps), ("mixed", max(1, round(steps * MIXED_SHARE))))
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "tokenizer.json")
+        raw.save(file)
+        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
+        try:
+            for phase, count in plan:
+                loss = train_phase(model, batches(pool, file, seed, phase, count, batch), phase, count, pad)
+                figures[phase] = {"steps": count, "loss": round(loss, 4)}
+                model.save_pretrained(out)
+                if evaluations:
+                    figures[phase]["success"] = evaluate(model, tokenizer, evaluations, f"after {phase}:")
+        finally:
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
+    figures["seconds"] = round(time.perf_counter() - started)
+    (out / "build.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m agentfly.pocket.build", description="Make the pocket model.")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--steps", type=int, help="steps of the first phase; the second has a fifth as many")
+    parser.add_argument("--batch", type=int, help="dialogues per step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, help="processes that make the data")
+    parser.add_argument("--evaluations", type=int, default=800, help="held-out chains per kind of task; 0 for none")
+    parser.add_argument("--out", type=Path, default=model_dir())
+    given = parser.parse_args(arguments)
+    try:
+        figures = build(
+            given.out, device=given.device, steps=given.steps, batch=given.batch, seed=given.seed, workers=given.workers,
+            evaluations=given.evaluations,
+        )  # fmt: skip
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

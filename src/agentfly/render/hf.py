@@ -1,0 +1,321 @@
+"""`HFRenderer`: messages to ids over any Hugging Face tokenizer and its chat template, extended turn by turn.
+
+In: a tokenizer (only that: no model, no torch). Out: the ids of a first prompt, and after each reply only the ids that follow it:
+
+    start    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
+    sampled                                                          Hello<|im_end|>                     (kept as it is, never re-encoded)
+    extend                                                                          \\n<|im_start|>user\\n...<|im_start|>assistant\\n
+
+A trajectory is rendered in full once. Where the template rewrites what was there before (strips thinking, moves the tool list, swaps
+the end of turn), `extend` says so: `restarts`, with the whole new prompt. A reply that ended without its end-of-turn token (it was too
+long, or met a stop string) has that token put behind it as context. Control tokens spelled out in messages stay plain text.
+
+Refuses: images (the tokenizer has no eyes), tokenizers without a chat template, and messages that the template has no form for; each
+with what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, InvariantError
+from ..types import Completion, Extension, Message, ToolCall
+from .profile import History, Shaper, TurnShape, is_id, turn_shape
+from .profile_glue import Prober, Profile, without
+from .template import CHATML, ChatTemplate, TemplateRefused
+from .template_dialect import PROBE_TOOLS, Dialect
+from .template_reply import MARKS
+from .template_tokens import Codec
+
+_MAX_KNOWN = 4096  # how many shapes, and how many running chains, are remembered
+
+
+class HFRenderer:
+    """Implements `types.Renderer`.
+
+    chat_template   None: the tokenizer's own; "chatml"; the text of a template; or the path of a .jinja file.
+    stop_ids        end-of-turn ids beyond eos and those found in the template (a model's generation config may list some).
+    template_args   variables of the template, such as `enable_thinking=False` or `date_string="26 Jul 2024"`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        *,
+        stop_ids: Sequence[int] = (),
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        args = dict(template_args or {})
+        sources = _sources(tokenizer, chat_template)
+        self._voices = {name: _Voice(tokenizer, source, args, stop_ids) for name, source in sources.items()}
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for voice in self._voices.values() for i in voice.stop_ids))
+        if not self.stop_ids:
+            raise ConfigError(
+                "no end-of-turn token is known: the tokenizer has no eos token and the chat template ends a reply with none; give stop_ids="
+            )
+
+    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The ids of the first prompt, up to where the first reply begins."""
+        if not messages:
+            raise ConfigError("there is no message to render: a conversation begins with at least one")
+        return self._voice(tools).full(messages, tools)
+
+    def extend(
+        self, messages: Sequence[Message], num_new: int, completion: Completion, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Extension:
+        """What follows the reply `messages[-num_new - 1]`, up to where the next one begins."""
+        at = len(messages) - num_new - 1
+        if num_new < 1 or at < 0 or messages[at].role != "assistant":
+            raise InvariantError(
+                f"extend wants a reply and then {max(num_new, 1)} new messages; it got {len(messages)} messages"
+            )
+        sampled = completion.token_ids
+        stop = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
+        return self._voice(tools).extend(messages, at, stop, tools)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a reply: marks of thinking and calls are kept, the end of turn and bos are not."""
+        end = len(ids)
+        while end and ids[end - 1] in self.stop_ids:
+            end -= 1
+        return self._voice(()).codec.decode(ids[:end])
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a reply given as text (for demonstrations), without its end of turn (`stop_ids[0]`)."""
+        codec = self._voice(()).codec
+        return codec.encode(codec.guard_reply(text))
+
+    def _voice(self, tools: Sequence[Mapping[str, Any]]) -> _Voice:
+        if tools and "tool_use" in self._voices:
+            return self._voices["tool_use"]
+        return self._voices["default"]
+
+
+class _Voice:
+    """One template of a tokenizer. Most have one; some have another for prompts with tools."""
+
+    def __init__(self, tokenizer: Any, source: str, args: Mapping[str, Any], stop_ids: Sequence[int]) -> None:
+        turn_end = "<|im_end|>" if "<|im_end|>" in tokenizer.get_vocab() else tokenizer.eos_token or ""
+        self.template = ChatTemplate(source, {"turn_end": turn_end, **tokenizer.special_tokens_map, **args})
+        self.codec = Codec(tokenizer, self.template.written)
+        self.dialect = Dialect(self.template, self.codec)
+        found = _end_of_turn(self.dialect, self.codec)
+        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))
+        self._stop_texts = {index: self.codec.text([index]) for index in self.stop_ids}
+        self.codec.forbid_in_replies(self._turn_marks())
+        self._shaper = Shaper(self.dialect)
+        self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
+        self._profiles: OrderedDict[Any, tuple[Profile, int]] = OrderedDict()
+        self._chains: OrderedDict[int, tuple[Message, int, History]] = OrderedDict()
+        self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+
+    def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int | None = None) -> list[int]:
+        _refuse_images(messages)
+        try:
+            text = self.dialect.render(messages, self._guarded(tools), True, manner)
+        except TemplateRefused as refused:
+            raise _refusal(messages, refused) from refused
+        return self.codec.encode_start(text)
+
+    def extend(self, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]) -> Extension:
+        reply, new = messages[at], messages[at + 1 :]
+        _refuse_images(new)
+        history = self._history(messages, at)
+        turn = turn_shape(self._shaper, reply, new)
+        shown = self._guarded(tools)
+        try:
+            profile, num_control = self._profile(history, turn, reply, new, stop, shown)
+            if profile.counts:
+                return self._ask_in_full(profile, messages, at, stop, tools)
+            if profile.restarts:
+                return Extension(self.full(messages, tools, profile.manner), restarts=True)
+            values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
+            if profile.glue is None or not self._fits(profile, values):
+                text = self._prober.text(profile, history.messages(), values, shown)
+                return Extension(self.codec.encode(text, stop))
+        except TemplateRefused as refused:
+            raise _refusal(messages, refused) from refused
+        values = {word: self.dialect.identity(value) if is_id(word) else value for word, value in values.items()}
+        ids = self.codec.encode(profile.fill(values), stop)
+        if self.codec.num_control(ids) != num_control:
+            # A message spells out a control token: once more, with cuts.
+            guarded = {word: self.codec.guard(value) for word, value in values.items()}
+            ids = self.codec.encode(profile.fill(guarded), stop)
+        return Extension(ids)
+
+    def _profile(
+        self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any
+    ) -> tuple[Profile, int]:
+        key = (history, turn, stop, id(tools))
+        known = self._profiles.get(key)
+        if known is None:
+            text = None if stop is None else self._stop_texts[stop]
+            plain = turn_shape(self._shaper, _plain(reply), new) if reply.tool_calls else turn
+            profile = self._prober.profile(history, turn, plain, text, tools)
+            num_control = 0
+            if profile.glue is not None:
+                words = {word: "a" for word, _ in profile.holes}
+                num_control = self.codec.num_control(self.codec.encode(profile.fill(words), stop))
+            known = profile, num_control
+            _remember(self._profiles, key, known)
+        return known
+
+    def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
+        """Glue was made for contents that are not blank, and for names that mean nothing to the template."""
+        turn = profile.turn
+        blank = [word for word, shape in zip(turn.content_words(), turn.new, strict=True) if not shape.skeleton]
+        if any(values[word] for word in blank):
+            return False
+        contents = turn.content_words()
+        return all(value not in self.template.words for word, value in values.items() if word not in contents)
+
+    def _ask_in_full(
+        self, profile: Profile, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]
+    ) -> Extension:
+        """For templates that count messages or calls: the whole conversation each time, for its last part."""
+        reply, new, turn = messages[at], messages[at + 1 :], profile.turn
+        text = None if stop is None else self._stop_texts[stop]
+        shown = self._guarded(tools)
+        names = {word: value for word, value in turn.values(reply, new).items() if word not in turn.content_words()}
+        seen = self._prober.look(profile.manner, list(messages[:at]), turn, names, text, shown)
+        if seen.restarts:
+            return Extension(self.full(messages, tools, profile.manner), restarts=True)
+        values = turn.values(reply, new)
+        tail = self._prober.text(replace(profile, gap=seen.gap), list(messages[:at]), values, shown)
+        return Extension(self.codec.encode(tail, stop))
+
+    def _history(self, messages: Sequence[Message], at: int) -> History:
+        """The shapes before the reply: what was known at this chain's last reply, and the one turn since."""
+        before = next((i for i in range(at - 1, -1, -1) if messages[i].role == "assistant"), -1)
+        known = self._chains.pop(id(messages[before]), None) if before >= 0 else None
+        if known is not None and known[0] is messages[before] and known[1] == _fingerprint(messages, before):
+            history = known[2].then(self._shaper.unit(messages[before:at]))
+        else:
+            history = self._shaper.history(messages[:at])
+        _remember(self._chains, id(messages[at]), (messages[at], _fingerprint(messages, at), history))
+        return history
+
+    def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
+        """The tools with cuts; the same object for the same tools."""
+        if not tools:
+            return None
+        key = tuple(map(id, tools))
+        known = self._tools.get(key)
+        if known is None:
+            known = (list(tools), self.codec.guard_data(list(tools)))
+            _remember(self._tools, key, known)
+        return known[1]
+
+    def _turn_marks(self) -> list[str]:
+        """Special tokens that begin and end turns: no reply may write them. Those of thinking are its own."""
+        marks = set(self._stop_texts.values())
+        for messages in ([Message("user", "a")], [Message("system", "a"), Message("user", "a")]):
+            try:
+                text = self.dialect.render(messages, None, True, 0)
+            except TemplateRefused:
+                continue
+            marks |= {token for token in self.codec.special if token in text}
+        return [mark for mark in marks if len(mark) > 1 and mark not in MARKS]
+
+
+def _sources(tokenizer: Any, chat_template: str | None) -> dict[str, str]:
+    """Template texts by name, "default" among them."""
+    if chat_template is None:
+        own = getattr(tokenizer, "chat_template", None)
+        if not own:
+            raise ConfigError(
+                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template: give one, such as chat_template='chatml'"
+            )
+        if isinstance(own, str):
+            return {"default": own}
+        return {**own, "default": own.get("default") or next(iter(own.values()))}
+    if chat_template == "chatml":
+        return {"default": CHATML}
+    if chat_template.endswith(".jinja"):
+        path = Path(chat_template)
+        if not path.is_file():
+            raise ConfigError(f"chat_template: there is no file {chat_template!r}")
+        return {"default": path.read_text(encoding="utf-8")}
+    if "{" not in chat_template:
+        raise ConfigError(
+            f"chat_template: {chat_template!r} is neither 'chatml', nor a .jinja file, nor the text of a template"
+        )
+    return {"default": chat_template}
+
+
+def _end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
+    """The tokens that end a reply: after a plain one, and after a call."""
+    user, reply = Message("user", "zquser"), Message("assistant", "zqreply")
+    call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
+    result = Message("tool", "zqresult", tool_call_id=call.id)
+    found: list[int] = []
+    behind = _after(dialect, [user, reply], "zqreply", None)
+    marks = _specials(codec, behind)
+    if marks and not without(behind, marks).strip():
+        found.append(codec.control[marks[-1]])
+    else:
+        # Nothing ends the last reply: then the mark of the next turn is what the model ends with.
+        behind = _after(dialect, [user, reply, user], "zqreply", None)
+        found += [codec.control[mark] for mark in _specials(codec, behind)[:1] if behind.lstrip().startswith(mark)]
+    if dialect.habits.calls:
+        called = Message("assistant", "", (call,))
+        both = Message("assistant", "", (call, replace(call, id="zqd00001q")))
+        twice = _after(dialect, [user, both], "zqvalue", PROBE_TOOLS)
+        closing = _specials(codec, _after(dialect, [user, called], "zqvalue", PROBE_TOOLS))
+        if closing:
+            # What closes a call stands behind each of them; what ends the turn stands there once, and last.
+            found += [codec.control[closing[-1]]] if twice.count(closing[-1]) <= 1 else []
+        else:
+            after = _after(dialect, [user, called, result], "zqvalue", PROBE_TOOLS).partition("zqresult")[0]
+            found += [codec.control[token] for token in _specials(codec, after)[:1]]
+    return list(dict.fromkeys(found))
+
+
+def _specials(codec: Codec, text: str) -> list[str]:
+    """The special tokens of a text in order, the longest where one holds another."""
+    found = sorted((token for token in codec.special if token in text), key=lambda token: (text.find(token), len(token)))
+    return [token for token in found if not any(token != other and token in other for other in found)]
+
+
+def _after(dialect: Dialect, messages: list[Message], word: str, tools: Any) -> str:
+    try:
+        text = dialect.render(messages, tools, False, 0)
+    except TemplateRefused:
+        return ""
+    return text.partition(word)[2]
+
+
+def _plain(reply: Message) -> Message:
+    return replace(reply, tool_calls=())
+
+
+def _fingerprint(messages: Sequence[Message], at: int) -> int:
+    return hash(tuple(map(id, messages[: at + 1])))
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    known[key] = value
+    if len(known) > _MAX_KNOWN:
+        known.popitem(last=False)
+
+
+def _refuse_images(messages: Sequence[Message]) -> None:
+    if any([message.images for message in messages]):
+        raise ConfigError(
+            "a message carries an image, and a tokenizer renders text alone: leave images out, or use a vision engine"
+        )
+
+
+def _refusal(messages: Sequence[Message], refused: TemplateRefused) -> ConfigError:
+    roles = ", ".join(message.role for message in messages[:6]) + (", ..." if len(messages) > 6 else "")
+    return ConfigError(
+        f"the chat template refuses messages with the roles {roles}: {refused}; "
+        "change the messages, set its variables with template_args=, or give another chat_template="
+    )

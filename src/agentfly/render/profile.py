@@ -1,0 +1,188 @@
+"""Shapes: how the messages of one turn look when their words are left out, and how a conversation is made small without changing it.
+
+In: messages. Out: hashable shapes, and made-up messages of the same shape. A template's decisions (is thinking stripped, does the tool
+list move, what glue stands between the messages) hang on roles, marks and order, not on words, so what was found out for one shape
+holds for all conversations of that shape. The words are made up of letters only and cannot be met by accident:
+
+    shape     (assistant, <think> "" </think> "", one call), tool
+    made up   <think>zqr1rqz</think>zqr3rqz + call zqn0nqz(x=zqa0aqz), then tool zqc0cqz
+
+A history is kept as its opening and the last occurrence of each kind of turn in it, in order: that keeps which kinds stand after the
+last user message, which is what templates ask about, and it stays small however long the conversation gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..types import Message, Role, ToolCall
+from .template_dialect import Dialect
+from .template_reply import Skeleton, Skeletons, flesh
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One message without its words."""
+
+    role: Role
+    skeleton: Skeleton
+    num_calls: int = 0
+
+
+Unit = tuple[Shape, ...]  # a reply and what came back
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A conversation made small."""
+
+    opening: Unit = ()
+    units: tuple[Unit, ...] = ()
+
+    def then(self, unit: Unit) -> History:
+        return History(self.opening, (*[known for known in self.units if known != unit], unit))
+
+    def messages(self, times: int = 1) -> list[Message]:
+        """Made-up messages of this history, each kind of turn `times` over. Results answer the calls before them in order."""
+        made: list[Message] = []
+        ids: list[str] = []
+        for shape in [*self.opening, *(shape for unit in self.units for _ in range(times) for shape in unit)]:
+            content = flesh(shape.skeleton, lambda _: "zqh")
+            if shape.role == "assistant":
+                ids = [f"zqh{i:05d}q" for i in range(shape.num_calls)]
+                made.append(Message("assistant", content, tuple(ToolCall("zqtool", {"x": "zqv"}, i) for i in ids)))
+            elif shape.role == "tool" and ids:
+                made.append(Message("tool", content, name="zqtool", tool_call_id=ids.pop(0) if len(ids) > 1 else ids[0]))
+            else:
+                made.append(Message(shape.role, content))
+        return made
+
+
+class Shaper:
+    """Messages to shapes, for one template."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._skeletons = Skeletons(dialect.template.literals)
+
+    def of(self, messages: Sequence[Message]) -> list[Shape]:
+        return [self._one(message, i + 1 < len(messages) and messages[i + 1].role == "tool") for i, message in enumerate(messages)]
+
+    def _one(self, message: Message, answered: bool) -> Shape:
+        if message.role != "assistant":
+            return Shape(message.role, self._skeletons.of(message.content))
+        parts, structured = self._dialect.read(message, answered)
+        return Shape("assistant", self._skeletons.of(parts.head), len(message.tool_calls) if structured else 0)
+
+    def unit(self, messages: Sequence[Message]) -> Unit:
+        """The shapes of a reply and what came back, with no more than two alike in a row."""
+        unit: list[Shape] = []
+        for shape in self.of(messages):
+            if shape.num_calls > 2:
+                shape = Shape(shape.role, shape.skeleton, 2)
+            if unit[-2:] != [shape, shape]:
+                unit.append(shape)
+        return tuple(unit)
+
+    def history(self, messages: Sequence[Message]) -> History:
+        """All of a conversation, from its beginning."""
+        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        first = replies[0] if replies else len(messages)
+        history = History(self.unit(messages[:first]))
+        for start, end in pairwise([*replies, len(messages)]):
+            history = history.then(self.unit(messages[start:end]))
+        return history
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a new message refers to the reply: which call it answers (-1: none), and whether it has an id and a name of its own."""
+
+    call: int = -1
+    own_id: bool = False
+    own_name: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShape:
+    """A reply and the messages that answer it: all that an extension hangs on, but for the words."""
+
+    reply: Shape
+    new: Unit
+    links: tuple[Link, ...]
+
+    def reply_words(self) -> list[str]:
+        """The words by which the made-up reply is found again, in order."""
+        words = [_word("r", i) for i, piece in enumerate(self.reply.skeleton) if not piece]
+        return words + [_word("a", i) for i in range(self.reply.num_calls)]
+
+    def content_words(self) -> list[str]:
+        return [_word("c", k) for k in range(len(self.new))]
+
+    def make(self, values: Mapping[str, str]) -> list[Message]:
+        """The made-up reply and the new messages, with `values` in place of the stand-ins that it names."""
+
+        def value(word: str) -> str:
+            return values.get(word, word)
+
+        calls = tuple(
+            ToolCall(value(_word("n", i)), {"x": _word("a", i)}, value(_id("d", i))) for i in range(self.reply.num_calls)
+        )
+        made = [Message("assistant", flesh(self.reply.skeleton, lambda i: _word("r", i)), calls)]
+        for k, (shape, link) in enumerate(zip(self.new, self.links, strict=True)):
+            word = _word("c", k)
+            content = values[word] if word in values else flesh(shape.skeleton, lambda _, word=word: word)  # type: ignore[misc]
+            identity = value(_id("e", k)) if link.own_id else value(_id("d", link.call)) if link.call >= 0 else None
+            name = value(_word("m", k)) if link.own_name else None
+            made.append(Message(shape.role, content, name=name, tool_call_id=identity))
+        return made
+
+    def values(self, reply: Message, new: Sequence[Message]) -> dict[str, str]:
+        """What the stand-ins stand for in a real turn."""
+        found: dict[str, str] = {}
+        for i, call in enumerate(reply.tool_calls[: self.reply.num_calls]):
+            found[_word("n", i)] = call.name
+            found[_id("d", i)] = call.id or f"call_{i}"
+        for k, (message, link) in enumerate(zip(new, self.links, strict=True)):
+            found[_word("c", k)] = message.content
+            if link.own_id:
+                found[_id("e", k)] = message.tool_call_id or ""
+            if link.own_name:
+                found[_word("m", k)] = message.name or ""
+        return found
+
+
+def turn_shape(shaper: Shaper, reply: Message, new: Sequence[Message]) -> TurnShape:
+    shape, *shapes = shaper.of([reply, *new])
+    calls = reply.tool_calls[: shape.num_calls]
+    links: list[Link] = []
+    waiting = list(range(len(calls)))
+    for message in new:
+        place = -1
+        if message.role == "tool" and calls:
+            named = [i for i, call in enumerate(calls) if message.tool_call_id and call.id == message.tool_call_id]
+            place = named[0] if named else waiting[0] if waiting and not message.tool_call_id else -1
+            if place in waiting:
+                waiting.remove(place)
+        own_name = message.name is not None and (place < 0 or message.name != calls[place].name)
+        links.append(Link(place, place < 0 and message.tool_call_id is not None, own_name))
+    return TurnShape(shape, tuple(shapes), tuple(links))
+
+
+def _word(kind: str, i: int) -> str:
+    return f"zq{kind}{i}{kind}qz"
+
+
+def _id(kind: str, i: int) -> str:
+    # Nine letters and digits, since some templates insist.
+    return f"zq{kind}{i:05d}q"
+
+
+def is_id(word: str) -> bool:
+    return word.endswith("q")
+
+
+def is_content(word: str) -> bool:
+    return word.startswith("zqc")

@@ -1,0 +1,242 @@
+"""Are two trees of mathematics the same value?
+
+Comes in: two trees of `math_read`. Goes out: True, False, or None where it cannot be decided. Three ways, each bounded in
+time and memory:
+
+    exact       both are rational numbers of a reasonable size: compared as fractions
+    modular     only + - * / and whole powers: evaluated at random points modulo a prime, so that variables and huge powers
+    cost nothing
+                (Schwartz-Zippel: two different expressions agree at three random points with a chance far below 1e-15)
+    numeric     roots, pi, logarithms, trigonometry: evaluated in floating point at fixed positive points
+
+Nothing is simplified or searched for, which is why nothing can run away.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+import operator
+import random
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import TypeVar
+
+from .math_read import Tree
+
+T = TypeVar("T")
+
+PRIME = 2**61 - 1
+MAX_BITS = 20_000
+DECIMAL_TOLERANCE = 2e-6  # six digits: 0.333333 for 1/3, 1.414214 for sqrt(2)
+TOLERANCE = 1e-9
+
+_FUNCTIONS: Mapping[str, Callable[[complex], complex]] = {
+    "sqrt": cmath.sqrt, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "exp": cmath.exp, "ln": cmath.log,
+    "log": cmath.log10, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan, "abs": abs,
+}  # fmt: skip
+
+
+class _Undecided(Exception):
+    """This way of evaluating does not apply. Never leaves this file."""
+
+
+def same_value(left: Tree, right: Tree) -> bool | None:
+    """Whether two expressions are equal; a decimal may stand for a number that no decimal can write."""
+    exact = _both(exact_value, left, right)
+    if exact is not None:
+        return _same_rational(exact[0], exact[1], _has_decimal(left), _has_decimal(right))
+    modular = _at_points(_modular, left, right, operator.eq)
+    if modular is not None:
+        return modular
+    tolerance = DECIMAL_TOLERANCE if _has_decimal(left) or _has_decimal(right) else TOLERANCE
+    return _at_points(_numeric, left, right, lambda a, b: cmath.isclose(a, b, rel_tol=tolerance, abs_tol=1e-12))
+
+
+def _at_points(evaluate: Callable[[Tree, int], T], left: Tree, right: Tree, same: Callable[[T, T], bool]) -> bool | None:
+    for point in range(3):
+        values = _both(lambda tree, point=point: evaluate(tree, point), left, right)  # type: ignore[misc]
+        if values is None:
+            return None
+        if not same(*values):
+            return False
+    return True
+
+
+def _both(evaluate: Callable[[Tree], T], left: Tree, right: Tree) -> tuple[T, T] | None:
+    """Both values, or None where this way does not apply or leaves the range of numbers."""
+    try:
+        values = evaluate(left), evaluate(right)
+    except (_Undecided, ZeroDivisionError, OverflowError, ValueError):
+        return None
+    return values if all(not isinstance(value, complex) or cmath.isfinite(value) for value in values) else None
+
+
+def scaled(tree: Tree, factor: Fraction) -> Tree:
+    return ("mul", tree, ("num", factor, False))
+
+
+def is_rational(tree: Tree) -> bool:
+    """Whether the tree is a plain number that can be written as a fraction."""
+    return _both(exact_value, tree, tree) is not None
+
+
+def exact_value(tree: Tree) -> Fraction:
+    """The tree as a fraction; raises where it is not one, or one too big to hold."""
+    match tree:
+        case ("num", value, _):
+            result: Fraction = value
+        case ("neg", a):
+            result = -exact_value(a)
+        case ("add", a, b):
+            result = exact_value(a) + exact_value(b)
+        case ("sub", a, b):
+            result = exact_value(a) - exact_value(b)
+        case ("mul", a, b):
+            result = exact_value(a) * exact_value(b)
+        case ("div", a, b):
+            result = exact_value(a) / _nonzero(exact_value(b))
+        case ("pow", a, b):
+            result = _exact_power(exact_value(a), exact_value(b))
+        case ("fn", name, a):
+            result = _exact_function(name, exact_value(a))
+        case _:
+            raise _Undecided
+    if result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
+        raise _Undecided
+    return result
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        root = _exact_root(base, exponent.denominator)
+        return _exact_power(root, Fraction(exponent.numerator))
+    power = exponent.numerator
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if base not in (0, 1, -1) and abs(power) * bits > MAX_BITS:
+        raise _Undecided
+    if power < 0:
+        base = 1 / _nonzero(base)
+        power = -power
+    if base in (0, 1, -1):
+        power = min(power, 2 - power % 2)
+    return base**power
+
+
+def _exact_root(value: Fraction, degree: int) -> Fraction:
+    """A root that is a fraction itself: 4^(1/2), 27^(1/3)."""
+    if value < 0 or degree > 64:
+        raise _Undecided
+    parts = []
+    for part in (value.numerator, value.denominator):
+        root = math.isqrt(part) if degree == 2 else _nearest_root(part, degree)
+        if root**degree != part:
+            raise _Undecided
+        parts.append(root)
+    return Fraction(*parts)
+
+
+def _nearest_root(value: int, degree: int) -> int:
+    if value.bit_length() > 900:
+        raise _Undecided
+    return round(math.exp(math.log(value) / degree)) if value else 0
+
+
+def _exact_function(name: str, value: Fraction) -> Fraction:
+    if name == "sqrt":
+        return _exact_root(value, 2)
+    if name == "abs":
+        return abs(value)
+    if name == "factorial" and value.denominator == 1 and 0 <= value <= 1000:
+        return Fraction(math.factorial(value.numerator))
+    raise _Undecided
+
+
+def _modular(tree: Tree, point: int) -> int:
+    match tree:
+        case ("num", value, _):
+            return int(value.numerator * _inverse(value.denominator) % PRIME)
+        case ("var", name) if name not in ("pi", "e"):
+            return random.Random(f"{name} {point}").randrange(2, PRIME)
+        case ("neg", a):
+            return -_modular(a, point) % PRIME
+        case ("add", a, b):
+            return (_modular(a, point) + _modular(b, point)) % PRIME
+        case ("sub", a, b):
+            return (_modular(a, point) - _modular(b, point)) % PRIME
+        case ("mul", a, b):
+            return _modular(a, point) * _modular(b, point) % PRIME
+        case ("div", a, b):
+            return _modular(a, point) * _inverse(_modular(b, point)) % PRIME
+        case ("pow", a, b):
+            exponent = exact_value(b)
+            if exponent.denominator != 1:
+                raise _Undecided
+            base = _modular(a, point)
+            return pow(base if exponent >= 0 else _inverse(base), abs(exponent.numerator), PRIME)
+        case _:
+            raise _Undecided
+
+
+def _inverse(value: int) -> int:
+    if value % PRIME == 0:
+        raise _Undecided
+    return pow(value, -1, PRIME)
+
+
+def _numeric(tree: Tree, point: int) -> complex:
+    match tree:
+        case ("num", value, _):
+            return complex(float(value))
+        case ("var", "pi"):
+            return complex(math.pi)
+        case ("var", "e"):
+            return complex(math.e)
+        case ("var", name):
+            return complex(random.Random(f"{name} {point}").uniform(0.3, 2.3))
+        case ("neg", a):
+            return -_numeric(a, point)
+        case ("add", a, b):
+            return _numeric(a, point) + _numeric(b, point)
+        case ("sub", a, b):
+            return _numeric(a, point) - _numeric(b, point)
+        case ("mul", a, b):
+            return _numeric(a, point) * _numeric(b, point)
+        case ("div", a, b):
+            return _numeric(a, point) / _numeric(b, point)
+        case ("pow", a, b):
+            return complex(_numeric(a, point) ** _numeric(b, point))
+        case ("fn", name, a) if name in _FUNCTIONS:
+            return complex(_FUNCTIONS[name](_numeric(a, point)))
+        case _:
+            raise _Undecided
+
+
+def _same_rational(left: Fraction, right: Fraction, left_decimal: bool, right_decimal: bool) -> bool:
+    if left == right:
+        return True
+    # A decimal may be cut short only where the other value has no last digit: 0.333333 is 1/3, but 0.49 is not 1/2.
+    for decimal, other in ((left_decimal, right), (right_decimal, left)):
+        if decimal and not _terminates(other):
+            return abs(left - right) <= abs(other) * Fraction(DECIMAL_TOLERANCE)
+    return False
+
+
+def _terminates(value: Fraction) -> bool:
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1
+
+
+def _has_decimal(tree: Tree) -> bool:
+    if tree[0] == "num":
+        return bool(tree[2])
+    return any(_has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def _nonzero(value: Fraction) -> Fraction:
+    if value == 0:
+        raise _Undecided
+    return value

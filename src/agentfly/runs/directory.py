@@ -1,0 +1,90 @@
+"""Where a run lies.
+
+    runs/<name>/
+        config.toml      the config as used
+        run.db           metrics and trajectories (RunStore)
+        metrics.jsonl    the same metrics, a line per step (JsonlTracker)
+        checkpoints/     step-N, each in Hugging Face format
+
+Comes in: a path. Goes out: the paths inside it. Refuses to make a new run in a folder that has something in it: a run is
+resumed on purpose or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+
+_BAD = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The folder of one run. Made by `create`, `fresh` or `existing`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path) -> RunDirectory:
+        """A new run in exactly this folder, which is not there yet or is empty."""
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; a run needs a folder")
+        if path.is_dir() and any(path.iterdir()):
+            raise ConfigError(f"{path} is not empty: resume it with --resume {path}, or choose another run.name")
+        directory = cls(path)
+        try:
+            directory.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the run folder {path} cannot be made: {error.strerror}") from error
+        return directory
+
+    @classmethod
+    def fresh(cls, name: str, *, root: str | Path = "runs", stamp: str | None = None) -> RunDirectory:
+        """A new run `<root>/<name>-<stamp>`; the stamp is the time, and a second run within the second gets a number."""
+        clean = _BAD.sub("-", name).strip("-.") or "run"
+        if stamp is not None:
+            return cls.create(Path(root) / f"{clean}-{stamp}")
+        base = f"{clean}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for number in range(1, 1000):
+            path = Path(root) / (base if number == 1 else f"{base}-{number}")
+            if not path.exists():
+                return cls.create(path)
+        raise ConfigError(f"there are too many runs named {base} in {root}")
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunDirectory:
+        """A run to resume or to look at."""
+        directory = cls(Path(path))
+        if not directory.path.is_dir():
+            raise ConfigError(f"there is no run folder {directory.path}")
+        if not directory.database.is_file() and not directory.config.is_file():
+            raise ConfigError(f"{directory.path} is not the folder of a run: it has neither config.toml nor run.db")
+        return directory
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def database(self) -> Path:
+        return self.path / "run.db"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, text: str) -> None:
+        """Whole or not at all."""
+        temporary = self.path / ".config.toml.writing"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, self.config)

@@ -1,0 +1,141 @@
+"""Arithmetic: `add`, `subtract`, `multiply`, `divide` on two numbers, and `calculator` on a written expression.
+
+Whole numbers stay whole, as far as the result is. Floats are shown with 12 significant digits. Nothing is evaluated as
+Python: the expression is parsed and only numbers, operators, a few functions and constants are understood. Sizes are bounded,
+so no input takes long: results of more than 3,000 digits, long expressions and deep ones are refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ToolError
+from .tool import tool
+
+Number = int | float
+_MAX_BITS = 10_000
+_MAX_LENGTH = 1_000
+_MAX_DEPTH = 100
+
+
+def _tidy(value: Any) -> Number:
+    """A result that can be shown: finite, real, not huge, and without the noise of binary fractions."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ToolError("the result is too large")
+        return float(f"{value:.12g}")
+    if not isinstance(value, int):
+        raise ToolError("the result is not a real number")
+    if value.bit_length() > _MAX_BITS:
+        raise ToolError("the result is too large")
+    return value
+
+
+def _divide(a: Number, b: Number) -> Number:
+    if b == 0:
+        raise ToolError("division by zero")
+    if isinstance(a, int) and isinstance(b, int) and a % b == 0:
+        return a // b
+    return a / b
+
+
+def _power(a: Number, b: Number) -> Any:
+    if isinstance(a, int) and isinstance(b, int) and abs(b) * a.bit_length() > _MAX_BITS:
+        raise ToolError("the result is too large")
+    return a**b
+
+
+def _apply(fn: Callable[..., Any], *numbers: Number) -> Number:
+    """One operation; what Python calls an error becomes a sentence."""
+    try:
+        return _tidy(fn(*numbers))
+    except ZeroDivisionError:
+        raise ToolError("division by zero") from None
+    except OverflowError:
+        raise ToolError("the result is too large") from None
+    except (ValueError, TypeError) as error:
+        raise ToolError(f"this cannot be computed: {error}") from None
+
+
+# They are coroutines because they never wait: a plain function would be sent to a thread for nothing.
+
+
+@tool(register=False)
+async def add(a: float, b: float) -> float:
+    """Add two numbers."""
+    return _apply(operator.add, a, b)
+
+
+@tool(register=False)
+async def subtract(a: float, b: float) -> float:
+    """Subtract b from a."""
+    return _apply(operator.sub, a, b)
+
+
+@tool(register=False)
+async def multiply(a: float, b: float) -> float:
+    """Multiply two numbers."""
+    return _apply(operator.mul, a, b)
+
+
+@tool(register=False)
+async def divide(a: float, b: float) -> float:
+    """Divide a by b."""
+    return _apply(_divide, a, b)
+
+
+_BINARY: dict[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divide,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+_UNARY: dict[type[ast.unaryop], Callable[..., Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "round": round, "min": min, "max": max, "floor": math.floor, "ceil": math.ceil, "gcd": math.gcd,
+    "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2, "log10": math.log10,
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "asin": math.asin, "acos": math.acos, "atan": math.atan,
+}  # fmt: skip
+_CONSTANTS = {"pi": math.pi, "e": math.e}
+_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
+
+
+@tool(register=False)
+async def calculator(expression: str) -> float:
+    """Evaluate an arithmetic expression, such as (3 + 4) * 2 ** 3 or sqrt(2)."""
+    if len(expression) > _MAX_LENGTH:
+        raise ToolError(f"the expression has {len(expression)} characters; at most {_MAX_LENGTH} are allowed")
+    try:
+        tree = ast.parse(expression.strip().translate(_SIGNS), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ToolError("this is not an arithmetic expression; write for example (3 + 4) * 2") from None
+    return _evaluate(tree.body, 0)
+
+
+def _evaluate(node: ast.expr, depth: int) -> Number:
+    if depth > _MAX_DEPTH:
+        raise ToolError("the expression is nested too deeply")
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return _tidy(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return _apply(_BINARY[type(node.op)], _evaluate(node.left, depth + 1), _evaluate(node.right, depth + 1))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+        return _apply(_UNARY[type(node.op)], _evaluate(node.operand, depth + 1))
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords:
+        return _apply(_FUNCTIONS[node.func.id], *(_evaluate(argument, depth + 1) for argument in node.args))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
+        raise ToolError("^ is not understood; write ** for a power")
+    if isinstance(node, ast.Name | ast.Call):
+        named = node if isinstance(node, ast.Name) else node.func
+        word = named.id if isinstance(named, ast.Name) else "this call"
+        raise ToolError(f"{word[:50]} is not known; known: {', '.join((*_CONSTANTS, *_FUNCTIONS))}")
+    raise ToolError("only numbers, + - * / // % **, parentheses and functions such as sqrt are understood")

@@ -1,0 +1,99 @@
+"""The calls of one turn in, their results out, in the same order.
+
+Calls run together, up to a bound; those of one stateful tool run one after the other, in the order the model wrote them. The
+model's mistakes and the tools' own errors are results. A failure of the world (RolloutError) is raised, after the other calls
+have been cancelled and awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..types import ToolCall, ToolResult
+from .context import Context
+from .deadline import GRACE_S
+from .text import clean, cut, quote
+from .tool import MAX_LENGTH, Tool
+
+log = logging.getLogger(__name__)
+MAX_TOGETHER = 64
+"""How many calls of one turn run at the same time; a model can write thousands."""
+
+
+async def call_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context) -> tuple[ToolResult, ...]:
+    """Run the calls of one turn. Raises only RolloutError and CancelledError."""
+    if len(calls) == 1:
+        call = calls[0]
+        tool = tools.get(call.name)
+        if tool is None or call.error is not None:
+            return (_refuse(tools, call),)
+        return (await tool.run(call.arguments, context),)
+    return await _together(tools, calls, context)
+
+
+async def _together(tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context) -> tuple[ToolResult, ...]:
+    results: list[ToolResult | None] = [None] * len(calls)
+    lanes: dict[Any, list[int]] = {}
+    for index, call in enumerate(calls):
+        tool = tools.get(call.name)
+        if tool is None or call.error is not None:
+            results[index] = _refuse(tools, call)
+        else:
+            lanes.setdefault(_lane(tool, index), []).append(index)
+
+    waiting = deque(lanes.values())
+
+    async def work() -> None:
+        while waiting:
+            for index in waiting.popleft():
+                results[index] = await tools[calls[index].name].run(calls[index].arguments, context)
+
+    if len(lanes) <= 1:
+        await work()
+    else:
+        tasks = [asyncio.create_task(work()) for _ in range(min(len(lanes), MAX_TOGETHER))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # every call has its own deadline
+        finally:
+            await _stop(tasks)
+        for task in tasks:
+            task.result()
+    return tuple(result for result in results if result is not None)
+
+
+def _lane(tool: Tool, index: int) -> Any:
+    """Calls with equal lanes wait for each other."""
+    if not tool.stateful:
+        return index
+    return ("owner", id(tool.owner)) if tool.owner is not None else ("tool", id(tool))
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel what still runs and wait for it, though not for ever."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        _, stuck = await asyncio.wait(running, timeout=2 * GRACE_S)
+        if stuck:
+            log.warning("%d tool calls would not be cancelled and were left behind", len(stuck))
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.exception()  # mark it as seen: only the first is raised
+
+
+def _refuse(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:
+    """A call that could not be read, or that names no tool."""
+    if call.error is not None:
+        return ToolResult(observation=cut(clean(call.error), MAX_LENGTH), error="bad_arguments")
+    names = list(tools)
+    near = difflib.get_close_matches(str(call.name)[:64], names, n=1, cutoff=0.5)
+    hint = f" Did you mean {quote(near[0])}?" if near else ""
+    shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
+    known = f" Known tools: {shown}." if names else " There are no tools."
+    return ToolResult(observation=f"There is no tool {quote(str(call.name))}.{hint}{known}", error="unknown_tool")

@@ -1,0 +1,199 @@
+"""The values of JSON in, the scalars of Python out: `Form`, what a conversion that fails says, and the forms of str, int,
+float, bool and None.
+
+Exact types pass at once; what is clearly meant is coerced ("12" for a number, 1.0 for an integer, "true" for a boolean). A
+boolean is never a number, and NaN and infinity are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .text import clean, quote
+
+# What a union has already made of a value, by (id of the value, id of the union): a recursive union stays linear.
+Memo = dict[tuple[int, int], Any]
+Convert = Callable[[Any, Memo], Any]
+Schema = dict[str, Any]
+
+
+class Mismatch(Exception):
+    """A JSON value does not fit. `path` grows from the inside out while the error rises."""
+
+    def __init__(self, expected: str, value: Any, *, because: str = "") -> None:
+        super().__init__(expected)
+        self.expected, self.because, self.got = expected, because, show(value)
+        self.path: list[str | int] = []
+
+    def where(self) -> str:
+        parts = self.path[::-1]
+        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:50]}" for part in parts[:6]).lstrip(".")
+        return clean(text) + (" ..." if len(parts) > 6 else "")
+
+    def __str__(self) -> str:
+        return f"{quote(self.where())} {self.because or f'must be {self.expected}, got {self.got}'}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """`kinds` are the JSON kinds that fit without coercion (None: any): a union tries those members first."""
+
+    schema: Schema
+    convert: Convert
+    kinds: frozenset[str] | None = None
+
+
+KIND = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array", dict: "object"}
+_PHRASE = {
+    "boolean": "true or false",
+    "integer": "an integer",
+    "number": "a number",
+    "string": "a string",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def kind_of(value: Any) -> str:
+    return KIND.get(type(value)) or ("array" if isinstance(value, tuple) else type(value).__name__)
+
+
+def show(value: Any) -> str:
+    """A value as an error message names it: short, whatever it is."""
+    kind = kind_of(value)
+    if kind == "string":
+        return f"the string {quote(value, 40)}"
+    if kind == "integer":
+        return f"the number {value}" if value.bit_length() < 200 else "a very large integer"
+    if kind == "number":
+        return f"the number {value}"
+    if kind == "boolean":
+        return "true" if value else "false"
+    return {"null": "null", "array": "a list", "object": "an object"}.get(kind, f"a {kind}")
+
+
+def phrase(schema: Schema) -> str:
+    """What a schema asks for, in words."""
+    if "enum" in schema:
+        options = [quote(option) if isinstance(option, str) else json.dumps(option) for option in schema["enum"][:20]]
+        return f"one of {', '.join(options)}{', ...' if len(schema['enum']) > 20 else ''}"
+    if "anyOf" in schema:
+        return " or ".join(phrase(member) for member in schema["anyOf"])
+    kinds = schema.get("type", "object" if "$ref" in schema else "any value")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join(_PHRASE.get(kind, kind) for kind in kinds)
+
+
+def type_name(schema: Schema) -> str:
+    """The type as a signature shows it: `number`, `string|null`, `array of integer`, `"a"|"b"`."""
+    if "enum" in schema:
+        return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
+    if "anyOf" in schema:
+        return "|".join(type_name(member) for member in schema["anyOf"])
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    kind = schema.get("type", "any")
+    if kind == "array" and schema.get("items"):
+        return f"array of {type_name(schema['items'])}"
+    return kind if isinstance(kind, str) else "|".join(kind)
+
+
+# Scalars
+
+
+def _string(value: Any, memo: Memo) -> Any:
+    if type(value) is str:
+        return value if value.isascii() else clean(value)
+    raise Mismatch("a string", value)
+
+
+def _number(value: Any, memo: Memo) -> Any:
+    kind = type(value)
+    if kind is int:
+        return value  # as in Python itself, an int is a float that is exact: 12 stays 12
+    if kind is float and value - value == 0.0:
+        return value
+    if kind is str and (number := _read_number(value)) is not None:
+        return number
+    raise Mismatch("a finite number" if kind is float else "a number", value)
+
+
+def _integer(value: Any, memo: Memo) -> Any:
+    kind = type(value)
+    if kind is int:
+        return value
+    number = _read_number(value) if kind is str else value
+    if type(number) is int:
+        return number
+    if type(number) is float and number.is_integer():
+        return int(number)
+    raise Mismatch("an integer", value)
+
+
+def _boolean(value: Any, memo: Memo) -> Any:
+    if type(value) is bool:
+        return value
+    if type(value) is str and (word := value[:8].strip().lower()) in ("true", "false") and len(value) < 8:
+        return word == "true"
+    raise Mismatch("true or false", value)
+
+
+def _null(value: Any, memo: Memo) -> Any:
+    if value is None:
+        return None
+    raise Mismatch("null", value)
+
+
+def _anything(value: Any, memo: Memo) -> Any:
+    return value
+
+
+def _read_number(text: str) -> int | float | None:
+    if len(text) > 400 or not text.isascii() or "_" in text:
+        return None  # int() is quadratic in the digits
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            number = float(text)
+        except ValueError:
+            return None
+    return number if number - number == 0.0 else None
+
+
+ANY = Form({}, _anything)
+SCALARS: dict[Any, Form] = {
+    str: Form({"type": "string"}, _string, frozenset({"string"})),
+    int: Form({"type": "integer"}, _integer, frozenset({"integer"})),
+    float: Form({"type": "number"}, _number, frozenset({"number", "integer"})),
+    bool: Form({"type": "boolean"}, _boolean, frozenset({"boolean"})),
+    None: Form({"type": "null"}, _null, frozenset({"null"})),
+    type(None): Form({"type": "null"}, _null, frozenset({"null"})),
+    Any: ANY,
+    object: ANY,
+}
+
+
+def again(mismatch: Mismatch) -> Mismatch:
+    """A fresh copy: the remembered one must not grow a path each time it is raised."""
+    copy = Mismatch(mismatch.expected, None, because=mismatch.because)
+    copy.got, copy.path = mismatch.got, list(mismatch.path)
+    return copy
+
+
+def read_json(value: Any, bracket: str, wanted: type, memo: Memo) -> Any:
+    """JSON text where a list or an object was asked for: XML-like call formats send every argument as text."""
+    if type(value) is not str or value[:64].lstrip()[:1] != bracket:
+        return value
+    try:
+        read = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    if type(read) is not wanted:
+        return value
+    memo[id(read), 0] = read  # keeps it alive, so that the ids of its parts stay unique
+    return read

@@ -1,0 +1,194 @@
+"""A function in, its `Signature` out: what the model may pass, what the framework passes, and how a call's arguments are bound.
+
+The model passes what has a JSON form. The framework passes `task`, `trajectory`, `env` and `context` wherever a parameter has
+such a name, and the dataset fields that are asked for by `FromTask[T]` or `inject=(...)`; these are hidden from the schema,
+and a model that names one is told that it is unknown. `bind` refuses a bad call with one sentence for the model
+(`BadArguments`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from ..errors import ConfigError, WorldError
+from .docstring import parse_docstring
+from .forms import Compiler
+from .records import unknown
+from .scalars import ANY, Convert, Form, Memo, Mismatch, Schema, phrase, show, type_name
+from .text import quote
+
+if TYPE_CHECKING:
+    from .context import Context
+
+T = TypeVar("T")
+_MARK = "agentfly: from the task"
+FromTask = Annotated[T, _MARK]
+"""`answer: FromTask[str]` is filled from the data row's field `answer` and hidden from the model."""
+
+RESERVED = ("task", "trajectory", "env", "context")
+_MISSING = inspect.Parameter.empty
+
+
+class BadArguments(Exception):
+    """The model's call does not fit; the text is for the model."""
+
+
+class Signature:
+    """What a callable takes. `needs` are the dataset fields without a default; `parameters` is the schema the model sees."""
+
+    def __init__(self, fn: Callable[..., Any], inject: Collection[str] = (), skip_first: bool = False) -> None:
+        try:
+            given = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"its parameters cannot be read: {error}") from None
+        compiler = Compiler()
+        _, described = parse_docstring(getattr(fn, "__doc__", None))
+        if absent := [name for name in inject if name not in {parameter.name for parameter in given}]:
+            raise ConfigError(f"inject names {absent[0]!r}, which is not a parameter")
+        self.injected: list[tuple[str, bool]] = []  # name, may be left out
+        self.reserved: list[str] = []
+        self.extra: Convert | None = None
+        self.converters: dict[str, Convert] = {}
+        properties: dict[str, Schema] = {}
+        required: list[str] = []
+        for parameter in given:
+            name, annotation = parameter.name, parameter.annotation
+            if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.POSITIONAL_ONLY:
+                raise ConfigError(f"parameter {name!r} is positional; the model passes arguments by name")
+            if name in RESERVED:
+                if annotation in (str, int, float, bool, list, dict, "str", "int", "float", "bool", "list", "dict"):
+                    raise ConfigError(f"parameter {name!r} is filled by the framework with the chain's {name}; rename it")
+                self.reserved.append(name)
+                continue
+            if name in inject:
+                self.injected.append((name, parameter.default is not _MISSING))
+                continue
+            hint = _resolve(compiler, fn, name, annotation)
+            if typing.get_origin(hint) is Annotated and _MARK in typing.get_args(hint)[1:]:
+                self.injected.append((name, parameter.default is not _MISSING))
+                continue
+            try:
+                form = ANY if hint is _MISSING else compiler.compile(hint)
+            except ConfigError as error:
+                raise ConfigError(f"parameter {name!r}: {error}") from None
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self.extra = form.convert
+                continue
+            self.converters[name] = form.convert
+            properties[name] = _property(form, described.get(name), parameter.default)
+            if parameter.default is _MISSING:
+                required.append(name)
+        self.required = frozenset(required)
+        self.needs = frozenset(name for name, optional in self.injected if not optional)
+        self.parameters: Schema = {"type": "object", "properties": properties, "required": required}
+        if self.extra is not None:
+            self.parameters["additionalProperties"] = True
+        if compiler.defs:
+            self.parameters["$defs"] = compiler.defs
+        self.hidden = frozenset(self.reserved) | {name for name, _ in self.injected}
+
+    def bind(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
+        """The keyword arguments of one call, converted and with what the framework adds."""
+        converters = self.converters
+        memo: Memo = {}
+        made = {}
+        try:
+            for name, value in arguments.items():
+                made[name] = converters[name](value, memo)
+        except (KeyError, Mismatch, RecursionError, AttributeError, TypeError):
+            made = self._bind_slowly(arguments)
+        if not self.required <= made.keys():
+            made = self._bind_slowly(arguments)
+        if self.hidden:
+            self.fill(made, context)
+        return made
+
+    def fill(self, made: dict[str, Any], context: Context) -> None:
+        """Add what the framework passes."""
+        for name in self.reserved:
+            made[name] = context if name == "context" else getattr(context, name)
+        if self.injected:
+            fields = context.task.fields
+            for name, optional in self.injected:
+                if name in fields:
+                    made[name] = fields[name]
+                elif not optional:
+                    raise WorldError(f"a tool needs the dataset field {name!r}, which task {context.task.id} does not have")
+
+    def _bind_slowly(self, arguments: Any) -> dict[str, Any]:
+        """Bind again, collecting what is wrong: reached only by calls that the quick path refused."""
+        if not isinstance(arguments, Mapping):
+            raise BadArguments(f"the arguments must be a JSON object, got {show(arguments)}")
+        made: dict[str, Any] = {}
+        problems = [f"missing argument {quote(name)}" for name in self.parameters["required"] if name not in arguments]
+        memo: Memo = {}
+        for name, value in arguments.items():
+            convert = self.converters.get(name) or (self.extra if name not in self.hidden else None)
+            if len(problems) >= 4:
+                break
+            if convert is None or not isinstance(name, str):
+                problems.append(unknown(name, self.converters, "argument").removeprefix("an "))
+                continue
+            try:
+                made[name] = convert(value, memo)
+            except Mismatch as mismatch:
+                mismatch.path.append(name)
+                problems.append(str(mismatch))
+            except RecursionError:
+                problems.append(f"{quote(name)} is nested too deeply")
+        if problems:
+            raise BadArguments("; ".join(problems))
+        return made
+
+    def __str__(self) -> str:
+        """`(a: number, b: number = 3, c?: string)`."""
+        parts = []
+        for name, schema in self.parameters["properties"].items():
+            if name in self.required:
+                parts.append(f"{name}: {type_name(schema)}")
+            elif schema.get("default") is None:
+                parts.append(f"{name}?: {type_name(_without_null(schema))}")
+            else:
+                parts.append(f"{name}: {type_name(schema)} = {json.dumps(schema['default'], ensure_ascii=False)}")
+        return f"({', '.join(parts)})"
+
+
+def _resolve(compiler: Compiler, fn: Any, name: str, annotation: Any) -> Any:
+    """One parameter's annotation, evaluated; each on its own, since injected ones may name what only a type checker imports."""
+    if annotation is _MISSING:
+        return _MISSING
+    inner = inspect.unwrap(getattr(fn, "__func__", fn))
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    try:
+        return compiler.hints(holder, getattr(inner, "__globals__", {}))[name]
+    except ConfigError as error:
+        raise ConfigError(f"parameter {name!r}: {error}") from None
+
+
+def _property(form: Form, description: str | None, default: Any) -> Schema:
+    schema = dict(form.schema)
+    if description and "description" not in schema:
+        schema["description"] = description
+    if default is not _MISSING:
+        try:
+            schema["default"] = json.loads(json.dumps(getattr(default, "value", default), allow_nan=False))
+        except (TypeError, ValueError, RecursionError):
+            # A default that has no JSON form is still the default; the model only learns that the argument may be left out.
+            schema.setdefault("description", f"optional, {phrase(form.schema)}")
+    return schema
+
+
+def _without_null(schema: Schema) -> Schema:
+    """The schema of an optional argument, less the null that leaving it out already says."""
+    if isinstance(schema.get("type"), list):
+        kinds = [kind for kind in schema["type"] if kind != "null"]
+        return {**schema, "type": kinds[0] if len(kinds) == 1 else kinds}
+    if "anyOf" in schema:
+        members = [member for member in schema["anyOf"] if member != {"type": "null"}]
+        return members[0] if len(members) == 1 else {**schema, "anyOf": members}
+    return schema

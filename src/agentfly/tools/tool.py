@@ -1,0 +1,325 @@
+"""`@tool`: a function, a class or a method in, a `Tool` out, which describes itself to the model and runs the model's calls.
+
+    @tool                                   the docstring is the description, the annotations are the schema
+    @tool(name="search", timeout_s=5)       no docstring and no description: ConfigError
+
+A class is a tool through its `__call__`: one instance for everybody, or, when `stateful`, one per chain, which the chain's
+Context closes. A tool in a class body binds to its instance as a method does: `shop.search` is a Tool. `Tool.run` never
+raises for what the model or the tool did wrong; only failures of the world (RolloutError) and cancellation pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import re
+import threading
+import types
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Literal, overload
+
+from .. import plugins
+from ..errors import ConfigError, RolloutError, ToolError, WorldError
+from ..types import ToolResult
+from .context import Context
+from .deadline import Expired, within
+from .docstring import parse_docstring
+from .signature import BadArguments, Signature
+from .text import clean, cut, describe_error, finite, render
+from .threads import run_in_thread
+
+MAX_LENGTH = 10_000
+TIMEOUT_S = 30.0
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Tool:
+    """Something a model can call. Calling the object itself calls the user's function, as if it had not been decorated."""
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        max_length: int = MAX_LENGTH,
+        timeout_s: float = TIMEOUT_S,
+        stateful: bool = False,
+        inject: Collection[str] = (),
+    ) -> None:
+        if isinstance(target, Tool):  # decorated again, with other options
+            target = target.__wrapped__ if target.owner is None else types.MethodType(target.__wrapped__, target.owner)
+        if isinstance(target, classmethod):
+            raise ConfigError("a class method cannot be a tool; use a method, a static method or a function")
+        if isinstance(target, staticmethod):
+            target = target.__func__
+        if not callable(target):
+            raise ConfigError(f"@tool decorates a function, a class or a method, not {type(target).__name__}")
+        self.cls: type | None = target if isinstance(target, type) else None
+        plain = inspect.isroutine(target) or isinstance(target, functools.partial)
+        fn: Any = target if plain and self.cls is None else _call_of(target)
+        named = target.func if isinstance(target, functools.partial) else target
+        self.name = name or getattr(named, "__name__", None) or type(named).__name__
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"{self.name!r} cannot be a tool's name: letters, digits, _ and -, at most 64; give @tool(name=...)"
+            )
+        _check(self.name, max_length, timeout_s, inject)
+        self.max_length, self.timeout_s, self.stateful = max_length, float(timeout_s), bool(stateful)
+        self.is_method = self.cls is None and _looks_like_method(target)
+        try:
+            self.signature = Signature(fn, inject, skip_first=self.is_method or self.cls is not None)
+            self._init = _init_signature(self.cls, self.stateful, inject) if self.cls is not None else None
+        except ConfigError as error:
+            raise ConfigError(f"tool {self.name!r}: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"tool {self.name!r}: a type alias contains itself; use a dataclass, or Any") from None
+        self.description = description or _description(target, fn)
+        if not self.description:
+            raise ConfigError(f"tool {self.name!r} has no description; write a docstring or give @tool(description=...)")
+        self.needs = self.signature.needs | (self._init.needs if self._init else frozenset())
+        function = {"name": self.name, "description": self.description, "parameters": self.signature.parameters}
+        self.schema: dict[str, Any] = {"type": "function", "function": function}
+        for kind in (inspect.isasyncgenfunction, inspect.isgeneratorfunction):
+            if kind(fn):
+                raise ConfigError(f"tool {self.name!r} is a generator; return the whole result instead of yielding")
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.owner: Any = getattr(target, "__self__", None) if inspect.ismethod(target) else None
+        self._fn: Callable[..., Any] = fn
+        self._shared: Any = None
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, target, updated=())
+
+    __wrapped__: Any
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Tool:
+        """Methods bind to their instance; everything else, and a look-up on the class, is the tool itself."""
+        if owner is None or not self.is_method:
+            return self
+        bound = object.__new__(Tool)
+        bound.__dict__.update(self.__dict__)
+        bound.is_method, bound.owner = False, owner
+        bound._fn = types.MethodType(self._fn, owner)
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        fn = self._fn if self.cls is None else self._shared_instance()
+        return fn(*args, **kwargs)
+
+    def __str__(self) -> str:
+        """`multiply(a: number, b: number)`."""
+        return f"{self.name}{self.signature}"
+
+    def __repr__(self) -> str:
+        return f"<Tool {self}>"
+
+    async def run(self, arguments: Mapping[str, Any], context: Context) -> ToolResult:
+        """One call of the model: bind, call within the deadline, and show what came back."""
+        try:
+            kwargs = self.signature.bind(arguments, context)
+        except BadArguments as error:
+            return self._failed(f"Bad arguments for {self.name}: {error}. Expected {self}.", "bad_arguments")
+        if self.is_method:
+            raise WorldError(f"tool {self.name!r} is a method; pass it bound to an instance")
+        try:
+            if self.is_async:
+                fn = self._fn if self.cls is None else self._instance(context)
+                value = await within(fn(**kwargs), self.timeout_s)
+            else:
+                value = await within(run_in_thread(self._work, kwargs, context), self.timeout_s)
+                if isinstance(value, ToolResult):
+                    return value
+                value = await within(_await(value), self.timeout_s)  # a plain function that returned a coroutine
+            return self._shown(value)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return self._failed(describe_error(error), "raised")  # the tool's own: it awaited something that was cancelled
+        except Expired:
+            return self._failed(f"{self.name} did not finish within {self.timeout_s:g} s and was stopped.", "timeout")
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is told to the model
+            return self._raised(error)
+
+    def _work(self, kwargs: dict[str, Any], context: Context) -> ToolResult | Awaitable[Any]:
+        """The whole of a sync call, in its thread: showing a large result takes time too."""
+        try:
+            fn = self._fn if self.cls is None else self._instance(context)
+            value = fn(**kwargs)
+            if inspect.isawaitable(value):
+                return value
+            return self._shown(value)
+        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            return self._raised(error)
+
+    def _shown(self, value: Any) -> ToolResult:
+        """What a tool returned, as a result whose observation is text of bounded length."""
+        if type(value) is not ToolResult:
+            try:
+                text = render(value)
+            except ValueError as error:
+                return self._failed(f"{self.name} failed: {error}", "raised")
+            return ToolResult(observation=text if len(text) <= self.max_length else cut(text, self.max_length))
+        if value.reward is not None and not finite(value.reward):
+            raise WorldError(f"tool {self.name!r} returned the step reward {value.reward!r}; it must be a finite number")
+        observation: Any = value.observation
+        if type(observation) is str and observation.isascii() and len(observation) <= self.max_length:
+            return value
+        try:
+            text = cut(render(observation), self.max_length)
+        except ValueError as error:
+            return self._failed(f"{self.name} failed: {error}", "raised")
+        return ToolResult(observation=text, image=value.image, reward=value.reward, done=value.done, error=value.error)
+
+    def _raised(self, error: BaseException) -> ToolResult:
+        """ToolError speaks to the model; the world's failure is not the model's business; anything else is named in short."""
+        if isinstance(error, BaseExceptionGroup):
+            failures = error.subgroup(RolloutError)
+            while isinstance(failures, BaseExceptionGroup):
+                failures = failures.exceptions[0]  # type: ignore[assignment]
+            error = failures or error
+        if isinstance(error, RolloutError):
+            raise error
+        text = str(error) if isinstance(error, ToolError) and str(error) else describe_error(error)
+        return self._failed(text, "raised")
+
+    def _failed(self, text: str, error: Literal["bad_arguments", "raised", "timeout"]) -> ToolResult:
+        return ToolResult(observation=cut(clean(text), self.max_length), error=error)
+
+    def _instance(self, context: Context) -> Any:
+        """The object whose `__call__` is the tool: the chain's own when stateful, else everybody's."""
+        assert self.cls is not None
+        if not self.stateful:
+            return self._shared_instance()
+        instance = context.instances.get(self.cls)
+        if instance is None:
+            kwargs: dict[str, Any] = {}
+            if self._init is not None:
+                self._init.fill(kwargs, context)
+            instance = self.cls(**kwargs)
+            if context.closed:
+                raise WorldError(f"tool {self.name!r} was called after its chain had ended")
+            instance = context.instances.setdefault(self.cls, instance)
+        return instance
+
+    def _shared_instance(self) -> Any:
+        assert self.cls is not None
+        if self._shared is None:
+            with self._lock:
+                if self._shared is None:
+                    self._shared = self.cls()
+        return self._shared
+
+
+async def _await(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _call_of(target: Any) -> Any:
+    """The `__call__` of a class or of an object that has one."""
+    call = getattr(target, "__call__", None)  # noqa: B004 - its signature is wanted, not whether there is one
+    if isinstance(target, type) and (call is None or isinstance(call, types.MethodWrapperType)):
+        raise ConfigError(f"the class {target.__name__} has no __call__, so it cannot be a tool")
+    return call
+
+
+def _looks_like_method(target: Any) -> bool:
+    """A function in a class body is still a plain function when it is decorated; its name and its first parameter tell."""
+    if not inspect.isfunction(target):
+        return False
+    first = next(iter(inspect.signature(target).parameters), "")
+    scope = target.__qualname__.rpartition(".")[0]
+    return first == "self" and bool(scope) and not scope.endswith("<locals>")
+
+
+def _init_signature(cls: type, stateful: bool, inject: Collection[str]) -> Signature | None:
+    """What a tool class's constructor asks of the chain. It cannot ask for anything else: nobody would pass it."""
+    if cls.__init__ is object.__init__:  # type: ignore[misc]
+        return None
+    names = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    signature = Signature(cls.__init__, [name for name in inject if name in names], skip_first=True)  # type: ignore[misc]
+    if signature.required:
+        raise ConfigError(
+            f"its constructor needs {sorted(signature.required)[0]!r}; build the object and pass tool(object) instead"
+        )
+    if signature.hidden and not stateful:
+        raise ConfigError("its constructor asks for the chain's context, so it must be @tool(stateful=True)")
+    return signature
+
+
+def _description(target: Any, fn: Any) -> str:
+    own = target.__doc__ if inspect.isroutine(target) or isinstance(target, type) else type(target).__doc__
+    if isinstance(target, functools.partial):
+        own = target.func.__doc__
+    return parse_docstring(own)[0] or parse_docstring(fn.__doc__)[0]
+
+
+def _check(name: str, max_length: Any, timeout_s: Any, inject: Any) -> None:
+    checks = [
+        (type(max_length) is int and max_length >= 1, f"max_length must be a positive integer, not {max_length!r}"),
+        (
+            isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf,
+            f"timeout_s must be a positive number, not {timeout_s!r}",
+        ),
+        (not isinstance(inject, str), f"inject is a list of names; write inject=({inject!r},)"),
+    ]
+    for ok, sentence in checks:
+        if not ok:
+            raise ConfigError(f"tool {name!r}: {sentence}")
+
+
+@overload
+def tool(target: Callable[..., Any] | type, /) -> Tool: ...
+@overload
+def tool(
+    target: Callable[..., Any] | type,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    max_length: int = MAX_LENGTH,
+    timeout_s: float = TIMEOUT_S,
+    stateful: bool = False,
+    inject: Collection[str] = (),
+    register: bool = True,
+) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    max_length: int = MAX_LENGTH,
+    timeout_s: float = TIMEOUT_S,
+    stateful: bool = False,
+    inject: Collection[str] = (),
+    register: bool = True,
+) -> Callable[[Callable[..., Any] | type], Tool]: ...
+def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Tool | Callable[[Any], Tool]:
+    """Make a tool and, unless it is a method or `register` is false, let it be found by its name (`tools=["search"]`)."""
+    if target is None:
+        return lambda later: tool(later, register=register, **options)
+    made = target if isinstance(target, Tool) and not options else Tool(target, **options)
+    if register and not made.is_method and made.owner is None:
+        plugins.register("tools", made.name, made)
+    return made
+
+
+def as_tool(thing: Any) -> Tool:
+    """A Tool, a function, a class, an object with `__call__`, or a name."""
+    if isinstance(thing, str):
+        thing = plugins.resolve("tools", thing)
+    return thing if isinstance(thing, Tool) else Tool(thing)
+
+
+def tools_of(thing: Any) -> list[Tool]:
+    """The tools in an object's class body, bound to it, base classes first."""
+    found: dict[str, Tool] = {}
+    for cls in reversed(type(thing).__mro__):
+        for name, value in vars(cls).items():
+            if isinstance(value, Tool):
+                found[name] = getattr(thing, name)
+            elif name in found:
+                del found[name]  # a subclass has put something else in its place
+    return list(found.values())

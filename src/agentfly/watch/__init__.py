@@ -1,0 +1,8 @@
+"""Watching a run: what the metrics mean, where they go, and what a terminal shows."""
+
+from __future__ import annotations
+
+from .metrics import METRICS, Metric, describe, is_success, rollout_metrics, unknown
+from .trackers import Trackers, open_trackers
+
+__all__ = ["METRICS", "Metric", "Trackers", "describe", "is_success", "open_trackers", "rollout_metrics", "unknown"]

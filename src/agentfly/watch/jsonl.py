@@ -1,0 +1,53 @@
+"""Metrics as JSON lines: the tracker that is always on.
+
+Comes in: metrics and a step. Goes out: one line of `metrics.jsonl`, flushed at once. NaN and infinities are written as null,
+because other readers of JSON refuse them. A line that a kill cut in half is removed when the file is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class JsonlTracker:
+    """Appends to `<directory>/metrics.jsonl`. `config` and `name` are those of every tracker; the run folder keeps them itself."""
+
+    def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None, name: str = "") -> None:
+        self.path = Path(directory) / "metrics.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _mend(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        line: dict[str, Any] = {"step": step, "time": round(time.time(), 3)}
+        line |= {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def truncate_after(self, step: int) -> None:
+        """Rewrite the file without the lines after a step; whole or not at all."""
+        self._file.close()
+        temporary = self.path.with_name(".metrics.jsonl.writing")
+        with self.path.open(encoding="utf-8") as old, temporary.open("w", encoding="utf-8") as new:
+            new.writelines(line for line in old if json.loads(line)["step"] <= step)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(temporary, self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _mend(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)

@@ -1,0 +1,86 @@
+"""Where metrics go: JSON lines always, TensorBoard and Weights & Biases by name.
+
+Comes in: names of trackers, then metrics step by step. Goes out: the same metrics, to each of them. A tracker that cannot be
+opened stops the run before it begins; one that fails later is dropped with one warning, because no run should die of its curves.
+A tracker is a class `T(directory, config, name)` with `log(metrics, step)` and `close()`, and `truncate_after(step)` if it can.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import plugins
+from ..errors import AgentFlyError, ConfigError
+from ..types import Tracker
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Mapping[str, Tracker], warn: Callable[[str], None] | None = None) -> None:
+        self._open = dict(trackers)
+        self.warn = warn or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4))
+
+    @classmethod
+    def open(
+        cls,
+        names: Iterable[str],
+        directory: str | Path,
+        config: Mapping[str, Any],
+        name: str,
+        warn: Callable[[str], None] | None = None,
+    ) -> Trackers:
+        """Open each by its name; "jsonl" is there whether it is named or not."""
+        opened: dict[str, Tracker] = {}
+        try:
+            for kind in dict.fromkeys(["jsonl", *names]):
+                opened[kind] = _open_one(kind, Path(directory), config, name)
+        except BaseException:
+            cls(opened).close()
+            raise
+        return cls(opened, warn)
+
+    @property
+    def names(self) -> list[str]:
+        """Those that still work."""
+        return list(self._open)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for name in self.names:
+            self._try(name, "log", metrics, step)
+
+    def truncate_after(self, step: int) -> None:
+        """For a resumed run: forget what came after its checkpoint, where the tracker can."""
+        for name, tracker in list(self._open.items()):
+            if hasattr(tracker, "truncate_after"):
+                self._try(name, "truncate_after", step)
+
+    def close(self) -> None:
+        for name in self.names:
+            self._try(name, "close")
+        self._open.clear()
+
+    def _try(self, name: str, method: str, *args: Any) -> None:
+        try:
+            getattr(self._open[name], method)(*args)
+        except Exception as error:  # noqa: BLE001 - a tracker talks to disks and servers, and the run must outlive them
+            del self._open[name]
+            self.warn(f"the tracker {name!r} failed in {method} and is dropped: {type(error).__name__}: {error}")
+
+
+def open_trackers(names: Iterable[str], directory: str | Path, config: Mapping[str, Any], name: str) -> Trackers:
+    return Trackers.open(names, directory, config, name)
+
+
+def _open_one(kind: str, directory: Path, config: Mapping[str, Any], name: str) -> Tracker:
+    make = plugins.resolve("trackers", kind)
+    try:
+        tracker: Tracker = make(directory, config, name)
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the tracker {kind!r} could not be opened: {type(error).__name__}: {error}") from error
+    return tracker

@@ -1,0 +1,124 @@
+"""The command line: what it lists, what it says about bad input, and one small run of each command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentfly.cli import main
+from tests.tiny import ROWS, save_tiny_model
+
+KINDS = {
+    "algorithms": ["ppo", "grpo", "rloo", "reinforce++"],
+    "agents": ["react", "tool", "code", "think", "search"],
+    "tools": ["add", "calculator", "python"],
+    "rewards": ["exact_match", "qa_f1", "math_equal"],
+    "tasks": ["arithmetic"],
+    "envs": ["guess"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("verb", [[], ["list"]])
+def test_each_kind_can_be_listed(kind: str, verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([kind, *verb]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0]: line for line in lines}
+    for name in KINDS[kind]:
+        assert len(listed[name].split()) > 1, f"{name} has no description"
+
+
+def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "agentfly" in capsys.readouterr().out
+
+
+def test_every_config_key_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config"]) == 0
+    assert "train.lr = " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "nowhere.toml"], "no such config file"),
+        (["train"], "needs a config file"),
+        (["train", "{config}", "train.stps=3"], "did you mean 'train.steps'"),
+        (["train", "{config}", "algorithm=gppo"], "no algorithm is called 'gppo'"),
+        (["train", "{config}", "rollout.num_chains=1"], "num_chains"),
+        (["train", "{config}", "agent.tools=['ad']"], "did you mean 'add'"),
+        (["train", "{config}", "agent.kind=raect"], "did you mean 'react'"),
+        (["train", "{config}", "agent.options.parsr='x'"], "agent.options does not fit"),
+        (["train", "{config}", "data.train=nowhere.json"], "no such file"),
+        (["train", "{config}", "data.train="], "data.train"),
+        (["train", "{config}", "agent.model=no/such/model"], "no/such/model"),
+        (["train", "{config}", "agent.max_context=10"], "context holds 10"),
+        (["train", "--resume", "nowhere"], "nowhere"),
+        (["eval", "{config}", "--chains", "0"], "at least 1"),
+        (["show", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path)
+    assert main([argument.format(config=config) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+
+
+def write_config(folder: Path, model: str = "pocket") -> Path:
+    path = folder / "run.toml"
+    path.write_text(
+        f'[agent]\nmodel = "{model}"\ntools = ["add"]\nmax_turns = 2\n[data]\ntrain = "arithmetic"\ntrain_count = 20\n'
+        f'validation_count = 4\n[sampling]\nmax_tokens = 8\n[rollout]\nnum_tasks = 2\nnum_chains = 2\n'
+        f'[train]\nsteps = 1\nlr = 1e-3\n[run]\ndir = "{folder}/runs"\nname = "one"\nthreads = 1\n'
+    )
+    return path
+
+
+def test_a_dry_run_shows_the_config_and_the_first_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(write_config(tmp_path)), "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert "[agent]" in output
+    assert "- add(" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path)
+    assert main(["train", str(config)]) == 0
+    output = capsys.readouterr().out
+    assert "try next" in output
+    assert main(["show", str(tmp_path / "runs" / "one"), "--limit", "2"]) == 0
+    assert "assistant" in capsys.readouterr().out
+    checkpoint = tmp_path / "runs" / "one" / "checkpoints" / "step-000001"
+    figures = tmp_path / "figures.json"
+    assert main(["eval", str(config), "--model", str(checkpoint), "--chains", "2", "--json", str(figures)]) == 0
+    assert {"validation/success", "validation/pass_at_1", "validation/pass_at_2"} <= set(json.loads(figures.read_text()))
+    assert main(["train", "--resume", str(tmp_path / "runs" / "one"), "train.steps=2"]) == 0
+
+
+def test_sft_lowers_the_loss_on_held_out_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": row["question"]},
+                {"role": "assistant", "content": 'Thought: add\nAction: add\nInput: {"a": 1, "b": 2}'},
+                {"role": "user", "content": "Observation: 3"},
+                {"role": "assistant", "content": "Thought: done\nAnswer: 3"},
+            ]
+        }
+        for row in ROWS
+    ]
+    (tmp_path / "demos.json").write_text(json.dumps(rows))
+    config = write_config(tmp_path, str(model))
+    overrides = [f"data.train={tmp_path}/demos.json", "train.steps=20", "train.lr=1e-2", "rollout.num_tasks=4"]
+    assert main(["sft", str(config), *overrides]) == 0
+    output = capsys.readouterr().out
+    before, after = (float(part.split()[0]) for part in output.split("demonstrations:")[1].split(", "))
+    assert after < before - 1.0
