@@ -56,7 +56,7 @@ def config_table() -> str:
 def metrics_table() -> str:
     from agentfly.watch.metrics import METRICS
 
-    return table(("metric", "meaning"), ([code(name), str(text)] for name, text in METRICS.items()))
+    return table(("metric", "unit", "meaning"), ([code(m.name), m.unit, m.description] for m in METRICS.values()))
 
 
 def algorithms_table() -> str:

@@ -162,6 +162,9 @@ class Config:
         return to_toml(tree)
 
 
+SECTIONS = tuple(item.name for item in dataclasses.fields(Config) if dataclasses.is_dataclass(get_type_hints(Config)[item.name]))
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """`train.lr=1e-5` to a key and a TOML value; what is not TOML is taken as a plain string."""
     key, sign, value = text.partition("=")

@@ -88,8 +88,10 @@ def test_a_field_that_the_reward_asks_for_and_the_data_lacks_is_an_error_before_
 
 
 def test_an_engine_that_reads_ids_needs_a_renderer() -> None:
+    engine = ScriptedEngine(["x"])
+    del engine.renderer
     with pytest.raises(ConfigError, match="renderer"):
-        ReactAgent(ScriptedEngine(["x"])).run_sync([{"question": "q"}])
+        ReactAgent(engine).run_sync([{"question": "q"}])
 
 
 def test_a_chat_engine_needs_none_and_leaves_nothing_to_train_on() -> None:

@@ -23,6 +23,12 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
+@tool(name="look", register=False)
+def look() -> str:
+    """Look."""
+    return "ok"
+
+
 @reward(name="right")
 def right(prediction: str, answer: str = "42") -> float:
     return float(prediction == answer)
@@ -48,23 +54,21 @@ def test_a_chain_acts_observes_and_answers() -> None:
     assert trajectory.tool_counts == {"multiply": 1}
 
 
-def test_the_ids_that_were_sampled_are_the_ids_that_are_trained() -> None:
-    trajectory = play(agent_for(["Action: multiply\nInput: {}", "Answer: 1"]), {"question": "?"})
+def drawn(trajectory: Trajectory) -> tuple[str, str]:
+    """The only row's text, newlines as /, and under it carets where it is trained on."""
     (row,) = to_samples(trajectory)
-    start = row.token_ids.index(1 << 20) if 1 << 20 in row.token_ids else 0
-    shown = ByteRenderer().decode(row.token_ids[start:])
-    text = shown[shown.index("?<|im_end|>") :].replace("\n", "/")
-    carets = ""
-    for token, mask in zip(row.token_ids, row.mask, strict=True):
-        width = len(ByteRenderer().decode([token])) if token >= 256 else 1
-        carets += ("^" if mask else " ") * width
-    carets = carets[len(shown) - len(text) :]
-    middle = text.index("Observation")
-    assert text[: middle - 17] == "?<|im_end|>/<|im_start|>assistant/Action: multiply/Input: {}<|im_end|>/"
-    assert carets[: middle - 17] == "                                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ "
-    assert set(carets[middle : text.index("Answer")]) == {" "}
-    assert text.endswith("Answer: 1<|im_end|>")
-    assert carets.endswith("^" * len("Answer: 1<|im_end|>"))
+    pieces = [ByteRenderer().decode([token]).replace("\n", "/") for token in row.token_ids]
+    carets = [("^" if mask else " ") * len(piece) for piece, mask in zip(pieces, row.mask, strict=True)]
+    return "".join(pieces), "".join(carets)
+
+
+def test_the_ids_that_were_sampled_are_the_ids_that_are_trained() -> None:
+    text, carets = drawn(play(agent_for(["Action: look", "Answer: 1"], tools=[look]), {"question": "?"}))
+    tail = "<|im_start|>assistant/Action: look<|im_end|>/<|im_start|>user/Observation: ok<|im_end|>/<|im_start|>assistant/Answer: 1<|im_end|>"
+    mask = "                      ^^^^^^^^^^^^^^^^^^^^^^                                                                  ^^^^^^^^^^^^^^^^^^^"
+    assert text.endswith(tail)
+    assert carets[-len(tail) :] == mask
+    assert set(carets[: -len(tail)]) == {" "}
 
 
 def test_the_prompt_of_a_turn_is_all_that_came_before_it() -> None:
@@ -123,7 +127,7 @@ def test_the_model_is_told_of_its_mistakes_and_goes_on() -> None:
 def test_no_tool_call_can_be_answered_with_a_nudge() -> None:
     trajectory = play(agent_for(["Hmm.", ANSWER], on_no_tool_call="continue"))
     assert trajectory.outcome is Outcome.FINISHED
-    assert "no tool call" in trajectory.messages[3].content
+    assert trajectory.messages[3].content == "Reply with an Action and its Input, or with an Answer."
 
 
 @pytest.mark.parametrize("policy", ["on_no_tool_call", "on_invalid_call"])

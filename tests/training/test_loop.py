@@ -108,7 +108,7 @@ def test_an_engine_without_weights_cannot_be_trained(tmp_path: Path) -> None:
         ({"lrr": 1}, "unknown config key"),
         ({"algorithm": "grop"}, "did you mean"),
         ({"num_chains": 1}, "num_chains"),
-        ({"agent": {"model": "x"}}, "already decided by the agent"),
+        ({"agent.model": "x"}, "already decided by the agent"),
     ],
 )
 def test_a_bad_setting_is_refused_before_anything_runs(model: Path, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:

@@ -68,6 +68,8 @@ class ReactAgent(BaseAgent):
 
     def parse(self, completion: Completion) -> Action:
         text = completion.text
+        if (call := self._exactly_as_asked(text)) is not None:
+            return Action(calls=(call,))
         sections = _split(text, after_thinking(text))
         calls: list[ToolCall] = []
         answer: str | None = None
@@ -85,6 +87,22 @@ class ReactAgent(BaseAgent):
                 following = sections[index + 1] if index + 1 < len(sections) else ("", 0, 0)
                 calls.append(self._call(name, text[following[1] : following[2]] if following[0] == "input" else None))
         return Action(calls=tuple(calls), answer=answer)
+
+    def _exactly_as_asked(self, text: str) -> ToolCall | None:
+        """The call of a reply in the very form of the prompt. A trained model writes little else, and this reads it far quicker."""
+        lines = text.split("\n", 3)
+        if len(lines) != 3 or "think>" in text:
+            return None
+        thought, action, given = lines
+        if not (thought.startswith("Thought: ") and action.startswith("Action: ") and given.startswith("Input: {")):
+            return None
+        name = action[8:]
+        if name not in self.tools or not given.endswith("}"):
+            return None
+        try:
+            return ToolCall(name, load_object(given[7:]))
+        except BadJson:
+            return None
 
     def _tool_name(self, body: str) -> str | None:
         """The tool that an Action names; None where it says that there is none."""

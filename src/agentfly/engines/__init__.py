@@ -1,9 +1,10 @@
 """Where tokens come from.
 
-In: a model's name, or an engine. Out: the engine, and the renderer that writes its prompts (None for chat engines, which write their own).
+In: a model's name, or an engine. Out: the engine, and the renderer that writes its prompts (None for chat engines, which
+write their own).
 
-    pocket, smollm2, a directory, a hub name      LocalEngine, in this process          agentfly[smollm2] for the second
-    openai:MODEL@http://host:port/v1              OpenAIEngine, any compatible server   the address may be left out: OPENAI_BASE_URL
+    pocket, smollm2, a directory, a hub name      LocalEngine, in this process          smollm2: agentfly[smollm2]
+    openai:MODEL@http://host:port/v1              OpenAIEngine, any compatible server   without @: OPENAI_BASE_URL
     an Engine                                     itself
 
 Nothing heavy is imported before a name is opened. Refuses options that the engine does not have, instead of ignoring them.

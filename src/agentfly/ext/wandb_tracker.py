@@ -11,12 +11,12 @@ import netrc
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import wandb
 
-MODES = ("online", "offline", "disabled", "shared")
+Mode = Literal["online", "offline", "disabled", "shared"]
 
 
 class WandbTracker:
@@ -45,10 +45,11 @@ class WandbTracker:
         self._run.finish()
 
 
-def choose_mode(asked: str | None, key: bool) -> str:
+def choose_mode(asked: str | None, key: bool) -> Mode:
     """What WANDB_MODE says where it says something; else online with a key, offline without."""
-    if asked in MODES:
-        return str(asked)
+    for mode in get_args(Mode):
+        if asked == mode:
+            return cast(Mode, mode)
     return "online" if key else "offline"
 
 

@@ -1,8 +1,8 @@
 """The run of a model up to its last hidden states, with what rows have in common run once.
 
 In: a micro batch. Out: hidden states at the positions that predict a sampled token. Rows of one batch mostly begin alike: the
-system message with its tools, and between siblings the whole prompt. That prefix is run once, as one row, and the rest of every row
-attends to its keys and values; gradients flow back through them, so values and gradients are those of the plain run.
+system message with its tools, and between siblings the whole prompt. That prefix is run once, as one row, and the rest of every
+row attends to its keys and values; gradients flow back through them, so values and gradients are those of the plain run.
 
     P P P A A        P P P            P P P run once
     P P P B B B  ->        A A .      A, B and C attend to it

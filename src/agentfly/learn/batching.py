@@ -75,7 +75,13 @@ class Rows:
         first = min(int(self.positions[row][0]) - 1 for row in rows)
         alike = (input_ids[:, :first] == input_ids[0, :first]).all(axis=0)
         prefix = first if alike.all() else int(alike.argmin())
-        return MicroBatch(*(torch.from_numpy(part).to(device) for part in (input_ids, where, targets, tokens)), prefix=prefix)
+        return MicroBatch(
+            input_ids=torch.from_numpy(input_ids).to(device),
+            where=torch.from_numpy(where).to(device),
+            targets=torch.from_numpy(targets).to(device),
+            tokens=torch.from_numpy(tokens).to(device),
+            prefix=prefix,
+        )
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, max_waste: float = MAX_WASTE) -> list[list[int]]:

@@ -64,8 +64,8 @@ class LossSettings:
     kl_kind: KlKind | None = field(
         default=None,
         metadata={
-            "help": "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). "
-            "Unset: k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 "
+            "help": "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never "
+            "negative). Unset: k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 "
             "there."
         },
     )
@@ -77,8 +77,8 @@ class LossSettings:
         default="auto",
         metadata={
             "help": "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when "
-            "there is only one step: the ratio is then 1). sampled: what the engine recorded. auto: recompute for tokens drawn by "
-            "the present weights, sampled for tokens drawn by older ones."
+            "there is only one step: the ratio is then 1). sampled: what the engine recorded. auto: recompute for tokens "
+            "drawn by the present weights, sampled for tokens drawn by older ones."
         },
     )
     gamma: float = field(

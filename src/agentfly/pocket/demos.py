@@ -23,7 +23,7 @@ Phase = Literal["good", "mixed"]
 
 # What the mixed phase does with an arithmetic question, in weights: the first row is two-step, the second one-step.
 BEHAVIOURS = {
-    2: {"good": 42, "forgetful": 22, "guess": 12, "wrong_tool": 14, "malformed": 10},
+    2: {"good": 35, "forgetful": 26, "guess": 12, "wrong_tool": 17, "malformed": 10},
     1: {"good": 80, "guess": 8, "wrong_tool": 6, "malformed": 6},
 }
 KINDS = {"two_step": 52, "one_step": 26, "lookup": 17, "no_tools": 5}
@@ -35,13 +35,9 @@ BEGIN = ("{} first", "I need to {}", "{} the numbers", "start: {}")
 GO_ON = ("now {}", "then {}", "next {}", "{} the result")
 ENOUGH = ("done", "that is it", "I have the result")
 GUESSES = ("I know this", "easy", "that is it")
-ERRORS = (
-    "the input is not valid JSON",
-    "Input is not valid JSON: expected an object",
-    "unknown tool; use one of the tools above",
-    "missing argument",
-    "wrong type: expected a number",
-)
+# How a call that cannot be read may look, and how the tools then answer; other frameworks word it otherwise (OTHER_ERRORS).
+UNREADABLE = "This tool call could not be read: the JSON is not valid at {}."
+OTHER_ERRORS = ("Error: the input is not valid JSON", "Error: wrong type: expected a number", "Error: bad call, try again")
 NUDGES = (
     "Your reply has no tool call and no answer. Use a tool or give your answer.",
     "Reply with an Action and its Input, or with an Answer.",
@@ -170,12 +166,30 @@ def _guess(rng: random.Random, demo: Demo, style: Style, problem: Problem) -> De
 
 
 def _stumble(rng: random.Random, style: Style, tool: DemoTool, problem: Problem, *, learn: bool) -> bool:
-    """A call that cannot be read, and the error that comes back; whether the chain gives up after it."""
+    """A call that cannot be made, and the error that comes back; whether the chain gives up after it."""
     step = problem.steps[0]
-    good = tool.input(*step.operands(0))
-    broken = rng.choice((good[:-1], good.replace('"', ""), good.replace(":", ""), f"{step.left}, {step.right}"))
-    style.call(rng.choice(BEGIN).format(VERBS[tool.kind]), tool.name, broken, learn=learn)
-    style.observe("Error: " + rng.choice(ERRORS))
+    name, good = tool.name, tool.input(*step.operands(0))
+    (first, kind), (second, _) = tool.arguments
+    place = rng.randint(28, 40) if style.native else 2
+    variants = [
+        (name, good[:-1], UNREADABLE.format("its end: expecting ',' delimiter")),
+        (name, good.replace('"', ""), UNREADABLE.format(f"character {place}: expecting property name enclosed in double quotes")),
+        (name, good.replace(":", ""), UNREADABLE.format(f"character {place + 4}: expecting ':' delimiter")),
+    ]
+    if not learn:
+        expected = f"Expected {name}({first}: {kind}, {second}: {kind})."
+        unknown = invented(rng)
+        only = f'{{"{first}": {step.left}}}'
+        variants += [
+            (unknown, good, f'There is no tool "{unknown}". Known tools: {name}.'),
+            (name, only, f'Bad arguments for {name}: missing argument "{second}". {expected}'),
+        ]
+    if not style.native:
+        wanted = f'This tool call could not be read: its Input must be a JSON object: {{"{first}": ..., "{second}": ...}}.'
+        variants.append((name, f"{step.left}, {step.right}", wanted))
+    named, written, error = rng.choice(variants)
+    style.call(rng.choice(BEGIN).format(VERBS[tool.kind]), named, written, learn=learn)
+    style.observe(error if rng.random() < 0.8 else rng.choice(OTHER_ERRORS))
     return rng.random() < 0.6
 
 
@@ -235,7 +249,7 @@ def direct_demo(rng: random.Random) -> Demo:
     a, b = rng.randint(1, 9), rng.randint(1, 9)
     demo, style = _open(rng, f"What is {a} plus {b}?", ())
     if rng.random() < 0.3:
-        demo.reply("Thought: add the numbers", learn=False)
+        demo.reply(f"Thought: {rng.choice(BEGIN).format('add')}", learn=False)
         demo.messages.append({"role": "user", "content": rng.choice(NUDGES)})
     style.answer(rng.choice(ENOUGH), str(a + b))
     return demo

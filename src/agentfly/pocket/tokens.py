@@ -31,6 +31,8 @@ SPLITS = "|".join(
         r"Thought: [^\d\n]*",
         r"(?:\nTools:)?\n-(?= )",
         r"\nAction:",
+        r"This tool call could not be read: [^\d\n]*",
+        r"Bad arguments for(?= )",
         r"\nAnswer:(?: (?=\d))?",
         rf'\nInput: \{{"{WORD}": "?',
         rf', "{WORD}": "?',

@@ -20,13 +20,14 @@ NAMES = {
 }
 CANONICAL = {
     "add": "Add two numbers.",
-    "subtract": "Subtract the second number from the first.",
+    "subtract": "Subtract b from a.",
     "multiply": "Multiply two numbers.",
 }
 DESCRIPTIONS = {
     "add": ("Add two numbers.", "The sum of two numbers.", "Adds its arguments.", "Add numbers"),
     "subtract": (
         "Subtract the second number from the first.",
+        "Subtract b from a.",
         "Subtract two numbers.",
         "The difference of two numbers.",
         "Subtract numbers",
@@ -47,7 +48,8 @@ LOOKUPS = (
     ("find", "name", "Find a fact by name."),
 )
 BYSTANDERS = (
-    ("divide", (("a", "number"), ("b", "number")), "Divide the first number by the second."),
+    ("divide", (("a", "number"), ("b", "number")), "Divide a by b."),
+    ("calculator", (("expression", "string"),), "Evaluate an arithmetic expression."),
     ("power", (("a", "number"), ("b", "number")), "Raise a to the power of b."),
     ("sqrt", (("x", "number"),), "The square root of a number."),
     ("weather", (("city", "string"),), "The weather in a city."),
@@ -114,7 +116,7 @@ def _arithmetic_tool(
 ) -> DemoTool:
     name = kind if not renamed else rng.choice(NAMES[kind]) if rng.random() < 0.6 else invented(rng)
     # An invented name says nothing, so the description must.
-    description = CANONICAL[kind] if rng.random() < 0.5 else rng.choice(DESCRIPTIONS[kind])
+    description = CANONICAL[kind] if rng.random() < 0.5 and arguments[0] == "a" else rng.choice(DESCRIPTIONS[kind])
     notes = rng.choice(ARGUMENT_DESCRIPTIONS[kind]) if noted else ()
     return DemoTool(name, kind, description, tuple((argument, type_name) for argument in arguments), notes, floats)
 

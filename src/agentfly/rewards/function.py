@@ -129,14 +129,11 @@ class FunctionReward(Reward):
         return arguments
 
     async def _call(self, arguments: dict[str, Any], who: str) -> Any:
+        value: Any = in_thread(self.function, arguments) if self.thread else self.function(**arguments)
+        if not inspect.isawaitable(value):
+            return value
         deadline = asyncio.timeout(self.timeout_s)
         try:
-            if self.thread:
-                async with deadline:
-                    return await in_thread(self.function, arguments)
-            value = self.function(**arguments)
-            if not inspect.isawaitable(value):
-                return value
             async with deadline:
                 return await value
         except TimeoutError as error:

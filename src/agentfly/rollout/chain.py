@@ -257,9 +257,9 @@ async def _close(plan: Plan, context: Context) -> None:
             context.trajectory.error = f"closing the environment failed: {type(error).__name__}: {error}"
 
 
-def _tell(plan: Plan, trajectory: Trajectory, kind: Any, **data: Any) -> None:
+def _tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:
     if plan.on_event is not None:
-        plan.on_event(Event(kind, trajectory.task.id, trajectory.chain, data))
+        plan.on_event(Event(kind, chain.task.id, chain.chain, data))
 
 
 def _text_teller(plan: Plan, trajectory: Trajectory) -> Callable[[str], None] | None:

@@ -70,8 +70,10 @@ class Tool:
         self.max_length, self.timeout_s, self.stateful = max_length, float(timeout_s), bool(stateful)
         self.is_method = self.cls is None and _looks_like_method(target)
         try:
-            self.signature = Signature(fn, inject, skip_first=self.is_method or self.cls is not None)
             self._init = _init_signature(self.cls, self.stateful, inject) if self.cls is not None else None
+            elsewhere = self._init.hidden if self._init else frozenset()
+            names = [name for name in inject if name not in elsewhere or name in inspect.signature(fn).parameters]
+            self.signature = Signature(fn, names, skip_first=self.is_method or self.cls is not None)
         except ConfigError as error:
             raise ConfigError(f"tool {self.name!r}: {error}") from None
         except RecursionError:
@@ -250,10 +252,14 @@ def _init_signature(cls: type, stateful: bool, inject: Collection[str]) -> Signa
 
 
 def _description(target: Any, fn: Any) -> str:
-    own = target.__doc__ if inspect.isroutine(target) or isinstance(target, type) else type(target).__doc__
+    """The docstring's summary; a class without one has that of its base."""
     if isinstance(target, functools.partial):
-        own = target.func.__doc__
-    return parse_docstring(own)[0] or parse_docstring(fn.__doc__)[0]
+        target = target.func
+    if inspect.isroutine(target):
+        return parse_docstring(target.__doc__)[0]
+    bases = target.__mro__ if isinstance(target, type) else type(target).__mro__
+    texts = [cls.__doc__ for cls in bases if cls.__module__ != "builtins"]
+    return next((summary for text in [*texts, fn.__doc__] if (summary := parse_docstring(text)[0])), "")
 
 
 def _check(name: str, max_length: Any, timeout_s: Any, inject: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent, run_to_end
-from ..config import Config, apply_overrides, keys
+from ..config import SECTIONS, Config, apply_overrides, keys
 from ..data import load_tasks, split_rows
 from ..errors import ConfigError
 from ..types import Task
@@ -52,9 +52,9 @@ def train(
     directory = open_directory(config, resume)
     if resume is None:
         directory.config.write_text(config.to_toml(), encoding="utf-8")
-    trainer = Trainer(
-        config, agent, train_tasks, validation_tasks, directory, progress or Progress(config.train.steps)
-    )
+    progress = progress or Progress(config.train.steps)
+    progress.directory = directory.path
+    trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress)
     if resume is not None:
         trainer.resume()
     result: TrainResult = run_to_end(trainer.run())
@@ -65,7 +65,9 @@ def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Conf
     """The config of a run whose agent was made in Python: what the agent is, and the given settings."""
     tree: dict[str, Any] = {}
     for name, value in settings.items():
-        apply_overrides(tree, {full_key(name): value})
+        key = full_key(name)
+        parts = {f"{key}.{part}": item for part, item in value.items()} if key in SECTIONS and isinstance(value, dict) else {key: value}
+        apply_overrides(tree, parts)
     if "agent" in tree and set(tree["agent"]) - {"success_at"}:
         key = sorted(set(tree["agent"]) - {"success_at"})[0]
         raise ConfigError(f"agent.{key} is already decided by the agent that was passed in: set it there")

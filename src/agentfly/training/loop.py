@@ -129,7 +129,12 @@ class Trainer:
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
         metrics = {
-            **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at),
+            **rollout_metrics(
+                trajectories,
+                clock["time/rollout_s"],
+                self.config.agent.success_at,
+                num_envs=len(trajectories) if self.plan.make_env else 0,
+            ),
             **learned,
         }
         if settings.validate_every and step % settings.validate_every == 0:

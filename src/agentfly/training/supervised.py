@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..data import parse_message, read_rows, split_rows
 from ..errors import ConfigError, DataError
-from ..runs import RunDirectory, RunStore
-from ..types import Completion, Message, Outcome, Renderer, Task, Trajectory, Turn
+from ..learn.samples import to_samples
+from ..runs import RunStore
+from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .build import build_agent, open_directory
@@ -47,27 +48,29 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     agent = agent or build_agent(config)
     engine = trainable_engine(agent)
     train, held = _demonstrations(config, agent)
-    learner = SupervisedLearner(engine.model, optim=config.train, total_steps=config.train.steps)
+    optim = replace(config.train, total_steps=config.train.total_steps or config.train.steps)
+    learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)
     directory = open_directory(config, None)
     directory.config.write_text(config.to_toml(), encoding="utf-8")
     store = RunStore(directory.database)
     trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
     progress = progress or Progress(config.train.steps)
-    before = after = learner.evaluate(held)
+    progress.directory = directory.path
+    before = learner.evaluate(held)["eval/loss"]
     order = random.Random(config.seed)
     with progress:
         try:
             for step in range(1, config.train.steps + 1):
                 metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
                 if config.train.validate_every and step % config.train.validate_every == 0:
-                    after = metrics["validation/nll"] = learner.evaluate(held)
+                    metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
                 store.add_metrics(step, metrics)
                 trackers.log(metrics, step)
                 progress.step(step, metrics)
         finally:
             trackers.close()
             store.close()
-    after = learner.evaluate(held)
+    after = learner.evaluate(held)["eval/loss"]
     engine.publish(engine.version + 1)
     checkpoint = save_checkpoint(
         directory.checkpoints,
@@ -80,7 +83,7 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     return SftResult(directory.path, checkpoint, before, after, config.train.steps)
 
 
-def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Renderer, schemas: Sequence[Any]) -> Trajectory:
+def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
     """One demonstration as the trajectory of a chain that replied exactly so."""
     messages = _messages(row, index)
     first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
@@ -112,7 +115,8 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Renderer, sc
     return trajectory
 
 
-def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Trajectory], list[Trajectory]]:
+def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], list[Sample]]:
+    """Training rows and held-out rows."""
     if not config.data.train:
         raise ConfigError("data.train is not set: point it at a file of demonstrations (rows with messages)")
     rows = read_rows(Path(config.data.train))[: config.data.train_count]
@@ -126,12 +130,14 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Trajectory],
     assert renderer is not None
     limit = agent.plan().limits.max_context
 
-    def convert(some: list[Any]) -> list[Trajectory]:
-        found = [to_trajectory(row, index, agent, renderer, agent.schemas) for index, row in enumerate(some)]
-        for index, trajectory in enumerate(found):
-            length = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)
-            if length > limit and not any(turn.restarts for turn in trajectory.turns[1:]):
-                raise DataError(f"row {index}: the demonstration has {length} tokens, but the context holds {limit}")
+    def convert(some: list[Any]) -> list[Sample]:
+        found = []
+        for index, row in enumerate(some):
+            samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
+            longest = max(len(sample.token_ids) for sample in samples)
+            if longest > limit:
+                raise DataError(f"row {index}: the demonstration has {longest} tokens, but the context holds {limit}")
+            found += samples
         return found
 
     return convert(rows), convert(held[: config.data.validation_count])

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class JsonlTracker:
-    """Appends to `<directory>/metrics.jsonl`. `config` and `name` are those of every tracker; the run folder keeps them itself."""
+    """Appends to `<directory>/metrics.jsonl`. `config` and `name` are not repeated there: the run folder has them."""
 
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None, name: str = "") -> None:
         self.path = Path(directory) / "metrics.jsonl"

@@ -117,7 +117,7 @@ def _find(name: str) -> Metric | None:
 
 
 def is_success(trajectory: Trajectory, success_at: float = 1.0) -> bool:
-    """By the reward's own component `success` (of at least 0.5; in a mix, "part/success") where there is one, else by the reward."""
+    """By the reward's own component `success` where there is one (in a mix, "part/success"), else by the reward itself."""
     if trajectory.reward is None:
         return False
     own = trajectory.components.get("success")

@@ -1,7 +1,7 @@
 """Where metrics go: JSON lines always, TensorBoard and Weights & Biases by name.
 
 Comes in: names of trackers, then metrics step by step. Goes out: the same metrics, to each of them. A tracker that cannot be
-opened stops the run before it begins; one that fails later is dropped with one warning, because no run should die of its curves.
+opened stops the run before it begins; one that fails later is dropped with one warning: no run should die of its curves.
 A tracker is a class `T(directory, config, name)` with `log(metrics, step)` and `close()`, and `truncate_after(step)` if it can.
 """
 

@@ -1,14 +1,16 @@
 """Attention of one step: many chains, each with its own past, in one forward pass without padding.
 
-In: the rows of a step (slot, tokens already cached, new tokens). Out: a `Plan`, and the attention function that a model calls in each
-layer with it. The new tokens of all rows are packed into one line, so linear layers do no work on padding; attention takes them apart:
+In: the rows of a step (slot, tokens already cached, new tokens). Out: a `Plan`, and the attention function that a model calls
+in each layer with it. The new tokens of all rows are packed into one line, so linear layers do no work on padding; attention
+takes them apart:
 
     row            A     B     C C C C       D D          A, B decode: one new token each; C, D read 4 and 2 new tokens
     packed         a     b     c c c c       d d          input_ids [1, 8], position_ids [1, 8]
     groups        (A B)       (C C C C / D D - -)         rows of like size attend together, keys are views of the slots
 
-Grouped-query heads are folded into the query's length, so keys are never repeated. Sliding windows and soft-capped scores come with
-the layer's own arguments. Refuses what it would compute wrongly: attention sinks, position biases, attention that is not causal.
+Grouped-query heads are folded into the query's length, so keys are never repeated. Sliding windows and soft-capped scores
+come with the layer's own arguments. Refuses what it would compute wrongly: attention sinks, position biases, attention that
+is not causal.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Group:
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """What each new token may not see, as an additive [rows, 1, count, length]; the same for every layer with this window."""
+        """What each new token may not see, additive [rows, 1, count, length]; one for all layers with this window."""
         found = self._masks.get((window, dtype))
         if found is None:
             keys = torch.arange(self.length, device=self.positions.device)

@@ -1,8 +1,9 @@
 """The running batch: rows join and leave at every step.
 
-In: rows (a prompt and how to sample). Out: after each step, the rows that have news. A row is one list of tokens of which the first
-few are cached; a step computes some of the rest, and where none is left it draws the next token. So a new prompt, the next turn of a
-chain, an ordinary decode step, a row sent back to the queue and a row whose weights changed under it are all the same thing:
+In: rows (a prompt and how to sample). Out: after each step, the rows that have news. A row is one list of tokens of which the
+first few are cached; a step computes some of the rest, and where none is left it draws the next token. So a new prompt, the
+next turn of a chain, an ordinary decode step, a row sent back to the queue and a row whose weights changed under it are all
+the same thing:
 
     tokens  [prompt ........ | sampled .....]
     cached  [=====================]           what is not cached is computed; then one token is drawn

@@ -1,9 +1,9 @@
 """The keys and values of every chain, in slots: per layer two tensors [slots, kv_heads, length, head_dim].
 
-In: keys and values as attention computes them, written at (slot, position). Out: views of whole slots, which attention reads without
-a copy. Grows and shrinks in both directions when told to; how much may be held, and whose slot is whose, is decided elsewhere
-(`slots.py`). A layer's tensors are made when that layer first writes, so no model's shapes need to be known here. Refuses nothing:
-whoever holds a slot is trusted to write inside it.
+In: keys and values as attention computes them, written at (slot, position). Out: views of whole slots, which attention reads
+without a copy. Grows and shrinks in both directions when told to; how much may be held, and whose slot is whose, is decided
+elsewhere (`slots.py`). A layer's tensors are made when that layer first writes, so no model's shapes need to be known here.
+Refuses nothing: whoever holds a slot is trusted to write inside it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The local engine: a transformers model that samples for many chains at once, in a thread of its own.
 
-In: requests with prompt ids, from any event loop. Out: completions with the sampled ids, their log-probs and versions. The event loop
-never waits for a forward pass: requests go through an inbox, and results come back with `call_soon_threadsafe`, one call per step.
-`model` is shared with the learner, who may change its weights in place; `publish` then makes sure that nothing computed before is
-used again. Refuses prompts that do not fit the context, and after a failure every request, with the sentence of that failure.
+In: requests with prompt ids, from any event loop. Out: completions with the sampled ids, their log-probs and versions. The
+event loop never waits for a forward pass: requests go through an inbox, and results come back with `call_soon_threadsafe`,
+one call per step. `model` is shared with the learner, who may change its weights in place; `publish` then makes sure that
+nothing computed before is used again. Refuses prompts that do not fit the context, and after a failure every request, with
+the sentence of that failure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import os
 import threading
 import time
@@ -138,7 +140,9 @@ class LocalEngine:
             self._forward.release()
 
     def release(self, session: str) -> None:
-        self._inbox.append(("release", session))
+        with self._wake:
+            if self._failure is None:
+                self._inbox.append(("release", session))
 
     def stats(self) -> dict[str, float]:
         """What was done so far, and what is held now. Read without stopping the engine, so figures may be a step apart."""
@@ -196,7 +200,7 @@ class LocalEngine:
             with torch.no_grad():
                 while self._wait():
                     self._work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
             self._failure = self._failure or f"the local engine stopped: {type(error).__name__}: {error}"
         if self._failure is not None:
             self._fail_all(self._failure)
@@ -281,10 +285,8 @@ class LocalEngine:
             self._send(rows)
 
     def _decode_tail(self, ids: Sequence[int]) -> str:
-        """For the engine's thread: its own tokenizer, since a fast tokenizer must not be read while another thread sets it up."""
+        """For the engine's thread, with its own tokenizer: a fast one must not be read while another thread sets it up."""
         if self._tail_tokenizer is None:
-            import copy
-
             self._tail_tokenizer = copy.deepcopy(self.tokenizer)
         return self._decode(self._tail_tokenizer, ids)
 

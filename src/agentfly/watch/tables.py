@@ -1,0 +1,134 @@
+"""What is printed once: a trajectory, the closing table, a list of figures.
+
+Comes in: a rich console and the values. Goes out: text on that console; in colours where it has them, and readable without. A
+model's text is shown as text: markup in it means nothing here, and control codes are made visible instead of obeyed.
+
+    assistant · turn 1 · 23 tokens trained          the bar marks what the policy sampled, and what is trained on;
+    ▌ Thought: multiply                             all else is context
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..types import Trajectory, Turn
+from .metrics import METRICS, describe, unknown
+from .progress import number
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
+_VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
+_VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the eight-bit control codes
+
+
+def show_trajectory(console: Console, trajectory: Trajectory) -> None:
+    """Print one chain: how it ended, every message in its role's colour, and what of it is trained on."""
+    from rich.text import Text
+
+    plain = console.options.ascii_only
+    mark, dot = ("|", "-") if plain else ("▌", "·")
+    trained = "trained" if trajectory.trainable else "sampled, not trained on"
+    sampled = sampled_turns(trajectory)
+    _print(console, Text(clean(_headline(trajectory), plain), style="bold"))
+    if trajectory.error:
+        _print(console, Text(clean(trajectory.error, plain), style="red"))
+    for index, message in enumerate(trajectory.messages):
+        style = STYLES.get(message.role, "")
+        head = [message.role if message.name is None else f"{message.role} {message.name}"]
+        gutter = "  "
+        if index in sampled:
+            number_of_turn, turn = sampled[index]
+            head += [f"turn {number_of_turn + 1}", f"{len(turn.completion.token_ids)} tokens {trained}"]
+            head += [f"turn reward {number(turn.reward, 3)}"] if turn.reward else []
+            gutter = f"{mark} "
+        _print(console, Text(clean(f" {dot} ".join(head), plain), style=f"{style} bold"))
+        for line in clean(message.content, plain).split("\n"):
+            _print(console, Text.assemble((gutter, "bold"), (line, style)))
+        for _ in message.images:
+            _print(console, Text("  [image]", style="dim"))
+    _print(console, Text(f"{mark} sampled by the policy" + (" and trained on" if trajectory.trainable else ""), style="dim"))
+
+
+def show_tokens(console: Console, trajectory: Trajectory, decode: Callable[[Sequence[int]], str]) -> None:
+    """Print the training rows as the model saw them: context plain, sampled tokens between marks, end-of-turn included."""
+    from rich.text import Text
+
+    plain = console.options.ascii_only
+    before, after = ("[[", "]]") if plain else ("⟦", "⟧")
+    row = Text()
+    for turn in trajectory.turns:
+        if turn.restarts and row:
+            _print(console, row)
+            _print(console, Text("--- a new row: the template rewrote history ---", style="dim"))
+            row = Text()
+        row.append(clean(decode(turn.context_ids), plain), style="dim")
+        row.append(f"{before}{clean(decode(turn.completion.token_ids), plain)}{after}", style="green bold")
+    _print(console, row)
+
+
+def before_after(console: Console, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    """The closing table: each figure before the first step and after the last."""
+    from rich.table import Table
+
+    table = Table("", "before", "after", "change", title="held-out tasks", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in _ordered({**before, **after}):
+        left, right = before.get(name, math.nan), after.get(name, math.nan)
+        change = right - left
+        sign = "+" if change > 0 else ""
+        table.add_row(name.removeprefix("validation/"), number(left, 3), number(right, 3), sign + number(change, 3))
+    console.print(table)
+
+
+def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
+    """Figures with what they mean."""
+    from rich.table import Table
+
+    table = Table("metric", "value", "meaning")
+    table.columns[1].justify = "right"
+    for name in _ordered(metrics):
+        meaning = "" if unknown([name]) else describe(name).description
+        table.add_row(name, number(metrics[name], 3), meaning)
+    console.print(table)
+
+
+def sampled_turns(trajectory: Trajectory) -> dict[int, tuple[int, Turn]]:
+    """Which message is the reply of which turn. Assistant messages before the first turn were given, not sampled."""
+    replies = [index for index, message in enumerate(trajectory.messages) if message.role == "assistant"]
+    given = max(0, len(replies) - len(trajectory.turns))
+    return dict(zip(replies[given:], enumerate(trajectory.turns), strict=False))
+
+
+def clean(text: str, ascii_only: bool = False) -> str:
+    """Control codes as pictures of themselves: a model that learns to clear the screen clears nothing."""
+    text = text.replace("\r\n", "\n").translate(_VISIBLE)
+    encoding, errors = ("ascii", "backslashreplace") if ascii_only else ("utf-8", "replace")
+    return text.encode(encoding, errors).decode(encoding)
+
+
+def _headline(trajectory: Trajectory) -> str:
+    reward = "no reward" if trajectory.reward is None else f"reward {number(trajectory.total_reward, 3)}"
+    parts = ", ".join(f"{name} {number(value, 3)}" for name, value in trajectory.components.items())
+    return (
+        f"{trajectory.id}: task {trajectory.task.id}, {trajectory.outcome.value}, {reward}"
+        + (f" ({parts})" if parts else "")
+        + f", {len(trajectory.turns)} turns, {trajectory.num_sampled} tokens, {trajectory.seconds:.1f} s"
+    )
+
+
+def _ordered(names: Mapping[str, float]) -> list[str]:
+    """In the order of the table of metrics, the rest after it by name."""
+    place = {name: index for index, name in enumerate(METRICS)}
+    return sorted(
+        names, key=lambda name: (place.get(name, place.get(describe(name).name, 99) if not unknown([name]) else 99), name)
+    )
+
+
+def _print(console: Console, text: object) -> None:
+    # Long lines run on instead of being cut: what is shown can be copied.
+    console.print(text, soft_wrap=True)
