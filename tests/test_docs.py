@@ -35,6 +35,7 @@ SMALL = {
     "train.validate_every": 0,
     "rollout.num_tasks": 2,
     "rollout.num_chains": 2,
+    "data.train_count": 32,
     "data.validation_count": 4,
 }
 

@@ -35,7 +35,7 @@ class AgentSettings:
     kind: str = _key("react", "agent: a name of `agentfly agents list`, or module:Class")
     model: str = _key("pocket", '"pocket", "smollm2", a model directory or hub name, "openai:NAME@URL" (evaluation only)')
     tools: list[str] = _key([], "tools by name, as module:name or as file.py:name")
-    reward: str | dict[str, float] = _key("exact_match", "a reward by name, or a table of names and weights")
+    reward: str | dict[str, Any] = _key("exact_match", "a reward by name, or a table of names with weights or options")
     env: str | None = _key(None, "environment of one chain, by name")
     system: str | None = _key(None, "system text that replaces the agent's first line")
     max_turns: int = _key(8, "replies a chain may give")

@@ -45,8 +45,11 @@ BUILTIN: dict[str, dict[str, str]] = {
         "judge": "agentfly.rewards.judge:judge",
         "code_tests": "agentfly.rewards.code_tests:code_tests_reward",
     },
-    "envs": {},
-    "tasks": {},
+    "envs": {"guess": "agentfly.testing:GuessEnv"},
+    "tasks": {
+        "arithmetic": "agentfly.pocket.tasks:arithmetic",
+        "one_step_arithmetic": "agentfly.pocket.tasks:one_step_arithmetic",
+    },
     "trackers": {
         "jsonl": "agentfly.watch.jsonl:JsonlTracker",
         "tensorboard": "agentfly.ext.tensorboard_tracker:TensorBoardTracker",

@@ -166,7 +166,7 @@ FAMILIES = {
     for family in (
         Family("chatml", _hermes, ("<|im_end|>", "<|im_end|>"), max_calls=0, native=False),
         Family("qwen25", _qwen25, ("<|im_end|>", "<|im_end|>")),
-        Family("qwen3", _qwen25, ("<|im_end|>", "<|im_end|>")),
+        Family("qwen3", _hermes, ("<|im_end|>", "<|im_end|>")),
         Family("llama3", _llama, ("<|eot_id|>", "<|eot_id|>"), says_with_calls=False, max_calls=1),
         Family("mistral", _mistral, ("</s>", "</s>"), thinks=False),
         Family("gemma", _hermes, ("<end_of_turn>", "<end_of_turn>"), max_calls=0, native=False),

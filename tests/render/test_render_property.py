@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from render_families import FAMILIES, TOOLS, Family, completion, make_tokenizer, squeeze, template_text
 
 from agentfly.errors import ConfigError
 from agentfly.render import HFRenderer
 from agentfly.types import Message, ToolCall
+
+PHASES = (Phase.explicit, Phase.generate)
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat_templates"
 
@@ -130,7 +132,7 @@ class Play:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, derandomize=True, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(conversation=turns, system=st.one_of(st.none(), clean), question=words, with_tools=st.booleans())
 def test_a_conversation_extends_as_the_full_render_does(
     name: str, conversation: list[Turn], system: str | None, question: str, with_tools: bool
@@ -157,7 +159,7 @@ def published(path: Path) -> tuple[Any, HFRenderer]:
 
 @pytest.mark.skipif(not SHARED_TEMPLATES, reason="the folder ../shared/data/chat_templates with published templates is not here")
 @pytest.mark.parametrize("path", SHARED_TEMPLATES, ids=lambda path: path.stem)
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(conversation=turns, system=st.one_of(st.none(), clean), with_tools=st.booleans())
 def test_published_templates_extend_as_they_render(
     path: Path, conversation: list[Turn], system: str | None, with_tools: bool

@@ -81,7 +81,7 @@ class Algorithm:
         if "sequence_divisor" in given and made.aggregation != "sequence_sum":
             raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
         if "value_coef" in given and made.critic != "shared":
-            raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has optim.critic_lr')
+            raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has train.critic_lr')
         return made
 
     def check(self, settings: LossSettings) -> None:

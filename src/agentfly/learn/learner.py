@@ -62,7 +62,7 @@ class Learner:
         self.algorithm.check(self.loss)
         self.optim.lr_factor(self.optim.warmup_steps)  # a schedule without an end is refused now, not after the first rollout
         if self.optim.critic_lr is not None and not self.algorithm.needs_critic:
-            raise ConfigError(f"{self.algorithm.name} has no critic: remove optim.critic_lr")
+            raise ConfigError(f"{self.algorithm.name} has no critic: remove train.critic_lr")
         if reference is not None and self.loss.kl_coef == 0:
             raise ConfigError("a reference model was given but loss.kl_coef is 0: set kl_coef, or give no reference")
         if not temperature > 0:
@@ -242,7 +242,7 @@ class Learner:
             found = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
             raise InvariantError(
                 f"step {self._updates}: the loss is {loss} ({found}); this optimizer step was not applied and the weights are "
-                f"those of version {self._version}: lower optim.lr, or look for extreme rewards"
+                f"those of version {self._version}: lower train.lr, or look for extreme rewards"
             )
         totals.add("train/loss", loss, 1)
         for name, optimizer in optimizers.items():

@@ -65,8 +65,8 @@ class LossSettings:
         default=None,
         metadata={
             "help": "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never "
-            "negative). Unset: k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 "
-            "there."
+            "negative). Unset: k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: "
+            "prefer k2 or k3 there."
         },
     )
     entropy_coef: float = field(
@@ -188,14 +188,14 @@ class OptimSettings:
         betas: Any = self.betas
         if isinstance(betas, list):  # TOML has no tuples
             object.__setattr__(self, "betas", tuple(betas))
-        _number(self, "optim", "lr", above=0.0)
-        _number(self, "optim", "critic_lr", above=0.0, optional=True)
+        _number(self, "train", "lr", above=0.0)
+        _number(self, "train", "critic_lr", above=0.0, optional=True)
         good = isinstance(self.betas, tuple) and len(self.betas) == 2
         if not good or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
-            raise ConfigError(f"optim.betas must be two numbers in [0, 1), not {self.betas!r}")
-        _number(self, "optim", "weight_decay", low=0.0)
-        _number(self, "optim", "max_grad_norm", above=0.0)
-        _choice(self, "optim", "schedule", ("constant", "linear", "cosine"))
+            raise ConfigError(f"train.betas must be two numbers in [0, 1), not {self.betas!r}")
+        _number(self, "train", "weight_decay", low=0.0)
+        _number(self, "train", "max_grad_norm", above=0.0)
+        _choice(self, "train", "schedule", ("constant", "linear", "cosine"))
         for name, low, optional in (
             ("warmup_steps", 0, False),
             ("total_steps", 1, True),
@@ -204,10 +204,10 @@ class OptimSettings:
             ("max_tokens_per_batch", 1, False),
             ("logprob_chunk", 1, True),
         ):
-            _number(self, "optim", name, low=low, optional=optional, whole=True)
+            _number(self, "train", name, low=low, optional=optional, whole=True)
         if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
-                f"optim.total_steps ({self.total_steps}) must be greater than optim.warmup_steps ({self.warmup_steps}) "
+                f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
 
@@ -218,7 +218,7 @@ class OptimSettings:
         if self.schedule == "constant":
             return 1.0
         if self.total_steps is None:
-            raise ConfigError(f"a {self.schedule} schedule needs its end: set optim.total_steps")
+            raise ConfigError(f"a {self.schedule} schedule needs its end: set train.total_steps")
         done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         return 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 

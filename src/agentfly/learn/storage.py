@@ -23,6 +23,20 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A folder that `from_pretrained` loads, written without a progress bar into the middle of ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
     """Copy a checkpoint's weights into a model that is already here, in place, so that all who share it see them."""
     from safetensors.torch import load_file

@@ -32,7 +32,7 @@ class SupervisedLearner:
     ) -> None:
         self.optim = optim or OptimSettings()
         if self.optim.critic_lr is not None:
-            raise ConfigError("supervised training has no critic: remove optim.critic_lr")
+            raise ConfigError("supervised training has no critic: remove train.critic_lr")
         self.optim.lr_factor(self.optim.warmup_steps)
         self.model = model.to(device) if device is not None else model
         self.model.eval()
@@ -77,7 +77,7 @@ class SupervisedLearner:
         loss_value, norm = float(whole), float(self._optimizer.clip())
         if not (math.isfinite(loss_value) and math.isfinite(norm)):
             self._optimizer.zero_grad()
-            raise InvariantError(f"step {self._version}: the loss is {loss_value}; this step was not applied: lower optim.lr")
+            raise InvariantError(f"step {self._version}: the loss is {loss_value}; this step was not applied: lower train.lr")
         self._optimizer.step()
         totals.add("train/loss", loss_value, 1)
         totals.add("train/grad_norm", norm, 1)

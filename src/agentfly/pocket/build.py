@@ -1,12 +1,13 @@
 """Make the pocket model: `python -m agentfly.pocket.build [--device auto] [--steps N] [--out DIR]`.
 
-In: a seed. Out: a folder that `from_pretrained` loads, and a table of held-out success. All data is generated here, nothing is fetched.
+In: a seed. Out: a folder that `from_pretrained` loads, and a table of held-out success. All data is generated, nothing is fetched.
 
   tokenizer   byte-level BPE trained on dialogues
   phase good  `--steps` steps on dialogues that solve their task: the model learns the formats, to choose tools and to copy
-  phase mixed a fifth as many on dialogues that often do not: the warm start, which leaves reinforcement learning something to do
+  phase mixed a fifth as many on dialogues that often do not: the warm start, which leaves RL something to do
 
-The same seed, steps, batch and device give the same weights, up to the order of floating-point sums; the number of workers does not matter.
+The same seed, steps and batch give the same weights on the same device, whatever the number of workers (on a GPU: up to the order
+of floating-point sums).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from . import model_dir
@@ -32,28 +33,39 @@ from .chat import IM_END, PAD
 from .demos import Phase, demonstrations
 from .tokens import MAX_LENGTH, VOCABULARY, corpus, encode_demo, save_tokenizer, train_tokenizer
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SHAPE = {"hidden_size": 192, "num_hidden_layers": 3, "intermediate_size": 512, "num_attention_heads": 6}
-# Defaults by device: on a GPU a few minutes, on two CPU cores about an hour.
-DEFAULTS = {"cuda": {"steps": 6000, "batch": 512}, "cpu": {"steps": 3000, "batch": 48}}
+# Defaults by device: on a GPU a few minutes, on two CPU cores an hour or two.
+DEFAULTS = {"cuda": {"steps": 1100, "batch": 512}, "cpu": {"steps": 4000, "batch": 48}}
 MIXED_SHARE = 0.2
 CONTEXT_WEIGHT = {"good": 0.1, "mixed": 0.02}
 PEAK_RATE = {"good": 3e-3, "mixed": 6e-4}
-Batch = tuple[list[list[int]], list[list[int]]]
+Batch = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 
 _worker: dict[str, Any] = {}
 
 
 def make_batch(tokenizer_file: str, seed: int, phase: Phase, number: int, size: int) -> Batch:
-    """The ids and masks of one batch; it depends on its number alone, not on who makes it."""
+    """One batch: ids, and marks (1 learn, 0 context, -1 padding). It depends on its number alone, not on who makes it."""
+    import numpy as np
     from tokenizers import Tokenizer
 
     if tokenizer_file not in _worker:
         _worker[tokenizer_file] = Tokenizer.from_file(tokenizer_file)
     encoded = [encode_demo(_worker[tokenizer_file], demo) for demo in demonstrations(f"{seed} {phase} {number}", phase, size)]
-    return [ids for ids, _ in encoded], [mask for _, mask in encoded]
+    shape = (size, max(len(ids) for ids, _ in encoded))
+    pad = _worker[tokenizer_file].token_to_id(PAD)
+    rows, marks = np.full(shape, pad, np.int32), np.full(shape, -1, np.int8)
+    for row, (ids, mask) in enumerate(encoded):
+        rows[row, : len(ids)], marks[row, : len(ids)] = ids, mask
+    return rows, marks
 
 
-def batches(pool: ProcessPoolExecutor | None, tokenizer_file: str, seed: int, phase: Phase, steps: int, size: int) -> Iterator[Batch]:
+def batches(
+    pool: ProcessPoolExecutor | None, tokenizer_file: str, seed: int, phase: Phase, steps: int, size: int
+) -> Iterator[Batch]:
     """Batches in order, made ahead of time where there are workers, but never many more than are needed next."""
     if pool is None:
         yield from (make_batch(tokenizer_file, seed, phase, number, size) for number in range(steps))
@@ -70,9 +82,10 @@ def batches(pool: ProcessPoolExecutor | None, tokenizer_file: str, seed: int, ph
 def new_model(vocabulary: int, stop: int, pad: int) -> Any:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+    shape: dict[str, Any] = dict(SHAPE)
     config = LlamaConfig(
         vocab_size=vocabulary,
-        **SHAPE,
+        **shape,
         num_key_value_heads=SHAPE["num_attention_heads"],
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
@@ -80,12 +93,14 @@ def new_model(vocabulary: int, stop: int, pad: int) -> Any:
         eos_token_id=stop,
         pad_token_id=pad,
     )
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=pad, do_sample=True, max_new_tokens=128)
+    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=stop, pad_token_id=pad, do_sample=True, max_new_tokens=128
+    )
     return model
 
 
-def train_phase(model: Any, data: Iterator[Batch], phase: Phase, steps: int, pad: int, *, report: int = 200) -> float:
+def train_phase(model: Any, data: Iterator[Batch], phase: Phase, steps: int, *, report: int = 200) -> float:
     """Plain supervised steps: cross-entropy on the replies, and a little on everything else. Gives back the last loss."""
     import torch
     from torch.nn import functional
@@ -95,30 +110,29 @@ def train_phase(model: Any, data: Iterator[Batch], phase: Phase, steps: int, pad
     warmup = max(1, min(200, steps // 10))
     started, tokens, loss_value = time.perf_counter(), 0, math.nan
     model.train()
-    for step, (rows, masks) in enumerate(data, start=1):
+    for step, (rows, marks) in enumerate(data, start=1):
         decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
         for group in optimizer.param_groups:
             group["lr"] = PEAK_RATE[phase] * min(step / warmup, decay)
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [pad] * (width - len(row)) for row in rows])
-        weights = torch.tensor(
-            [[1.0 if m else CONTEXT_WEIGHT[phase] for m in mask] + [0.0] * (width - len(mask)) for mask in masks]
-        )
-        ids, weights = ids.to(model.device, non_blocking=True), weights.to(model.device, non_blocking=True)
+        ids = torch.from_numpy(rows).to(model.device, torch.long)
+        kinds = torch.from_numpy(marks).to(model.device)[:, 1:].flatten()
+        weights = (kinds == 1).float() + CONTEXT_WEIGHT[phase] * (kinds == 0).float()
         # Padding stands on the right of a causal model, so nothing that counts can see it and no mask is needed.
         logits = model(input_ids=ids[:, :-1]).logits
         losses = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-        weights = weights[:, 1:].flatten()
         loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         tokens += ids.numel()
         if step % report == 0 or step == steps:
             loss_value = loss.item()
             seconds = time.perf_counter() - started
-            print(f"{phase} step {step}/{steps}  loss {loss_value:.4f}  {tokens / seconds:,.0f} tokens/s  {seconds:.0f} s", flush=True)
+            print(
+                f"{phase} step {step}/{steps}  loss {loss_value:.4f}  {tokens / seconds:,.0f} tokens/s  {seconds:.0f} s",
+                flush=True,
+            )
     model.eval()
     return loss_value
 
@@ -135,9 +149,15 @@ def evaluate(model: Any, tokenizer: Any, count: int, label: str) -> dict[str, fl
 
 
 def build(
-    out: Path, *, device: str = "auto", steps: int | None = None, batch: int | None = None, seed: int = 0, workers: int | None = None,
+    out: Path,
+    *,
+    device: str = "auto",
+    steps: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
     evaluations: int = 800,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train the tokenizer and the model, write both to `out`, and give back the figures that stand in its build.json."""
     import torch
     from transformers import AutoTokenizer
@@ -158,8 +178,7 @@ def build(
     raw = train_tokenizer(corpus(texts), VOCABULARY)
     save_tokenizer(raw, out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    pad = tokenizer.convert_tokens_to_ids(PAD)
-    model = new_model(len(tokenizer), tokenizer.convert_tokens_to_ids(IM_END), pad).to(device)
+    model = new_model(len(tokenizer), raw.token_to_id(IM_END), raw.token_to_id(PAD)).to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"tokenizer {len(tokenizer)} entries, model {size:,} parameters, {time.perf_counter() - started:.0f} s", flush=True)
 
@@ -171,7 +190,7 @@ def build(
         pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
         try:
             for phase, count in plan:
-                loss = train_phase(model, batches(pool, file, seed, phase, count, batch), phase, count, pad)
+                loss = train_phase(model, batches(pool, file, seed, phase, count, batch), phase, count)
                 figures[phase] = {"steps": count, "loss": round(loss, 4)}
                 model.save_pretrained(out)
                 if evaluations:

@@ -1,6 +1,6 @@
 """The chat template of the pocket model, rendered without transformers, in the pieces that a rollout tokenises.
 
-A dialogue is tokenised as it is met at run time: the opening in one piece, each reply alone, and what follows a reply in one piece.
+A dialogue is tokenised as it is met at run time: the opening in one piece, each reply alone, what follows a reply in one piece.
 
     start      <|im_start|>system\\n...<|im_end|>\\n<|im_start|>user\\n...<|im_end|>\\n<|im_start|>assistant\\n
     reply      Thought: ...<|im_end|>

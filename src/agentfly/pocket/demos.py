@@ -29,7 +29,11 @@ BEHAVIOURS = {
 KINDS = {"two_step": 52, "one_step": 26, "lookup": 17, "no_tools": 5}
 MIXED_KINDS = {"two_step": 62, "one_step": 24, "lookup": 11, "no_tools": 3}
 
-FIRST_LINES = ("You are a helpful assistant with tools.", "You are a careful calculator.", "Solve the task with the tools you have.")
+FIRST_LINES = (
+    "You are a helpful assistant with tools.",
+    "You are a careful calculator.",
+    "Solve the task with the tools you have.",
+)
 VERBS = {"add": "add", "subtract": "subtract", "multiply": "multiply"}
 BEGIN = ("{} first", "I need to {}", "{} the numbers", "start: {}")
 GO_ON = ("now {}", "then {}", "next {}", "{} the result")
@@ -99,7 +103,9 @@ def demonstrations(seed: str, phase: Phase, count: int) -> Iterator[Demo]:
 def arithmetic_demo(rng: random.Random, steps: int, phase: Phase, behaviour: str = "") -> Demo:
     """One arithmetic dialogue; without a named behaviour it is drawn as the phase says."""
     problem = train_problem(rng, steps)
-    tools = arithmetic_tools(rng, {step.operation for step in problem.steps}, plain=rng.random() < (0.5 if steps == 2 else 0.25))
+    tools = arithmetic_tools(
+        rng, {step.operation for step in problem.steps}, plain=rng.random() < (0.5 if steps == 2 else 0.25)
+    )
     demo, style = _open(rng, problem.question, list(tools.values()))
     if not behaviour:
         weights = BEHAVIOURS[steps] if phase == "mixed" else {"good": 94, "corrected": 6}
@@ -134,9 +140,7 @@ def _open(rng: random.Random, question: str, tools: Sequence[DemoTool]) -> tuple
     return demo, Style(demo, native)
 
 
-def _work(
-    rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoTool], problem: Problem, behaviour: str
-) -> None:
+def _work(rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoTool], problem: Problem, behaviour: str) -> None:
     """Go through the steps with the tools, faithfully to what they answer, and then give the answer that was reached."""
     result, right = 0, problem.results()[-1]
     astray = rng.randrange(len(problem.steps)) if behaviour == "wrong_tool" else -1
@@ -173,7 +177,11 @@ def _stumble(rng: random.Random, style: Style, tool: DemoTool, problem: Problem,
     place = rng.randint(28, 40) if style.native else 2
     variants = [
         (name, good[:-1], UNREADABLE.format("its end: expecting ',' delimiter")),
-        (name, good.replace('"', ""), UNREADABLE.format(f"character {place}: expecting property name enclosed in double quotes")),
+        (
+            name,
+            good.replace('"', ""),
+            UNREADABLE.format(f"character {place}: expecting property name enclosed in double quotes"),
+        ),
         (name, good.replace(":", ""), UNREADABLE.format(f"character {place + 4}: expecting ':' delimiter")),
     ]
     if not learn:
@@ -218,9 +226,9 @@ def lookup(rng: random.Random) -> Lookup:
         tools += operations.values()
         question = f"What is the price of {who}, {'plus' if kind == 'add' else 'times'} {number}?"
         last = operations[kind]
-        calls = [(tool, (f"price of {who}",), str(price)), (last, (price, number), last.observe(price, number))]
         rng.shuffle(tools)
-        return Lookup(question, tuple(tools), tuple(calls))
+        fact, sum_up = (tool, (f"price of {who}",), str(price)), (last, (price, number), last.observe(price, number))
+        return Lookup(question, tuple(tools), (fact, sum_up))
     tools += [bystander(rng) for _ in range(rng.choice((0, 1)))]
     rng.shuffle(tools)
     if hops == "one":

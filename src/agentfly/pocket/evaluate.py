@@ -1,7 +1,7 @@
 """Held-out success of a pocket model: a small rollout of its own, with a key-value cache and simulated tools.
 
-In: a model, its tokenizer and a kind of task. Out: the share of chains whose answer is right. It exists so that the build can judge what it
-made without the rest of the package; training and evaluation proper use the engine and the agents.
+In: a model, its tokenizer and a kind of task. Out: the share of chains whose answer is right. It exists so that the build can
+judge what it made without the rest of the package; training and evaluation proper use the engine and the agents.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Chain:
 
 
 @torch.inference_mode()
-def sample(model: Any, prompts: Sequence[list[int]], stop: int, pad: int, temperature: float, generator: torch.Generator) -> Any:
-    """Replies and their log-probs, one per prompt, sampled together with a cache; each ends with `stop` or at MAX_NEW tokens."""
+def sample(
+    model: Any, prompts: Sequence[list[int]], stop: int, pad: int, temperature: float, generator: torch.Generator
+) -> Any:
+    """Replies and their log-probs, one per prompt, sampled together with a cache, up to `stop` or MAX_NEW tokens."""
     from transformers import DynamicCache
 
     device = model.device
@@ -99,7 +101,11 @@ def play(
                 chain.text += text + "\n"
                 seen = read(chain, text)
                 if seen is not None:
-                    message = {"role": "tool", "content": seen} if chain.native else {"role": "user", "content": f"Observation: {seen}"}
+                    message = (
+                        {"role": "tool", "content": seen}
+                        if chain.native
+                        else {"role": "user", "content": f"Observation: {seen}"}
+                    )
                     new = tokenizer(extension_text([message]), add_special_tokens=False)["input_ids"]
                     chain.ids = chain.ids + new
                     chain.mask = chain.mask + [0] * len(new)
@@ -164,7 +170,7 @@ def arithmetic_world(tools: Sequence[DemoTool]) -> Callable[[str, dict[str, Any]
         tool = by_name.get(name)
         if tool is None or tool.kind not in OPERATIONS:
             return "Error: unknown tool; use one of the tools above"
-        values = [arguments.get(argument) for argument, _ in tool.arguments]
+        values: list[Any] = [arguments.get(argument) for argument, _ in tool.arguments]
         if len(arguments) != len(values) or not all(isinstance(value, int) for value in values):
             return "Error: wrong type: expected a number"
         return tool.observe(*values)
@@ -205,5 +211,5 @@ def held_out(kind: str, count: int, seed: int = 0) -> list[Case]:
 def success(model: Any, tokenizer: Any, kind: str, count: int = 800, temperature: float = 1.0, seed: int = 0) -> float:
     """The share of held-out chains that end with the right answer."""
     chains = [case.chain(tokenizer) for case in held_out(kind, count, seed)]
-    play(model, tokenizer, chains, temperature=temperature, seed=seed)
+    play(model, tokenizer, chains, temperature=temperature, seed=seed, batch=1024 if model.device.type == "cuda" else 128)
     return sum(chain.right for chain in chains) / len(chains)

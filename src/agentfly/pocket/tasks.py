@@ -1,7 +1,7 @@
 """Seeded arithmetic tasks in varied English, for the tools add, subtract and multiply.
 
-In: a split, a count and a seed. Out: rows `{"question", "answer", "steps", "operations"}`. A question belongs to exactly one split,
-whatever the seed: the split is a hash of its text. Numbers are small, results are never negative, and the result of the
+In: a split, a count and a seed. Out: rows `{"question", "answer", "steps", "operations"}`. A question belongs to exactly one
+split, whatever the seed: the split is a hash of its text. Numbers are small, results are never negative, and the result of the
 first step is never the answer to the whole, so that stopping half-way is always wrong. This file knows no model.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,12 +57,12 @@ def calculate(operation: str, left: int, right: int) -> int:
 
 def arithmetic(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Questions that need two calls, such as "What is 12 times 7, plus 5?"."""
-    return _rows(split, count, seed, two_step_problem)
+    return _rows(two_step_problem, 10_000, split, count, seed)
 
 
 def one_step_arithmetic(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Questions that need one call, such as "What is 12 times 7?"."""
-    return _rows(split, count, seed, one_step_problem)
+    return _rows(one_step_problem, 2_000, split, count, seed)
 
 
 def split_of(question: str) -> str:
@@ -70,12 +71,14 @@ def split_of(question: str) -> str:
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
-def _rows(split: str, count: int | None, seed: int, make: Any) -> list[dict[str, Any]]:
+def _rows(
+    make: Callable[[random.Random], Problem], most: int, split: str, count: int | None, seed: int
+) -> list[dict[str, Any]]:
     if split not in SPLITS:
         raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
-    wanted = DEFAULT_COUNTS[split] if count is None else count
-    if not 1 <= wanted <= 10_000 if make is two_step_problem else not 1 <= wanted <= 1_000:
-        raise ConfigError(f"tasks: count must be from 1 to {10_000 if make is two_step_problem else 1_000}, not {wanted}.")
+    wanted = min(DEFAULT_COUNTS[split], most) if count is None else count
+    if not 1 <= wanted <= most:
+        raise ConfigError(f"tasks: count must be from 1 to {most}, not {count}.")
     rng = random.Random(f"{split} {seed}")
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -147,7 +150,6 @@ def _first_operands(rng: random.Random, operation: str) -> tuple[int, int]:
 
 
 def _fill(rng: random.Random, pattern: str, first: str, a: int, b: int, second: str = "add", c: int = 0) -> str:
-    # "add 3 to 5" and "take 3 from 5" name the operands in another order than the call; sums do not mind, the table's slots do the rest.
     full = rng.choice(wording.FULL[first]).format(a, b)
     return pattern.format(
         a=a,

@@ -1,8 +1,8 @@
 """The tokenizer of the pocket model: byte-level BPE, trained on the demonstrations, and how a dialogue becomes training ids.
 
-In: rendered text. Out: a tokenizer that `from_pretrained` loads, and `encode_demo`. Any UTF-8 text encodes and decodes to itself.
-Digits stand alone, so that numbers can be copied; names of tools are words of their own, so that they can be copied too; the rest of
-the fixed text (prompt lines, JSON between the values, short thoughts) may merge across words, because every token costs time.
+In: rendered text. Out: a tokenizer that `from_pretrained` loads, and `encode_demo`. Any UTF-8 text encodes and comes back.
+Digits stand alone, so that numbers can be copied; names of tools are words of their own, so that they can be copied too; the rest
+of the fixed text (prompt lines, JSON between the values, short thoughts) may merge across words: every token costs time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ VOCABULARY = 1024
 MAX_LENGTH = 1024
 SPECIAL = (PAD, IM_START, IM_END)
 # Not special: they are part of what the model says or reads and survive decoding.
-ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<tools>", "</tools>", REACT_FIRST_LINE, REACT_HOW)
+ADDED = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tools>",
+    "</tools>",
+    REACT_FIRST_LINE,
+    REACT_HOW,
+)
 
 WORD = r"[^\W\d]+"
 SPLITS = "|".join(
@@ -82,7 +91,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """In the form that AutoTokenizer loads, chat template included."""
     from transformers import PreTrainedTokenizerFast
 
-    PreTrainedTokenizerFast(
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=IM_END,
         pad_token=PAD,

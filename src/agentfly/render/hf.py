@@ -16,6 +16,7 @@ with what to do about it.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -112,9 +113,10 @@ class _Voice:
         self.codec.forbid_in_replies(self._turn_marks())
         self._shaper = Shaper(self.dialect)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
-        self._profiles: OrderedDict[Any, tuple[Profile, int]] = OrderedDict()
+        self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
         self._chains: OrderedDict[int, tuple[Message, int, History]] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        self._tool_texts: OrderedDict[str, Any] = OrderedDict()
 
     def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int | None = None) -> list[int]:
         _refuse_images(messages)
@@ -155,7 +157,7 @@ class _Voice:
     ) -> tuple[Profile, int]:
         key = (history, turn, stop, id(tools))
         known = self._profiles.get(key)
-        if known is None:
+        if known is None or known[2] is not tools:
             text = None if stop is None else self._stop_texts[stop]
             plain = turn_shape(self._shaper, _plain(reply), new) if reply.tool_calls else turn
             profile = self._prober.profile(history, turn, plain, text, tools)
@@ -163,9 +165,9 @@ class _Voice:
             if profile.glue is not None:
                 words = {word: "a" for word, _ in profile.holes}
                 num_control = self.codec.num_control(self.codec.encode(profile.fill(words), stop))
-            known = profile, num_control
+            known = profile, num_control, tools
             _remember(self._profiles, key, known)
-        return known
+        return known[0], known[1]
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
         """Glue was made for contents that are not blank, and for names that mean nothing to the template."""
@@ -203,13 +205,16 @@ class _Voice:
         return history
 
     def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
-        """The tools with cuts; the same object for the same tools."""
+        """The tools with cuts; the same object for equal tools, which are known again by identity or, failing that, by text."""
         if not tools:
             return None
         key = tuple(map(id, tools))
         known = self._tools.get(key)
         if known is None:
-            known = (list(tools), self.codec.guard_data(list(tools)))
+            text = json.dumps(list(tools), default=repr, sort_keys=False)
+            guarded = self._tool_texts.get(text) or self.codec.guard_data(list(tools))
+            _remember(self._tool_texts, text, guarded)
+            known = (list(tools), guarded)
             _remember(self._tools, key, known)
         return known[1]
 

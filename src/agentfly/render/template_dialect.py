@@ -9,7 +9,7 @@ asked once, with made-up messages; what it refuses or silently drops is written 
     no calls            the reply's own text, in which the calls are written out, is sent as it is
     strict alternation  messages of the same role in a row become one, joined by a newline
 
-`render` tries four manners, each plainer than the one before, so that a reply the template has no form for (two calls at once where
+`render` tries five manners, each plainer than the one before, so that a reply the template has no form for (two calls at once where
 only one is known) does not end a run; only when all are refused does the template's own reason come back as `TemplateRefused`.
 """
 
@@ -25,10 +25,11 @@ from typing import Any
 from ..types import Message, ToolCall
 from .template import ChatTemplate, TemplateRefused
 from .template_reply import CHANNEL, THINKING, Parts, is_foreign, split
-from .template_tokens import Codec
+from .template_tokens import CUT, Codec
 
 Tools = Sequence[Mapping[str, Any]] | None
-NUM_MANNERS = 4  # 0 as asked for; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined
+# 0 as asked for; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined; 4 no marks in replies
+NUM_MANNERS = 5
 
 PROBE_TOOLS: list[dict[str, Any]] = [
     {
@@ -104,7 +105,10 @@ class Dialect:
         open_calls: list[tuple[str, str]] = []  # (id, name) of calls that wait for their result
         for message, follower in zip_longest(messages, messages[1:]):
             if message.role == "assistant":
-                entry, open_calls = self._write_reply(message, follower is not None and follower.role == "tool")
+                if manner >= 4:
+                    entry, open_calls = {"role": "assistant", "content": self._content(self._disarm(message.content))}, []
+                else:
+                    entry, open_calls = self._write_reply(message, follower is not None and follower.role == "tool")
             else:
                 entry = {"role": message.role, "content": self._content(self._codec.guard(message.content))}
                 if message.role == "tool":
@@ -117,7 +121,7 @@ class Dialect:
     def _write_reply(self, message: Message, answered: bool) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         guard = self._codec.guard_reply
         parts, structured = self.read(message, answered)
-        channels = parts.head.lstrip().startswith(CHANNEL)
+        channels = CHANNEL in parts.head
         apart = channels or (parts.thinking is not None and self.habits.thinking_field)
         entry: dict[str, Any] = {"role": "assistant", "content": guard(parts.content if apart else parts.head)}
         if apart and parts.thinking is not None:
@@ -130,6 +134,13 @@ class Dialect:
         entry["content"] = self._content(text) if text or not self.habits.empty_is_none else None
         entry["tool_calls"] = [self._write_call(call, i) for i, call in enumerate(message.tool_calls)]
         return entry, [(call["id"], call["function"]["name"]) for call in entry["tool_calls"]]
+
+    def _disarm(self, text: str) -> str:
+        """A reply in which the template finds none of its marks: what a model writes must not end a run."""
+        text = self._codec.guard(text)
+        for mark in self.template.literals:
+            text = text.replace(mark, mark[0] + CUT + mark[1:])
+        return text
 
     def _write_call(self, call: ToolCall, index: int) -> dict[str, Any]:
         arguments: Any = self._codec.guard_data(call.arguments)

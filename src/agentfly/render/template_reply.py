@@ -43,6 +43,7 @@ CALLS = (
     "<|start|>assistant<|channel|>commentary to=",
     "<|channel|>commentary to=",
     "<|start|>assistant to=",
+    " to=functions.",
 )
 # Channel marks, for replies that are several messages in one (`<|channel|>analysis<|message|>...`).
 CHANNEL, MESSAGE, END = "<|channel|>", "<|message|>", "<|end|>"
@@ -76,7 +77,7 @@ def split(text: str, calls: bool) -> Parts:
             head = text[: min(found)]
         elif text.lstrip()[:1] in ("{", "["):
             head = ""
-    if head.lstrip().startswith(CHANNEL):
+    if CHANNEL in head:
         return _split_channels(head, calls)
     for opening, closing in THINKING:
         if closing in head:
@@ -88,7 +89,10 @@ def split(text: str, calls: bool) -> Parts:
 def _split_channels(head: str, calls: bool) -> Parts:
     thinking: list[str] = []
     content: list[str] = []
-    for part in head.split(CHANNEL)[1:]:
+    before, *parts = head.split(CHANNEL)
+    if before.strip():
+        content.append(before)
+    for part in parts:
         channel, _, body = part.partition(MESSAGE)
         (content if channel.strip() == "final" else thinking).append(body.partition(END)[0])
     if calls:

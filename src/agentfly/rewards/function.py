@@ -16,7 +16,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, overload
 
 from .. import plugins
@@ -27,6 +27,14 @@ from .threads import in_thread
 from .values import read
 
 _KIND = inspect.Parameter
+
+
+class _Refused(Exception):
+    """The end of a sentence, whose beginning names the reward and the task. Never leaves this file."""
+
+    def __init__(self, kind: type[AgentFlyError], text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class FunctionReward(Reward):
@@ -101,25 +109,32 @@ class FunctionReward(Reward):
         return Score(self.weight * raw.reward, components, turns)
 
     async def _raw(self, trajectory: Trajectory, env: Any) -> Score:
-        who = f"reward {self.name!r} on task {trajectory.task.id!r}"
-        arguments = self._arguments(trajectory, env, who)
         try:
-            value = await self._call(arguments, who)
+            value = self._start(self._arguments(trajectory, env))
+            if type(value) is float and math.isfinite(value):  # what most rewards return, a thousand times a step
+                return Score(value)
+            if inspect.isawaitable(value):
+                value = await self._finish(value)
         except ToolError as error:
-            raise RewardError(f"{who} raised ToolError: {error}") from error
+            raise RewardError(f"{self._who(trajectory)} raised ToolError: {error}") from error
+        except _Refused as error:
+            raise error.kind(f"{self._who(trajectory)} {error}") from error.__cause__
         except AgentFlyError:
             raise
         except Exception as error:
-            raise RewardError(f"{who} raised {type(error).__name__}: {error}") from error
-        return read(value, who, len(trajectory.turns))
+            raise RewardError(f"{self._who(trajectory)} raised {type(error).__name__}: {error}") from error
+        return read(value, self._who(trajectory), len(trajectory.turns))
 
-    def _arguments(self, trajectory: Trajectory, env: Any, who: str) -> dict[str, Any]:
+    def _who(self, trajectory: Trajectory) -> str:
+        return f"reward {self.name!r} on task {trajectory.task.id!r}"
+
+    def _arguments(self, trajectory: Trajectory, env: Any) -> dict[str, Any]:
         task = trajectory.task
         sources = {"prediction": trajectory.prediction, "trajectory": trajectory, "task": task, "env": env}
         arguments = {name: sources[name] for name in self._reserved}
         for name in self._required:
             if name not in task.fields:
-                raise RewardError(f"{who} needs the field {name!r}, which this row of the data does not have.")
+                raise _Refused(RewardError, f"needs the field {name!r}, which this row of the data does not have.")
             arguments[name] = task.fields[name]
         for name in self._optional:
             if name in task.fields:
@@ -128,10 +143,10 @@ class FunctionReward(Reward):
             arguments |= {name: value for name, value in task.fields.items() if name not in arguments and name not in RESERVED}
         return arguments
 
-    async def _call(self, arguments: dict[str, Any], who: str) -> Any:
-        value: Any = in_thread(self.function, arguments) if self.thread else self.function(**arguments)
-        if not inspect.isawaitable(value):
-            return value
+    def _start(self, arguments: dict[str, Any]) -> Any:
+        return in_thread(self.function, arguments) if self.thread else self.function(**arguments)
+
+    async def _finish(self, value: Awaitable[Any]) -> Any:
         deadline = asyncio.timeout(self.timeout_s)
         try:
             async with deadline:
@@ -139,9 +154,8 @@ class FunctionReward(Reward):
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            raise DeadlineError(
-                f"{who} took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
-            ) from error
+            late = f"took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
+            raise _Refused(DeadlineError, late) from error
 
     def __repr__(self) -> str:
         return f"{self.name} * {self.weight:g}" if self.weight != 1 else self.name

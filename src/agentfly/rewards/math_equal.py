@@ -52,8 +52,11 @@ _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 
 def _math_equal(prediction: str, answer: Any) -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
+    answers = alternatives(answer)
+    if prediction.strip() and prediction.strip() in answers:
+        return 1.0
     found = extract_answer(prediction)
-    return float(any(same_answer(found, _reference(one)) for one in alternatives(answer)))
+    return float(any(same_answer(found, _reference(one)) for one in answers))
 
 
 math_equal = FunctionReward(_math_equal, name="math_equal")

@@ -130,7 +130,7 @@ class _Reader:
         return value if kind == "op" else kind
 
     def take(self, kind: str | None = None) -> str:
-        if kind is not None and self.kind() != kind:
+        if self.kind() == "end" or (kind is not None and self.kind() != kind):
             raise _Unreadable
         self.at += 1
         return self.tokens[self.at - 1][1]

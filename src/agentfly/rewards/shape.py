@@ -92,6 +92,6 @@ def length_reward(max_tokens: int = 512, buffer: int | None = None) -> Reward:
         tokens = trajectory.num_sampled
         if not tokens:
             tokens = sum(len(turn.completion.text) for turn in trajectory.turns) // CHARACTERS_PER_TOKEN
-        return {"reward": -min(1.0, max(0, tokens - max_tokens) / slope), "tokens": tokens}
+        return {"reward": 0.0 - min(1.0, max(0, tokens - max_tokens) / slope), "tokens": tokens}
 
     return FunctionReward(length, name="length")

@@ -43,8 +43,14 @@ def _divide(a: Number, b: Number) -> Number:
     return a / b
 
 
+def _round(a: Number, digits: Number = 0) -> Number:
+    if not isinstance(digits, int) or abs(digits) > 100:
+        raise ToolError("the number of digits must be a whole number, at most 100")
+    return round(a, digits) if digits else round(a)
+
+
 def _power(a: Number, b: Number) -> Any:
-    if isinstance(a, int) and isinstance(b, int) and abs(b) * a.bit_length() > _MAX_BITS:
+    if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and abs(b) * a.bit_length() > _MAX_BITS:
         raise ToolError("the result is too large")
     return a**b
 
@@ -99,7 +105,7 @@ _BINARY: dict[type[ast.operator], Callable[..., Any]] = {
 }
 _UNARY: dict[type[ast.unaryop], Callable[..., Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "round": round, "min": min, "max": max, "floor": math.floor, "ceil": math.ceil, "gcd": math.gcd,
+    "abs": abs, "round": _round, "min": min, "max": max, "floor": math.floor, "ceil": math.ceil, "gcd": math.gcd,
     "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "log2": math.log2, "log10": math.log10,
     "sin": math.sin, "cos": math.cos, "tan": math.tan, "asin": math.asin, "acos": math.acos, "atan": math.atan,
 }  # fmt: skip

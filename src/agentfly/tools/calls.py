@@ -62,7 +62,10 @@ async def _together(tools: Mapping[str, Tool], calls: Sequence[ToolCall], contex
         finally:
             await _stop(tasks)
         for task in tasks:
-            task.result()
+            if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
+                raise failure
+        if not all(task.done() and not task.cancelled() for task in tasks):
+            raise asyncio.CancelledError  # nobody failed, yet someone has ended our tasks
     return tuple(result for result in results if result is not None)
 
 
@@ -84,7 +87,7 @@ async def _stop(tasks: list[asyncio.Task[None]]) -> None:
             log.warning("%d tool calls would not be cancelled and were left behind", len(stuck))
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # mark it as seen: only the first is raised
+            task.exception()  # only the first is raised; this marks the others as seen
 
 
 def _refuse(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:

@@ -91,7 +91,9 @@ def within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Generator[A
 
 def _leave(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Close a coroutine that would not be cancelled."""
+    outcome = "closed"
     try:
         coroutine.close()
-    except BaseException as error:  # noqa: BLE001 - it has had its chance; whatever it raises now is only worth a line
-        log.warning("%r ignored its deadline and was left behind (%s)", coroutine, error)
+    except BaseException as error:  # noqa: BLE001 - it has had its chance; whatever it raises now is only worth a word
+        outcome = f"left behind ({error})"
+    log.warning("%s ignored its deadline and was %s", getattr(coroutine, "__qualname__", coroutine), outcome)

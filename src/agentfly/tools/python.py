@@ -206,7 +206,7 @@ class PythonSession:
         note = ""
         if self._link is None:
             self._link = await self._start()
-            note, self._lost = ("[a new session was started; earlier variables are lost]\n" if self._lost else ""), False
+            note, self._lost = ("[a new session was started; earlier variables are lost]" if self._lost else ""), False
         link = self._link
         self._count += 1
         try:
@@ -217,7 +217,7 @@ class PythonSession:
             link.process.signal(signal.SIGKILL)
             await link.close()
             raise
-        parts = [note + link.printed().rstrip("\n")]
+        parts = [note, link.printed().rstrip("\n")]
         if reply is not None:
             parts += [cut(clean(str(reply[key])), _MAX_VALUE) for key in ("value", "error") if reply.get(key) is not None]
         if reply is None:

@@ -19,6 +19,7 @@ import math
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -174,13 +175,20 @@ class Session:
         return f"Traceback:\n{where}{what[:4000]}" if where else what[:4000]
 
 
-def watch(channel: socket.socket) -> None:
-    """The host closes its end when it is done and when it dies: then end, with everything this session has started."""
+def end(directory: str) -> None:
+    """The host is done, or dead: end everything this session has started, and remove what was made for it."""
+    if os.path.basename(directory).startswith("agentfly-python-"):
+        shutil.rmtree(directory, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+
+
+def watch(channel: socket.socket, directory: str) -> None:
+    """The host closes its end when it is done and when it dies; a cell that is running does not notice, so a thread does."""
     poller = select.poll()
     poller.register(channel.fileno(), getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
     while True:
         if any(events & ~select.POLLIN for _, events in poller.poll()):
-            os.killpg(0, signal.SIGKILL)
+            end(directory)
 
 
 def main() -> None:
@@ -190,12 +198,14 @@ def main() -> None:
         run_once(what)
         return
     sys.argv = [""]
+    directory = os.getcwd()
     channel = socket.socket(fileno=int(what))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
-    threading.Thread(target=watch, args=(channel,), daemon=True).start()
+    threading.Thread(target=watch, args=(channel, directory), daemon=True).start()
     Session(channel).serve()
+    end(directory)
 
 
 if __name__ == "__main__":

@@ -22,14 +22,13 @@ PREFIX = "step-"
 
 def save_checkpoint(folder: Path, step: int, *, model: Any, tokenizer: Any, state: dict[str, Any], keep: int) -> Path:
     """Write `folder/step-N`; afterwards at most `keep` checkpoints are left."""
-    from ..learn.storage import save_state
+    from ..learn.storage import save_model, save_state
 
     final = folder / f"{PREFIX}{step:06d}"
     temporary = folder / f".{final.name}.writing"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
+    save_model(model, tokenizer, temporary)
     save_state(temporary / STATE, state)
     sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir()) if path.is_file()}
     (temporary / MANIFEST).write_text(json.dumps({"step": step, "sha256": sums}, indent=1))

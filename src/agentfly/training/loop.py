@@ -79,7 +79,9 @@ class Trainer:
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
         self.ledger = Ledger(max_logprob_gap=config.train.max_logprob_gap, max_failed_share=config.train.max_failed_share)
         self.store = RunStore(directory.database)
-        self.trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
+        self.trackers = Trackers.open(
+            config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
+        )
         self.step = 0
         self.result = TrainResult(directory.path, 0)
 

@@ -1,0 +1,147 @@
+"""What rendering a chain of 128 turns costs, beside one tokenisation of its final text.
+
+In: nothing (a tokenizer is trained here on the project's own text; the templates are those of the tests). Out: a table, or with --json
+the figures by name. For each template one chain of 128 turns is played: `start`, then `extend` after every reply, with a warm renderer,
+as it is from the second chain on; what a new renderer spends on getting to know a template is shown apart. The bar is twice a single
+tokenisation. Chains that the template makes restart are not part of it: there each restart is a new prompt, and they are counted.
+
+    python benchmarks/render.py                  # table
+    python benchmarks/render.py --json out.json  # figures: ratio_chatml, first_ms_chatml, ..., worst_ratio
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agentfly.render import HFRenderer
+from agentfly.types import Completion, Message, ToolCall
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "render"))
+
+from render_families import FAMILIES, PLAIN, SPECIAL, TOOLS, template_text  # noqa: E402
+
+BAR = 2.0
+NUM_TURNS = 128
+NAMES = ("chatml", "qwen25", "qwen3", "llama3", "mistral", "gemma", "gptoss", "glm")
+OBSERVATION = (
+    "Page 3 of 9. The shop lists 14 results for \"travel kettle\"; the first is B07N1 (Stainless Kettle 0.8 l, $21.99, 4.3 stars), "
+    "then B08KX (Foldable Silicone Kettle, $34.50, 4.1 stars).\n{\"next\": \"/search?page=4\", \"prices\": [21.99, 34.5, 18.25]}\n"
+)
+
+
+def make_tokenizer(template: str, corpus: list[str]) -> Any:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet, special_tokens=SPECIAL, show_progress=False)
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    made.add_tokens(PLAIN)
+    made.chat_template = template
+    return made
+
+
+class Chain:
+    """One scripted chain: what is sampled and what comes back, the same each time."""
+
+    def __init__(self, name: str, tokenizer: Any, characters: int) -> None:
+        self.family = FAMILIES[name]
+        self.tools: list[Any] = TOOLS if self.family.native else []
+        self.opening = [Message("user", "Find a kettle for travelling, and say what two of them cost.")]
+        if name != "gemma":
+            self.opening.insert(0, Message("system", "You solve tasks step by step with tools."))
+        self.turns: list[tuple[Message, Completion, Message]] = []
+        for i in range(NUM_TURNS):
+            calls = (ToolCall("multiply", {"a": i, "b": 2}, f"call{i:05d}"),) if self.family.native else ()
+            thought = f"Step {i}: the price of two is twice the price of one." if name in ("qwen3", "gptoss", "glm") else ""
+            text = self.family.reply(thought, "" if calls else f"Step {i}: search the next page.", calls)
+            end = tokenizer.convert_tokens_to_ids(self.family.end(calls))
+            ids = [*tokenizer.encode(text, add_special_tokens=False), end]
+            zeros = [0] * len(ids)
+            sampled = Completion(text=text, token_ids=ids, logprobs=[0.0] * len(ids), versions=zeros)
+            seen = (f"Result {i}. " + OBSERVATION * (characters // len(OBSERVATION) + 1))[:characters]
+            back = Message("tool", seen, name="multiply", tool_call_id=f"call{i:05d}") if calls else Message("user", seen)
+            self.turns.append((Message("assistant", text, calls), sampled, back))
+
+    def play(self, renderer: HFRenderer) -> tuple[float, list[int], int]:
+        """Seconds spent in the renderer, the final ids, and how often it restarted."""
+        spent, restarts = 0.0, 0
+        # Messages are new objects in every chain, as they are in a run.
+        messages = [Message(m.role, m.content) for m in self.opening]
+        started = time.perf_counter()
+        ids = renderer.start(messages, self.tools)
+        spent += time.perf_counter() - started
+        for reply, sampled, back in self.turns:
+            messages.append(Message(reply.role, reply.content, reply.tool_calls))
+            messages.append(back)
+            started = time.perf_counter()
+            extension = renderer.extend(messages, 1, sampled, self.tools)
+            spent += time.perf_counter() - started
+            restarts += extension.restarts
+            ids = list(extension.ids) if extension.restarts else [*ids, *sampled.token_ids, *extension.ids]
+        return spent, ids, restarts
+
+
+def measure(name: str, corpus: list[str], characters: int, repeats: int) -> dict[str, float]:
+    tokenizer = make_tokenizer(template_text(name), corpus)
+    chain = Chain(name, tokenizer, characters)
+    renderer = HFRenderer(tokenizer, template_args={"date_string": "1 Jan 2030"})
+    first, ids, restarts = chain.play(renderer)
+    text = tokenizer.decode(ids)
+    backend = tokenizer.backend_tokenizer
+    warm, single = [], []
+    for _ in range(repeats):
+        gc.collect()
+        warm.append(chain.play(renderer)[0])
+        started = time.perf_counter()
+        backend.encode(text, add_special_tokens=False).ids  # noqa: B018 (reading the ids is part of the work)
+        single.append(time.perf_counter() - started)
+    render, once = statistics.median(warm), statistics.median(single)
+    return {
+        "tokens": len(ids),
+        "restarts": restarts,
+        "render_ms": render * 1e3,
+        "once_ms": once * 1e3,
+        "first_ms": first * 1e3,
+        "ratio": render / once,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--characters", type=int, default=800, help="length of each observation")
+    args = parser.parse_args()
+    corpus = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py"))] + [OBSERVATION] * 20
+
+    rows = {name: measure(name, corpus, args.characters, args.repeats) for name in NAMES}
+    print(f"{NUM_TURNS} turns, observations of {args.characters} characters, median of {args.repeats}; the bar is {BAR}")
+    print(f"{'template':10} {'tokens':>7} {'restarts':>8} {'render':>10} {'tokenise once':>14} {'ratio':>6} {'first chain':>12}")
+    for name, row in rows.items():
+        print(
+            f"{name:10} {row['tokens']:7.0f} {row['restarts']:8.0f} {row['render_ms']:7.1f} ms {row['once_ms']:11.1f} ms"
+            f" {row['ratio']:6.2f} {row['first_ms']:9.1f} ms"
+        )
+    worst = max(row["ratio"] for row in rows.values())
+    print(f"worst ratio {worst:.2f}: {'within' if worst <= BAR else 'ABOVE'} the bar")
+    if args.json:
+        figures = {f"{key}_{name}": value for name, row in rows.items() for key, value in row.items()}
+        args.json.write_text(json.dumps(figures | {"worst_ratio": worst, "num_turns": NUM_TURNS}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

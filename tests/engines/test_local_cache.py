@@ -1,0 +1,200 @@
+"""What is cached saves work and never changes a result."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_later_turns_read_only_what_is_new(family):
+    model = make_model(family)
+    ids = prompt_of(40)
+
+    async def work(engine):
+        prompt = list(ids)
+        for turn in range(3):
+            before = engine.stats()["prefilled_tokens"]
+            completion = await ask(engine, prompt, "chain", temperature=0, max_tokens=8)
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+            if turn:
+                # the last sampled token and the ten new ones, of which the last is the one that draws
+                assert engine.stats()["prefilled_tokens"] - before == 10
+            prompt += completion.token_ids + prompt_of(10, turn + 1)
+
+    run(work, model)
+
+
+def test_a_history_that_was_rewritten_is_read_again_from_where_it_differs():
+    model = make_model()
+    first = prompt_of(40)
+    second = [*first[:25], *prompt_of(30, 7)]
+
+    async def work(engine):
+        await ask(engine, first, "chain", temperature=0, max_tokens=8)
+        before = engine.stats()["prefilled_tokens"]
+        completion = await ask(engine, second, "chain", temperature=0, max_tokens=8)
+        return completion, engine.stats()["prefilled_tokens"] - before
+
+    completion, num_read = run(work, model)
+    assert num_read == 29
+    assert close_to(completion.logprobs, full_logprobs(model, second, completion.token_ids))
+
+
+def test_the_same_prompt_twice_draws_again_from_its_last_token():
+    model = make_model()
+
+    async def work(engine):
+        return [(await ask(engine, prompt_of(30), "chain", temperature=0, max_tokens=8)).token_ids for _ in range(2)]
+
+    first, second = run(work, model)
+    assert first == second
+
+
+def test_siblings_read_their_prompt_once():
+    model = make_model()
+    prompt = prompt_of(100)
+
+    async def work(engine):
+        chains = [ask(engine, prompt, f"chain {i}", temperature=1, seed=i, max_tokens=8) for i in range(8)]
+        return await asyncio.gather(*chains), engine.stats()
+
+    done, stats = run(work, model, max_step_tokens=32)
+    assert stats["prefilled_tokens"] == 99
+    assert stats["shared_tokens"] == 7 * 99
+    for completion in done:
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def test_chains_that_begin_alike_share_only_their_beginning():
+    model = make_model()
+    prompts = [[*prompt_of(60), *prompt_of(20, i)] for i in range(4)]
+
+    async def work(engine):
+        done = await asyncio.gather(*(ask(engine, p, f"{i}", temperature=0, max_tokens=8) for i, p in enumerate(prompts)))
+        return done, engine.stats()
+
+    done, stats = run(work, model)
+    assert stats["prefilled_tokens"] == 60 + 4 * 19
+    for prompt, completion in zip(prompts, done, strict=True):
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def test_a_cancelled_leader_does_not_hold_up_its_siblings():
+    model = make_model()
+    prompt = prompt_of(200)
+
+    async def work(engine):
+        leader = asyncio.create_task(ask(engine, prompt, "a", temperature=0, max_tokens=8))
+        follower = asyncio.create_task(ask(engine, prompt, "b", temperature=0, max_tokens=8))
+        while not engine.stats()["prefilled_tokens"]:
+            await asyncio.sleep(0.001)
+        leader.cancel()
+        return await follower
+
+    completion = run(work, model, max_step_tokens=4)
+    assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def change(model):
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(0.8)
+
+
+def test_after_a_published_change_nothing_old_is_used():
+    model = make_model()
+    prompt = prompt_of(50)
+
+    async def work(engine):
+        old = await ask(engine, prompt, "chain", temperature=0, max_tokens=8)
+        change(model)
+        engine.publish(7)
+        return old, await ask(engine, prompt, "chain", temperature=0, max_tokens=8)
+
+    old, new = run(work, model)
+    assert (set(old.versions), set(new.versions)) == ({0}, {7})
+    assert close_to(new.logprobs, full_logprobs(model, prompt, new.token_ids))
+    assert not close_to(old.logprobs, full_logprobs(model, prompt, old.token_ids))
+
+
+def test_a_reply_that_spans_a_change_says_which_token_is_from_which_weights():
+    model = make_model()
+    prompt = prompt_of(30)
+
+    async def work(engine):
+        task = asyncio.create_task(ask(engine, prompt, temperature=1, seed=3, max_tokens=200))
+        while engine.stats()["sampled_tokens"] < 20:
+            await asyncio.sleep(0.001)
+        with engine.hold():
+            change(model)
+            engine.publish(1)
+        return await task
+
+    done = run(work, model, stop_ids=())
+    switch = done.versions.index(1)
+    assert 20 <= switch < 200
+    assert done.versions == [0] * switch + [1] * (200 - switch)
+    assert close_to(done.logprobs[switch:], full_logprobs(model, prompt, done.token_ids)[switch:])
+
+
+def test_a_model_that_was_rebuilt_is_followed_at_the_next_publish():
+    model = make_model()
+    prompt = prompt_of(30)
+
+    async def work(engine):
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight * 0.5)
+        engine.publish(1)
+        return await ask(engine, prompt, temperature=0, max_tokens=8)
+
+    done = run(work, model)
+    assert close_to(done.logprobs, full_logprobs(model, prompt, done.token_ids))
+
+
+def test_more_chains_than_the_cache_holds_all_get_their_reply():
+    model = make_model()
+    prompts = [prompt_of(40, i) for i in range(12)]
+
+    async def work(engine):
+        async def chain(i):
+            first = await ask(engine, prompts[i], f"{i}", temperature=0, max_tokens=20)
+            longer = prompts[i] + first.token_ids + prompt_of(30, i)
+            return longer, await ask(engine, longer, f"{i}", temperature=0, max_tokens=20)
+
+        return await asyncio.gather(*(chain(i) for i in range(12))), engine.stats()
+
+    done, stats = run(work, model, kv_tokens=300)
+    assert stats["slots"] * stats["slot_length"] <= 300
+    assert stats["evicted"] > 0
+    for prompt, completion in done:
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def test_rows_that_outgrow_the_cache_go_back_to_the_queue_and_come_again():
+    model = make_model()
+    prompts = [prompt_of(8, i) for i in range(6)]
+
+    async def work(engine):
+        done = await asyncio.gather(*(ask(engine, p, temperature=1, seed=1, max_tokens=150) for p in prompts))
+        return done, engine.stats()
+
+    done, stats = run(work, model, kv_tokens=256, max_context=160, stop_ids=())
+    assert stats["preempted"] > 0
+    for prompt, completion in zip(prompts, done, strict=True):
+        assert len(completion.token_ids) == 150
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def test_a_released_chain_makes_room_without_an_eviction():
+    async def work(engine):
+        for i in range(20):
+            await ask(engine, prompt_of(40, i), f"{i}", temperature=0, max_tokens=2)
+            engine.release(f"{i}")
+        return engine.stats()
+
+    stats = run(work, kv_tokens=512)
+    assert stats["evicted"] == 0

@@ -1,0 +1,244 @@
+"""Limits, stops, seeds, streaming, cancelling and failing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from agentfly.errors import ConfigError, EngineError
+from agentfly.types import Engine
+
+from .tiny import END, ask, make_model, prompt_of, run
+
+
+def test_it_is_an_engine():
+    async def work(engine):
+        return isinstance(engine, Engine), engine.reads, engine.max_context
+
+    assert run(work) == (True, "ids", 256)
+
+
+def test_a_seed_gives_the_same_reply_alone_and_in_company():
+    async def alone(engine):
+        return (await ask(engine, prompt_of(12), seed=5, max_tokens=40)).token_ids
+
+    async def in_company(engine):
+        others = [asyncio.create_task(ask(engine, prompt_of(3 + 7 * i, i), seed=i, max_tokens=10 + 9 * i)) for i in range(7)]
+        await asyncio.sleep(0.01)
+        mine = await ask(engine, prompt_of(12), seed=5, max_tokens=40)
+        await asyncio.gather(*others)
+        return mine.token_ids
+
+    assert run(alone) == run(in_company)
+
+
+def test_without_a_seed_replies_differ():
+    async def work(engine):
+        return [tuple((await ask(engine, prompt_of(12), max_tokens=20)).token_ids) for _ in range(3)]
+
+    assert len(set(run(work))) == 3
+
+
+def test_max_tokens_ends_a_reply_as_length():
+    async def work(engine):
+        return await ask(engine, prompt_of(12), temperature=0, max_tokens=4)
+
+    done = run(work, stop_ids=())
+    assert (len(done.token_ids), done.stop) == (4, "length")
+
+
+def test_a_full_context_ends_a_reply_as_length():
+    async def work(engine):
+        return await ask(engine, prompt_of(25), max_tokens=100, seed=0)
+
+    done = run(work, max_context=32, stop_ids=())
+    assert (len(done.token_ids), done.stop) == (7, "length")
+
+
+def test_a_stop_id_is_kept_in_the_ids_and_left_out_of_the_text():
+    async def work(engine):
+        free = await ask(engine, prompt_of(12), seed=2, max_tokens=30)
+        stop = free.token_ids[10]
+        cut = await ask(engine, prompt_of(12), seed=2, max_tokens=30, stop_ids=(stop,))
+        return free, cut, stop, engine.tokenizer
+
+    free, cut, stop, tokenizer = run(work, stop_ids=())
+    end = free.token_ids.index(stop) + 1
+    assert cut.token_ids == free.token_ids[:end]
+    assert cut.stop == "stop"
+    assert cut.text == tokenizer.decode(cut.token_ids[:-1])
+
+
+def test_a_stop_string_is_found_across_tokens_and_tokens_stay_as_sampled():
+    async def work(engine):
+        free = await ask(engine, prompt_of(12), seed=4, max_tokens=40)
+        at = next(i for i in range(5, 38) if all(32 <= t < 127 for t in free.token_ids[i : i + 2]))
+        word = bytes(free.token_ids[at : at + 2]).decode()
+        return free, word, await ask(engine, prompt_of(12), seed=4, max_tokens=40, stop=("never there", word))
+
+    free, word, cut = run(work, stop_ids=())
+    assert cut.token_ids == free.token_ids[: len(cut.token_ids)]
+    assert len(cut.token_ids) < 40
+    assert cut.text.endswith(word)
+    assert cut.stop == "stop"
+
+
+def test_streamed_pieces_are_whole_characters_and_make_up_the_text():
+    pieces: list[str] = []
+
+    async def work(engine):
+        return await ask(engine, "grüße", seed=1, max_tokens=60, on_text=pieces.append)
+
+    done = run(work, stop_ids=())
+    assert "".join(pieces) == done.text
+    assert len(pieces) > 10
+
+
+def test_a_listener_that_raises_fails_its_own_request_only():
+    def listener(text):
+        raise ValueError("no ears")
+
+    async def work(engine):
+        bad = asyncio.create_task(ask(engine, prompt_of(5), seed=1, max_tokens=50, on_text=listener))
+        good = await ask(engine, prompt_of(6), seed=1, max_tokens=20)
+        with pytest.raises(ValueError, match="no ears"):
+            await bad
+        return good
+
+    assert len(run(work, stop_ids=()).token_ids) == 20
+
+
+@pytest.mark.parametrize(("prompt", "sentence"), [([], "empty"), (prompt_of(32), "32 tokens and the context holds 32")])
+def test_prompts_that_cannot_be_served_are_refused(prompt, sentence):
+    async def work(engine):
+        with pytest.raises(EngineError, match=sentence):
+            await ask(engine, prompt)
+        return await ask(engine, prompt_of(5), max_tokens=2, seed=0)
+
+    assert run(work, max_context=32).token_ids
+
+
+def test_a_prompt_may_grow_after_the_call():
+    async def work(engine):
+        from agentfly.types import Request, Sampling
+
+        prompt = prompt_of(10)
+        task = asyncio.create_task(engine.generate(Request(prompt, Sampling(temperature=0, max_tokens=10))))
+        await asyncio.sleep(0)
+        prompt.extend([1, 2, 3])
+        return (await task).token_ids, (await ask(engine, prompt_of(10), temperature=0, max_tokens=10)).token_ids
+
+    lent, own = run(work)
+    assert lent == own
+
+
+def test_a_cancelled_request_leaves_the_batch():
+    async def work(engine):
+        task = asyncio.create_task(ask(engine, prompt_of(10), seed=0, max_tokens=200))
+        while not engine.stats()["sampled_tokens"]:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while engine.stats()["running"]:
+            await asyncio.sleep(0.001)
+        before = engine.stats()["sampled_tokens"]
+        await ask(engine, prompt_of(5), seed=0, max_tokens=3)
+        return engine.stats()["sampled_tokens"] - before
+
+    assert run(work, stop_ids=()) == 3
+
+
+def test_more_requests_than_the_batch_takes_wait_their_turn():
+    async def work(engine):
+        seen = []
+        tasks = [asyncio.create_task(ask(engine, prompt_of(5, i), seed=i, max_tokens=10)) for i in range(9)]
+        while not all(task.done() for task in tasks):
+            seen.append(engine.stats()["running"])
+            await asyncio.sleep(0.001)
+        return [len(task.result().token_ids) for task in tasks], max(seen)
+
+    lengths, most = run(work, max_batch=3, stop_ids=())
+    assert lengths == [10] * 9
+    assert most <= 3
+
+
+def test_a_failure_in_the_loop_fails_those_who_wait_and_those_who_come():
+    async def work(engine):
+        def broken(*args, **kwargs):
+            raise RuntimeError("out of memory")
+
+        engine._batch.model = broken
+        waiting = [asyncio.create_task(ask(engine, prompt_of(5, i), max_tokens=5)) for i in range(3)]
+        for task in [*waiting, asyncio.create_task(ask(engine, prompt_of(5)))]:
+            with pytest.raises(EngineError, match="the local engine stopped: RuntimeError: out of memory"):
+                await task
+        with pytest.raises(EngineError, match="out of memory"):
+            await ask(engine, prompt_of(5))
+
+    run(work)
+
+
+def test_weights_that_are_not_numbers_are_an_engine_error_and_the_engine_lives_on():
+    model = make_model()
+
+    async def work(engine):
+        kept = model.lm_head.weight.clone()
+        with torch.no_grad():
+            model.lm_head.weight.fill_(float("nan"))
+        engine.publish(1)
+        with pytest.raises(EngineError, match="not numbers"):
+            await ask(engine, prompt_of(5))
+        with torch.no_grad():
+            model.lm_head.weight.copy_(kept)
+        engine.publish(2)
+        return await ask(engine, prompt_of(5), max_tokens=3)
+
+    assert run(work, model, stop_ids=()).versions == [2] * 3
+
+
+def test_closing_fails_what_still_runs_and_what_comes_after():
+    async def work(engine):
+        task = asyncio.create_task(ask(engine, prompt_of(5), max_tokens=200))
+        while not engine.stats()["running"]:
+            await asyncio.sleep(0.001)
+        await engine.close()
+        for late in (task, ask(engine, prompt_of(5))):
+            with pytest.raises(EngineError, match="was closed"):
+                await late
+
+    run(work, stop_ids=())
+
+
+def test_one_engine_serves_several_event_loops_in_turn():
+    from agentfly.engines.local import LocalEngine
+
+    from .tiny import byte_tokenizer
+
+    engine = LocalEngine(make_model(), byte_tokenizer())
+    replies = [asyncio.run(ask(engine, prompt_of(9), temperature=0, max_tokens=5)).token_ids for _ in range(2)]
+    engine.shut()
+    assert replies[0] == replies[1]
+
+
+def test_the_end_token_of_the_model_ends_replies_by_default():
+    async def work(engine):
+        return engine.stop_ids
+
+    assert END in run(work)
+
+
+@pytest.mark.parametrize("option", ["max_context", "max_batch", "kv_tokens", "kv_gib", "max_step_tokens"])
+def test_a_limit_of_zero_is_refused(option):
+    with pytest.raises(ConfigError, match=f"{option} must be more than 0"):
+        run(None, **{option: 0})
+
+
+def test_a_model_whose_attention_is_of_another_kind_is_refused():
+    import transformers
+
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ConfigError, match="MambaForCausalLM also has linear_attention"):
+        run(None, transformers.MambaForCausalLM(config))

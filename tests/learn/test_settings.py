@@ -1,0 +1,110 @@
+"""Settings check themselves, carry help, and an algorithm refuses what it would ignore."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from agentfly.errors import ConfigError, UnknownName
+from agentfly.learn.algorithms import ALGORITHMS, find_algorithm
+from agentfly.learn.settings import LossSettings, OptimSettings
+
+
+@pytest.mark.parametrize("kind", [LossSettings, OptimSettings])
+def test_every_setting_says_what_it_is_for(kind):
+    for field in dataclasses.fields(kind):
+        assert field.metadata["help"].endswith("."), field.name
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        (LossSettings, {"clip_low": -0.1}, "loss.clip_low must be a number, at least 0 and at most 1, not -0.1"),
+        (LossSettings, {"clip_high": "0.2"}, "loss.clip_high must be a number"),
+        (LossSettings, {"dual_clip": 1.0}, "loss.dual_clip must be a number, greater than 1, not 1.0"),
+        (LossSettings, {"aggregation": "mean"}, "one of token_mean, sequence_mean, sequence_sum, not 'mean'"),
+        (LossSettings, {"kl_kind": "k4"}, "one of k1, k2, k3"),
+        (LossSettings, {"gamma": 1.5}, "at most 1"),
+        (LossSettings, {"kl_coef": float("nan")}, "loss.kl_coef"),
+        (LossSettings, {"normalize_std": 1}, "true or false"),
+        (OptimSettings, {"lr": 0}, "train.lr must be a number, greater than 0"),
+        (OptimSettings, {"epochs": 1.5}, "train.epochs must be a whole number, at least 1"),
+        (OptimSettings, {"minibatches": True}, "train.minibatches"),
+        (OptimSettings, {"betas": [0.9]}, "two numbers"),
+        (OptimSettings, {"schedule": "step"}, "constant, linear, cosine"),
+        (OptimSettings, {"schedule": "linear", "total_steps": 5, "warmup_steps": 5}, "must be greater than train.warmup_steps"),
+    ],
+)
+def test_a_bad_value_gets_one_sentence(kind, options, sentence):
+    with pytest.raises(ConfigError) as caught:
+        kind(**options)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_schedules_by_hand():
+    linear = OptimSettings(warmup_steps=2, schedule="linear", total_steps=6)
+    assert [linear.lr_factor(step) for step in range(7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    cosine = OptimSettings(schedule="cosine", total_steps=4)
+    assert [cosine.lr_factor(step) for step in (0, 2, 4, 9)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+    assert OptimSettings(warmup_steps=4).lr_factor(100) == 1.0
+
+
+def test_a_schedule_without_an_end_says_what_to_set():
+    with pytest.raises(ConfigError, match="set train.total_steps"):
+        OptimSettings(schedule="cosine").lr_factor(0)
+
+
+def test_kl_kind_follows_where_the_kl_goes():
+    assert LossSettings().kl_estimator == "k3"
+    assert LossSettings(kl_in="reward").kl_estimator == "k1"
+    assert LossSettings(kl_in="reward", kl_kind="k2").kl_estimator == "k2"
+
+
+def test_names_aliases_and_near_misses():
+    assert find_algorithm("reinforce_plus_plus") is ALGORITHMS["reinforce++"]
+    assert find_algorithm("GRPO") is ALGORITHMS["grpo"]
+    assert find_algorithm(ALGORITHMS["ppo"]) is ALGORITHMS["ppo"]
+    for name, row in ALGORITHMS.items():
+        assert find_algorithm(name) is row
+    with pytest.raises(UnknownName, match="did you mean 'grpo'"):
+        find_algorithm("grp")
+    with pytest.raises(ConfigError, match="is function, not"):
+        find_algorithm("agentfly.learn.advantages:grpo")
+
+
+def test_a_setting_that_the_algorithm_would_ignore_is_refused():
+    with pytest.raises(ConfigError, match=r"grpo does not use loss\.lam"):
+        ALGORITHMS["grpo"].settings({"lam": 0.9})
+    with pytest.raises(ConfigError, match="did you mean 'clip_high'"):
+        ALGORITHMS["grpo"].settings({"clip_hi": 0.3})
+    with pytest.raises(ConfigError, match="only used by loss.aggregation"):
+        ALGORITHMS["grpo"].settings({"sequence_divisor": 100})
+    with pytest.raises(ConfigError, match="only used by loss.critic"):
+        ALGORITHMS["ppo"].settings({"value_coef": 0.1})
+    with pytest.raises(ConfigError, match=r"rloo does not use loss\.gamma"):
+        ALGORITHMS["rloo"].check(LossSettings(gamma=0.9, kl_in="reward"))
+
+
+def test_defaults_of_a_row_hold_until_the_user_says_otherwise():
+    assert ALGORITHMS["dr_grpo"].settings().aggregation == "sequence_sum"
+    assert not ALGORITHMS["dr_grpo"].settings().normalize_std
+    assert ALGORITHMS["ppo"].settings().kl_in == "reward"
+    assert ALGORITHMS["ppo"].settings({"kl_in": "loss"}).kl_in == "loss"
+    for row in ALGORITHMS.values():
+        row.check(row.settings())
+
+
+def test_a_group_of_one_is_refused_where_chains_are_compared():
+    with pytest.raises(ConfigError, match=r"set num_chains to 2 or more \(it is 1\), or use reinforce\+\+ or ppo"):
+        ALGORITHMS["grpo"].check_num_chains(1)
+    ALGORITHMS["ppo"].check_num_chains(1)
+    ALGORITHMS["rloo"].check_num_chains(2)
+
+
+def test_listing_the_algorithms_loads_no_torch():
+    code = "import sys, agentfly.learn.algorithms, agentfly.learn.samples, agentfly.learn.metrics; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
