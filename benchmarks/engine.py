@@ -50,13 +50,14 @@ def make_model(hidden: int, layers: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    heads = hidden // 32
     config = LlamaConfig(
         vocab_size=2048,
         hidden_size=hidden,
         intermediate_size=hidden * 3,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=max(1, hidden // 64),
+        num_attention_heads=heads,
+        num_key_value_heads=heads if heads % 2 else heads // 2,
         max_position_embeddings=2048,
         bos_token_id=None,
         eos_token_id=None,

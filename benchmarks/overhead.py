@@ -18,7 +18,7 @@ from typing import Any
 
 from agentfly import ReactAgent, tool
 from agentfly.testing import ByteRenderer, ScriptedEngine
-from agentfly.types import Request, Sampling
+from agentfly.types import Completion, Request, Sampling
 
 REPLY = 'Thought: add\nAction: plus\nInput: {"a": 1, "b": 2}'
 
@@ -35,8 +35,16 @@ async def plus(a: int, b: int) -> int:
     return a + b
 
 
+class YieldingEngine(ScriptedEngine):
+    """Gives way to the loop once per call, as every real engine does."""
+
+    async def generate(self, request: Request) -> Completion:
+        await asyncio.sleep(0)
+        return await super().generate(request)
+
+
 def engine_for(turns: int) -> ScriptedEngine:
-    return ScriptedEngine([REPLY] * turns)
+    return YieldingEngine([REPLY] * turns)
 
 
 async def bare(chains: int, turns: int) -> float:

@@ -1,9 +1,10 @@
 """What rendering a chain of 128 turns costs, beside one tokenisation of its final text.
 
-In: nothing (a tokenizer is trained here on the project's own text; the templates are those of the tests). Out: a table, or with --json
-the figures by name. For each template one chain of 128 turns is played: `start`, then `extend` after every reply, with a warm renderer,
-as it is from the second chain on; what a new renderer spends on getting to know a template is shown apart. The bar is twice a single
-tokenisation. Chains that the template makes restart are not part of it: there each restart is a new prompt, and they are counted.
+In: nothing (a tokenizer is trained here on the project's own text; the templates are those of the tests). Out: a table, or
+with --json the figures by name. For each template one chain of 128 turns is played: `start`, then `extend` after every
+reply, with a warm renderer, as it is from the second chain on; what a new renderer spends on getting to know a template is
+shown apart. The bar is twice a single tokenisation. Chains that the template makes restart are not part of it: there each
+restart is a new prompt, and they are counted.
 
     python benchmarks/render.py                  # table
     python benchmarks/render.py --json out.json  # figures: ratio_chatml, first_ms_chatml, ..., worst_ratio
@@ -35,8 +36,8 @@ BAR = 2.0
 NUM_TURNS = 128
 NAMES = ("chatml", "qwen25", "qwen3", "llama3", "mistral", "gemma", "gptoss", "glm")
 OBSERVATION = (
-    "Page 3 of 9. The shop lists 14 results for \"travel kettle\"; the first is B07N1 (Stainless Kettle 0.8 l, $21.99, 4.3 stars), "
-    "then B08KX (Foldable Silicone Kettle, $34.50, 4.1 stars).\n{\"next\": \"/search?page=4\", \"prices\": [21.99, 34.5, 18.25]}\n"
+    'Page 3 of 9. The shop lists 14 results for "travel kettle"; the first is B07N1 (Steel Kettle 0.8 l, $21.99, 4.3 stars), '
+    'then B08KX (Foldable Kettle, $34.50, 4.1 stars).\n{"next": "/search?page=4", "prices": [21.99, 34.5, 18.25]}\n'
 )
 
 
@@ -77,19 +78,19 @@ class Chain:
             self.turns.append((Message("assistant", text, calls), sampled, back))
 
     def play(self, renderer: HFRenderer) -> tuple[float, list[int], int]:
-        """Seconds spent in the renderer, the final ids, and how often it restarted."""
+        """Processor seconds spent in the renderer, the final ids, and how often it restarted."""
         spent, restarts = 0.0, 0
         # Messages are new objects in every chain, as they are in a run.
         messages = [Message(m.role, m.content) for m in self.opening]
-        started = time.perf_counter()
+        started = time.process_time()
         ids = renderer.start(messages, self.tools)
-        spent += time.perf_counter() - started
+        spent += time.process_time() - started
         for reply, sampled, back in self.turns:
             messages.append(Message(reply.role, reply.content, reply.tool_calls))
             messages.append(back)
-            started = time.perf_counter()
+            started = time.process_time()
             extension = renderer.extend(messages, 1, sampled, self.tools)
-            spent += time.perf_counter() - started
+            spent += time.process_time() - started
             restarts += extension.restarts
             ids = list(extension.ids) if extension.restarts else [*ids, *sampled.token_ids, *extension.ids]
         return spent, ids, restarts
@@ -106,9 +107,9 @@ def measure(name: str, corpus: list[str], characters: int, repeats: int) -> dict
     for _ in range(repeats):
         gc.collect()
         warm.append(chain.play(renderer)[0])
-        started = time.perf_counter()
+        started = time.process_time()
         backend.encode(text, add_special_tokens=False).ids  # noqa: B018 (reading the ids is part of the work)
-        single.append(time.perf_counter() - started)
+        single.append(time.process_time() - started)
     render, once = statistics.median(warm), statistics.median(single)
     return {
         "tokens": len(ids),
@@ -129,8 +130,10 @@ def main() -> None:
     corpus = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py"))] + [OBSERVATION] * 20
 
     rows = {name: measure(name, corpus, args.characters, args.repeats) for name in NAMES}
-    print(f"{NUM_TURNS} turns, observations of {args.characters} characters, median of {args.repeats}; the bar is {BAR}")
-    print(f"{'template':10} {'tokens':>7} {'restarts':>8} {'render':>10} {'tokenise once':>14} {'ratio':>6} {'first chain':>12}")
+    print(f"{NUM_TURNS} turns, observations of {args.characters} characters; CPU time, median of {args.repeats}; bar {BAR}")
+    print(
+        f"{'template':10} {'tokens':>7} {'restarts':>8} {'render':>10} {'tokenise once':>14} {'ratio':>6} {'first chain':>12}"
+    )
     for name, row in rows.items():
         print(
             f"{name:10} {row['tokens']:7.0f} {row['restarts']:8.0f} {row['render_ms']:7.1f} ms {row['once_ms']:11.1f} ms"

@@ -93,6 +93,15 @@ def rooms_table() -> str:
     return table(("rank", "room", "what it is for"), (row for rank in sorted(rooms) for row in rooms[rank]))
 
 
+def agents_table() -> str:
+    classes = {name: target.partition(":")[2] for name, target in plugins.BUILTIN["agents"].items()}
+    return table(("name", "class", "how it acts"), ([code(n), code(c), _says("agents", n)] for n, c in classes.items()))
+
+
+def parser_names() -> str:
+    return ", ".join(code(name) for name in plugins.BUILTIN["parsers"]) + ".\n"
+
+
 def names_table(kind: str) -> Callable[[], str]:
     return lambda: table((kind.removesuffix("s"), "what it does"), ([code(n), _says(kind, n)] for n in plugins.BUILTIN[kind]))
 
@@ -104,7 +113,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "loss": loss_table,
     "loss_always": loss_always,
     "rooms": rooms_table,
-    **{kind: names_table(kind) for kind in ("agents", "tools", "rewards", "tasks", "trackers", "parsers")},
+    "agents": agents_table,
+    "parser_names": parser_names,
+    **{kind: names_table(kind) for kind in ("tools", "rewards", "tasks")},
 }
 
 

@@ -24,8 +24,7 @@ class Game:
 @tool
 def guess(n: int, env: Game) -> ToolResult:
     """Guess the number; the result says where to look."""
-    env.guesses += 1
-    env.solved = n == env.secret
+    env.guesses, env.solved = env.guesses + 1, n == env.secret
     hint = "correct" if env.solved else "higher" if n < env.secret else "lower"
     return ToolResult(observation=hint, done=env.solved)
 

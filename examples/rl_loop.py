@@ -107,7 +107,7 @@ def logprobs(model: Any, chains: list[Chain]) -> tuple[torch.Tensor, torch.Tenso
     return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0], mask[:, 1:]
 
 
-def main(steps: int = 40, num_tasks: int = 8, num_chains: int = 8, lr: float = 7e-4, seed: int = 0) -> list[float]:
+def main(steps: int = 15, num_tasks: int = 8, num_chains: int = 8, lr: float = 2e-4, seed: int = 0) -> list[float]:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_dir())

@@ -284,6 +284,15 @@ def test_every_config_key_and_metric_is_documented() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_named_checkpoints_are_those_that_the_runs_of_the_page_write(page: Path) -> None:
+    """The steps of the recipe, or those that a line of the page sets."""
+    text = page.read_text(encoding="utf-8")
+    recipe = tomllib.loads((ROOT / "recipes" / "quickstart.toml").read_text(encoding="utf-8"))
+    written = {recipe["train"]["steps"], *map(int, re.findall(r"train\.steps=(\d+)", text))}
+    assert {int(step) for step in re.findall(r"/step-(\d+)", text)} <= written
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -57,7 +57,7 @@ def test_reinforce_plus_plus_whitens_returns_over_all_tokens_of_the_batch():
 
 
 def test_credit_of_reinforce_plus_plus_reaches_tokens_before_an_observation():
-    """The stream has sampled tokens only, so nothing marks where the observation stood: with gamma 1 all tokens share the return."""
+    """Nothing in the stream marks where an observation stood: with gamma 1 all tokens share the return."""
     good, bad = adv.reinforce_plus_plus(streams([0, 0, 0, 1], [0, 0, 0, 0]), gamma=1.0)
     assert len(set(good.tolist())) == 1
     assert good[0] > 0 > bad[0]

@@ -54,7 +54,7 @@ def test_schedules_by_hand():
 
 
 def test_a_schedule_without_an_end_says_what_to_set():
-    with pytest.raises(ConfigError, match="set train.total_steps"):
+    with pytest.raises(ConfigError, match=r"set train\.total_steps"):
         OptimSettings(schedule="cosine").lr_factor(0)
 
 
@@ -81,9 +81,9 @@ def test_a_setting_that_the_algorithm_would_ignore_is_refused():
         ALGORITHMS["grpo"].settings({"lam": 0.9})
     with pytest.raises(ConfigError, match="did you mean 'clip_high'"):
         ALGORITHMS["grpo"].settings({"clip_hi": 0.3})
-    with pytest.raises(ConfigError, match="only used by loss.aggregation"):
+    with pytest.raises(ConfigError, match=r"only used by loss\.aggregation"):
         ALGORITHMS["grpo"].settings({"sequence_divisor": 100})
-    with pytest.raises(ConfigError, match="only used by loss.critic"):
+    with pytest.raises(ConfigError, match=r"only used by loss\.critic"):
         ALGORITHMS["ppo"].settings({"value_coef": 0.1})
     with pytest.raises(ConfigError, match=r"rloo does not use loss\.gamma"):
         ALGORITHMS["rloo"].check(LossSettings(gamma=0.9, kl_in="reward"))
@@ -106,5 +106,7 @@ def test_a_group_of_one_is_refused_where_chains_are_compared():
 
 
 def test_listing_the_algorithms_loads_no_torch():
-    code = "import sys, agentfly.learn.algorithms, agentfly.learn.samples, agentfly.learn.metrics; print('torch' in sys.modules)"
+    code = (
+        "import sys, agentfly.learn.algorithms, agentfly.learn.samples, agentfly.learn.metrics; print('torch' in sys.modules)"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

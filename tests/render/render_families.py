@@ -1,6 +1,7 @@
 """Families of chat templates for the tests: a small tokenizer, and for each template how its model would write a reply.
 
-`Family.reply` writes a reply the way the template itself would show it, so that a full render by transformers can be the reference.
+`Family.reply` writes a reply the way the template itself would show it, so that a full render by transformers can be the
+reference.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ from agentfly.types import Completion, Message, ToolCall
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-SPECIAL = """<s> </s> <|endoftext|> <|im_start|> <|im_end|> <|start_header_id|> <|end_header_id|> <|eot_id|> <start_of_turn> <end_of_turn>
-[INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] [SYSTEM_PROMPT] [/SYSTEM_PROMPT]
-<｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>
-<|start|> <|end|> <|message|> <|channel|> <|return|> <|call|> [gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|>""".split()
+# fmt: off
+SPECIAL = [
+    "<s>", "</s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>",
+    "<|end_header_id|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]",
+    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>",
+    "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "[gMASK]",
+    "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
+]
+# fmt: on
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]  # added tokens that are not special, as Qwen has them
 
 TOOLS = [
@@ -47,7 +55,9 @@ def _trained() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    text = ["The user asks the assistant to multiply and add numbers with a tool; the result is said in a system message.\n\n"] * 4
+    text = [
+        "The user asks the assistant to multiply and add numbers with a tool; the result is said in a system message.\n\n"
+    ] * 4
     trainer = trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIAL, show_progress=False
     )

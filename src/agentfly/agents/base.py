@@ -111,6 +111,8 @@ class BaseAgent:
                 Message("tool", result.observation, name=call.name, tool_call_id=call.id or None, images=_images(result))
                 for call, result in zip(calls, results, strict=True)
             ]
+        if len(results) == 1 and results[0].image is None:
+            return [Message("user", f"Observation: {results[0].observation}")]
         text = "\n".join(f"Observation: {result.observation}" for result in results)
         return [Message("user", text, images=tuple(image for result in results for image in _images(result)))]
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .settings import OptimSettings
 
+_FULL = (torch.float32, torch.float64)
+
 
 class Optimizer:
     """AdamW on the trainable parameters of a module."""
@@ -27,7 +29,7 @@ class Optimizer:
         groups: list[dict[str, Any]] = []
         for module, lr in modules:
             parameters = [p for p in module.parameters() if p.requires_grad]
-            masters = [p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_() for p in parameters]
+            masters = [p if p.dtype in _FULL else p.detach().float().requires_grad_() for p in parameters]
             self._parameters += parameters
             self._masters += masters
             for decay, members in (

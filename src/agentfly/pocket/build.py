@@ -1,13 +1,13 @@
 """Make the pocket model: `python -m agentfly.pocket.build [--device auto] [--steps N] [--out DIR]`.
 
-In: a seed. Out: a folder that `from_pretrained` loads, and a table of held-out success. All data is generated, nothing is fetched.
+In: a seed. Out: a folder that `from_pretrained` loads, and a table of held-out success. All data is generated, none fetched.
 
   tokenizer   byte-level BPE trained on dialogues
   phase good  `--steps` steps on dialogues that solve their task: the model learns the formats, to choose tools and to copy
   phase mixed a fifth as many on dialogues that often do not: the warm start, which leaves RL something to do
 
-The same seed, steps and batch give the same weights on the same device, whatever the number of workers (on a GPU: up to the order
-of floating-point sums).
+The same seed, steps and batch give the same weights on the same device, whatever the number of workers (on a GPU: up to the
+order of floating-point sums).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from . import model_dir
-from .chat import IM_END, PAD
+from .chat import PAD
 from .demos import Phase, demonstrations
 from .tokens import MAX_LENGTH, VOCABULARY, corpus, encode_demo, save_tokenizer, train_tokenizer
 
@@ -40,6 +40,7 @@ SHAPE = {"hidden_size": 192, "num_hidden_layers": 3, "intermediate_size": 512, "
 # Defaults by device: on a GPU a few minutes, on two CPU cores an hour or two.
 DEFAULTS = {"cuda": {"steps": 1100, "batch": 512}, "cpu": {"steps": 4000, "batch": 48}}
 MIXED_SHARE = 0.2
+CORPUS = 6000  # dialogues of each phase that the tokenizer is trained on
 CONTEXT_WEIGHT = {"good": 0.1, "mixed": 0.02}
 PEAK_RATE = {"good": 3e-3, "mixed": 6e-4}
 Batch = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
@@ -139,7 +140,7 @@ def train_phase(model: Any, data: Iterator[Batch], phase: Phase, steps: int, *, 
 
 def evaluate(model: Any, tokenizer: Any, count: int, label: str) -> dict[str, float]:
     """Held-out success at temperature 1, by kind of task, printed as it comes."""
-    from .evaluate import KINDS, success
+    from .build_evaluate import KINDS, success
 
     figures = {}
     for kind in KINDS:
@@ -174,11 +175,11 @@ def build(
     torch.backends.cuda.matmul.allow_tf32 = True
 
     started = time.perf_counter()
-    texts = itertools.chain(demonstrations(f"{seed} corpus", "good", 6000), demonstrations(f"{seed} corpus", "mixed", 6000))
+    texts = itertools.chain(demonstrations(f"{seed} corpus", "good", CORPUS), demonstrations(f"{seed} corpus", "mixed", CORPUS))
     raw = train_tokenizer(corpus(texts), VOCABULARY)
     save_tokenizer(raw, out)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    model = new_model(len(tokenizer), raw.token_to_id(IM_END), raw.token_to_id(PAD)).to(device)
+    model = new_model(len(tokenizer), int(tokenizer.eos_token_id), int(tokenizer.pad_token_id)).to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"tokenizer {len(tokenizer)} entries, model {size:,} parameters, {time.perf_counter() - started:.0f} s", flush=True)
 

@@ -1,7 +1,7 @@
 """The tokenizer of the pocket model: byte-level BPE, trained on the demonstrations, and how a dialogue becomes training ids.
 
 In: rendered text. Out: a tokenizer that `from_pretrained` loads, and `encode_demo`. Any UTF-8 text encodes and comes back.
-Digits stand alone, so that numbers can be copied; names of tools are words of their own, so that they can be copied too; the rest
+Digits stand alone, so that numbers can be copied; names of tools are words of their own, so that they can be copied; the rest
 of the fixed text (prompt lines, JSON between the values, short thoughts) may merge across words: every token costs time.
 """
 

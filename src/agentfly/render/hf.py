@@ -1,17 +1,19 @@
 """`HFRenderer`: messages to ids over any Hugging Face tokenizer and its chat template, extended turn by turn.
 
-In: a tokenizer (only that: no model, no torch). Out: the ids of a first prompt, and after each reply only the ids that follow it:
+In: a tokenizer (only that: no model, no torch). Out: the ids of a first prompt, and after each reply only the ids that
+follow it:
 
-    start    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
-    sampled                                                          Hello<|im_end|>                     (kept as it is, never re-encoded)
-    extend                                                                          \\n<|im_start|>user\\n...<|im_start|>assistant\\n
+    start     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
+    sampled   Hello<|im_end|>                                             kept as it is, never decoded and encoded again
+    extend    \\n<|im_start|>user\\nHow are you?<|im_end|>\\n<|im_start|>assistant\\n
 
-A trajectory is rendered in full once. Where the template rewrites what was there before (strips thinking, moves the tool list, swaps
-the end of turn), `extend` says so: `restarts`, with the whole new prompt. A reply that ended without its end-of-turn token (it was too
-long, or met a stop string) has that token put behind it as context. Control tokens spelled out in messages stay plain text.
+A trajectory is rendered in full once. Where the template rewrites what was there before (strips thinking, moves the tool
+list, swaps the end of turn), `extend` says so: `restarts`, with the whole new prompt. A reply that ended without its
+end-of-turn token (it was too long, or met a stop string) has that token put behind it as context. Control tokens spelled
+out in messages stay plain text.
 
-Refuses: images (the tokenizer has no eyes), tokenizers without a chat template, and messages that the template has no form for; each
-with what to do about it.
+Refuses: images (the tokenizer has no eyes), tokenizers without a chat template, and messages that the template has no form
+for; each with what to do about it.
 """
 
 from __future__ import annotations
@@ -19,17 +21,16 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError, InvariantError
-from ..types import Completion, Extension, Message, ToolCall
-from .profile import History, Shaper, TurnShape, is_id, turn_shape
-from .profile_glue import Prober, Profile, without
-from .template import CHATML, ChatTemplate, TemplateRefused
-from .template_dialect import PROBE_TOOLS, Dialect
-from .template_reply import MARKS
+from ..types import Completion, Extension, Message
+from .profile import History, Shaper, TurnShape, Unit, is_id, thinned, turn_shape
+from .profile_glue import Prober, Profile
+from .template import ChatTemplate, TemplateRefused, sources
+from .template_dialect import Dialect
+from .template_ends import end_of_turn, turn_marks
 from .template_tokens import Codec
 
 _MAX_KNOWN = 4096  # how many shapes, and how many running chains, are remembered
@@ -53,12 +54,13 @@ class HFRenderer:
     ) -> None:
         self.tokenizer = tokenizer
         args = dict(template_args or {})
-        sources = _sources(tokenizer, chat_template)
-        self._voices = {name: _Voice(tokenizer, source, args, stop_ids) for name, source in sources.items()}
+        texts = sources(tokenizer, chat_template)
+        self._voices = {name: _Voice(tokenizer, source, args, stop_ids) for name, source in texts.items()}
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for voice in self._voices.values() for i in voice.stop_ids))
         if not self.stop_ids:
             raise ConfigError(
-                "no end-of-turn token is known: the tokenizer has no eos token and the chat template ends a reply with none; give stop_ids="
+                "no end-of-turn token is known: the tokenizer has no eos token and the chat template ends a reply with none; "
+                "give stop_ids="
             )
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -98,6 +100,25 @@ class HFRenderer:
         return self._voices["default"]
 
 
+@dataclass(slots=True)
+class _Chain:
+    """What is known of a running chain at one of its replies: the history before it, and the turn it began.
+
+    It is found again by the reply itself, an object that only this chain has.
+    """
+
+    reply: Message
+    first: Message
+    at: int
+    history: History
+    unit: Unit
+    last: Message
+    end: int
+
+    def is_at(self, messages: Sequence[Message], at: int) -> bool:
+        return self.at == at and self.reply is messages[at] and self.first is messages[0]
+
+
 class _Voice:
     """One template of a tokenizer. Most have one; some have another for prompts with tools."""
 
@@ -106,22 +127,22 @@ class _Voice:
         self.template = ChatTemplate(source, {"turn_end": turn_end, **tokenizer.special_tokens_map, **args})
         self.codec = Codec(tokenizer, self.template.written)
         self.dialect = Dialect(self.template, self.codec)
-        found = _end_of_turn(self.dialect, self.codec)
+        found = end_of_turn(self.dialect, self.codec)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))
         self._stop_texts = {index: self.codec.text([index]) for index in self.stop_ids}
-        self.codec.forbid_in_replies(self._turn_marks())
+        self.codec.forbid_in_replies(turn_marks(self.dialect, self.codec, self._stop_texts.values()))
         self._shaper = Shaper(self.dialect)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
         self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
-        self._chains: OrderedDict[int, tuple[Message, int, History]] = OrderedDict()
+        self._chains: OrderedDict[int, _Chain] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
 
-    def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int | None = None) -> list[int]:
+    def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int = 0) -> list[int]:
         _refuse_images(messages)
         try:
-            text = self.dialect.render(messages, self._guarded(tools), True, manner)
+            text = self.dialect.render_somehow(messages, self._guarded(tools), manner)
         except TemplateRefused as refused:
             raise _refusal(messages, refused) from refused
         return self.codec.encode_start(text)
@@ -131,6 +152,8 @@ class _Voice:
         _refuse_images(new)
         history = self._history(messages, at)
         turn = turn_shape(self._shaper, reply, new)
+        unit = thinned((turn.reply, *turn.new))
+        _remember(self._chains, id(reply), _Chain(reply, messages[0], at, history, unit, messages[-1], len(messages)))
         shown = self._guarded(tools)
         try:
             profile, num_control = self._profile(history, turn, reply, new, stop, shown)
@@ -142,9 +165,12 @@ class _Voice:
             if profile.glue is None or not self._fits(profile, values):
                 text = self._prober.text(profile, history.messages(), values, shown)
                 return Extension(self.codec.encode(text, stop))
-        except TemplateRefused as refused:
-            raise _refusal(messages, refused) from refused
-        values = {word: self.dialect.identity(value) if is_id(word) else value for word, value in values.items()}
+        except TemplateRefused:
+            # Made-up messages or real ones: what has no extension may still have a prompt of its own.
+            return Extension(self.full(messages, tools), restarts=True)
+        for word in profile.names:
+            if is_id(word):
+                values[word] = self.dialect.identity(values[word])
         ids = self.codec.encode(profile.fill(values), stop)
         if self.codec.num_control(ids) != num_control:
             # A message spells out a control token: once more, with cuts.
@@ -171,12 +197,10 @@ class _Voice:
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
         """Glue was made for contents that are not blank, and for names that mean nothing to the template."""
-        turn = profile.turn
-        blank = [word for word, shape in zip(turn.content_words(), turn.new, strict=True) if not shape.skeleton]
-        if any(values[word] for word in blank):
+        if any(values[word] for word in profile.blank):
             return False
-        contents = turn.content_words()
-        return all(value not in self.template.words for word, value in values.items() if word not in contents)
+        words = self.template.words
+        return not any(values[word] in words for word in profile.names)
 
     def _ask_in_full(
         self, profile: Profile, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]
@@ -195,14 +219,15 @@ class _Voice:
 
     def _history(self, messages: Sequence[Message], at: int) -> History:
         """The shapes before the reply: what was known at this chain's last reply, and the one turn since."""
-        before = next((i for i in range(at - 1, -1, -1) if messages[i].role == "assistant"), -1)
+        before = at - 1
+        while before >= 0 and messages[before].role != "assistant":
+            before -= 1
         known = self._chains.pop(id(messages[before]), None) if before >= 0 else None
-        if known is not None and known[0] is messages[before] and known[1] == _fingerprint(messages, before):
-            history = known[2].then(self._shaper.unit(messages[before:at]))
-        else:
-            history = self._shaper.history(messages[:at])
-        _remember(self._chains, id(messages[at]), (messages[at], _fingerprint(messages, at), history))
-        return history
+        if known is not None and known.is_at(messages, before):
+            if known.end == at and known.last is messages[at - 1]:
+                return known.history.then(known.unit)
+            return known.history.then(self._shaper.unit(messages[before:at]))
+        return self._shaper.history(messages[:at])
 
     def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
         """The tools with cuts; the same object for equal tools, which are known again by identity or, failing that, by text."""
@@ -218,91 +243,9 @@ class _Voice:
             _remember(self._tools, key, known)
         return known[1]
 
-    def _turn_marks(self) -> list[str]:
-        """Special tokens that begin and end turns: no reply may write them. Those of thinking are its own."""
-        marks = set(self._stop_texts.values())
-        for messages in ([Message("user", "a")], [Message("system", "a"), Message("user", "a")]):
-            try:
-                text = self.dialect.render(messages, None, True, 0)
-            except TemplateRefused:
-                continue
-            marks |= {token for token in self.codec.special if token in text}
-        return [mark for mark in marks if len(mark) > 1 and mark not in MARKS]
-
-
-def _sources(tokenizer: Any, chat_template: str | None) -> dict[str, str]:
-    """Template texts by name, "default" among them."""
-    if chat_template is None:
-        own = getattr(tokenizer, "chat_template", None)
-        if not own:
-            raise ConfigError(
-                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template: give one, such as chat_template='chatml'"
-            )
-        if isinstance(own, str):
-            return {"default": own}
-        return {**own, "default": own.get("default") or next(iter(own.values()))}
-    if chat_template == "chatml":
-        return {"default": CHATML}
-    if chat_template.endswith(".jinja"):
-        path = Path(chat_template)
-        if not path.is_file():
-            raise ConfigError(f"chat_template: there is no file {chat_template!r}")
-        return {"default": path.read_text(encoding="utf-8")}
-    if "{" not in chat_template:
-        raise ConfigError(
-            f"chat_template: {chat_template!r} is neither 'chatml', nor a .jinja file, nor the text of a template"
-        )
-    return {"default": chat_template}
-
-
-def _end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
-    """The tokens that end a reply: after a plain one, and after a call."""
-    user, reply = Message("user", "zquser"), Message("assistant", "zqreply")
-    call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
-    result = Message("tool", "zqresult", tool_call_id=call.id)
-    found: list[int] = []
-    behind = _after(dialect, [user, reply], "zqreply", None)
-    marks = _specials(codec, behind)
-    if marks and not without(behind, marks).strip():
-        found.append(codec.control[marks[-1]])
-    else:
-        # Nothing ends the last reply: then the mark of the next turn is what the model ends with.
-        behind = _after(dialect, [user, reply, user], "zqreply", None)
-        found += [codec.control[mark] for mark in _specials(codec, behind)[:1] if behind.lstrip().startswith(mark)]
-    if dialect.habits.calls:
-        called = Message("assistant", "", (call,))
-        both = Message("assistant", "", (call, replace(call, id="zqd00001q")))
-        twice = _after(dialect, [user, both], "zqvalue", PROBE_TOOLS)
-        closing = _specials(codec, _after(dialect, [user, called], "zqvalue", PROBE_TOOLS))
-        if closing:
-            # What closes a call stands behind each of them; what ends the turn stands there once, and last.
-            found += [codec.control[closing[-1]]] if twice.count(closing[-1]) <= 1 else []
-        else:
-            after = _after(dialect, [user, called, result], "zqvalue", PROBE_TOOLS).partition("zqresult")[0]
-            found += [codec.control[token] for token in _specials(codec, after)[:1]]
-    return list(dict.fromkeys(found))
-
-
-def _specials(codec: Codec, text: str) -> list[str]:
-    """The special tokens of a text in order, the longest where one holds another."""
-    found = sorted((token for token in codec.special if token in text), key=lambda token: (text.find(token), len(token)))
-    return [token for token in found if not any(token != other and token in other for other in found)]
-
-
-def _after(dialect: Dialect, messages: list[Message], word: str, tools: Any) -> str:
-    try:
-        text = dialect.render(messages, tools, False, 0)
-    except TemplateRefused:
-        return ""
-    return text.partition(word)[2]
-
 
 def _plain(reply: Message) -> Message:
     return replace(reply, tool_calls=())
-
-
-def _fingerprint(messages: Sequence[Message], at: int) -> int:
-    return hash(tuple(map(id, messages[: at + 1])))
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
@@ -312,7 +255,7 @@ def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _refuse_images(messages: Sequence[Message]) -> None:
-    if any([message.images for message in messages]):
+    if any(message.images for message in messages):
         raise ConfigError(
             "a message carries an image, and a tokenizer renders text alone: leave images out, or use a vision engine"
         )

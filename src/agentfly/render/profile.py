@@ -1,14 +1,16 @@
-"""Shapes: how the messages of one turn look when their words are left out, and how a conversation is made small without changing it.
+"""Shapes: how the messages of one turn look when their words are left out, and how a conversation is made small without
+changing it.
 
-In: messages. Out: hashable shapes, and made-up messages of the same shape. A template's decisions (is thinking stripped, does the tool
-list move, what glue stands between the messages) hang on roles, marks and order, not on words, so what was found out for one shape
-holds for all conversations of that shape. The words are made up of letters only and cannot be met by accident:
+In: messages. Out: hashable shapes, and made-up messages of the same shape. A template's decisions (is thinking stripped,
+does the tool list move, what glue stands between the messages) hang on roles, marks and order, not on words, so what was
+found out for one shape holds for all conversations of that shape. The words are made up of letters only and cannot be met
+by accident:
 
     shape     (assistant, <think> "" </think> "", one call), tool
     made up   <think>zqr1rqz</think>zqr3rqz + call zqn0nqz(x=zqa0aqz), then tool zqc0cqz
 
-A history is kept as its opening and the last occurrence of each kind of turn in it, in order: that keeps which kinds stand after the
-last user message, which is what templates ask about, and it stays small however long the conversation gets.
+A history is kept as its opening and the last occurrence of each kind of turn in it, in order: that keeps which kinds stand
+after the last user message, which is what templates ask about, and it stays small however long the conversation gets.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ class History:
         """Made-up messages of this history, each kind of turn `times` over. Results answer the calls before them in order."""
         made: list[Message] = []
         ids: list[str] = []
-        for shape in [*self.opening, *(shape for unit in self.units for _ in range(times) for shape in unit)]:
-            content = flesh(shape.skeleton, lambda _: "zqh")
+        # Each message has a word of its own: there are templates that know their last user message by its equality.
+        for n, shape in enumerate([*self.opening, *(shape for unit in self.units for _ in range(times) for shape in unit)]):
+            content = flesh(shape.skeleton, lambda _, n=n: f"zqh{n}")  # type: ignore[misc]
             if shape.role == "assistant":
                 ids = [f"zqh{i:05d}q" for i in range(shape.num_calls)]
                 made.append(Message("assistant", content, tuple(ToolCall("zqtool", {"x": "zqv"}, i) for i in ids)))
@@ -68,7 +71,9 @@ class Shaper:
         self._skeletons = Skeletons(dialect.template.literals)
 
     def of(self, messages: Sequence[Message]) -> list[Shape]:
-        return [self._one(message, i + 1 < len(messages) and messages[i + 1].role == "tool") for i, message in enumerate(messages)]
+        return [
+            self._one(message, i + 1 < len(messages) and messages[i + 1].role == "tool") for i, message in enumerate(messages)
+        ]
 
     def _one(self, message: Message, answered: bool) -> Shape:
         if message.role != "assistant":
@@ -77,14 +82,8 @@ class Shaper:
         return Shape("assistant", self._skeletons.of(parts.head), len(message.tool_calls) if structured else 0)
 
     def unit(self, messages: Sequence[Message]) -> Unit:
-        """The shapes of a reply and what came back, with no more than two alike in a row."""
-        unit: list[Shape] = []
-        for shape in self.of(messages):
-            if shape.num_calls > 2:
-                shape = Shape(shape.role, shape.skeleton, 2)
-            if unit[-2:] != [shape, shape]:
-                unit.append(shape)
-        return tuple(unit)
+        """The shapes of a reply and what came back."""
+        return thinned(self.of(messages))
 
     def history(self, messages: Sequence[Message]) -> History:
         """All of a conversation, from its beginning."""
@@ -96,9 +95,22 @@ class Shaper:
         return history
 
 
+def thinned(shapes: Sequence[Shape]) -> Unit:
+    """No more than two calls in a reply, and no more than two messages alike in a row: more are no other kind of turn."""
+    if len(shapes) <= 3 and all(shape.num_calls <= 2 for shape in shapes):
+        return tuple(shapes)
+    unit: list[Shape] = []
+    for shape in shapes:
+        if shape.num_calls > 2:
+            shape = Shape(shape.role, shape.skeleton, 2)
+        if unit[-2:] != [shape, shape]:
+            unit.append(shape)
+    return tuple(unit)
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a new message refers to the reply: which call it answers (-1: none), and whether it has an id and a name of its own."""
+    """How a new message refers to the reply: which call it answers (-1: none), and whether its id and name are its own."""
 
     call: int = -1
     own_id: bool = False

@@ -1,14 +1,15 @@
 """What follows a reply, as glue with holes: found out once for a shape, then filled in without the template.
 
-In: a shape of turn and the history before it. Out: a `Profile` that says whether the template rewrites history there, and otherwise the
-text between the end of the reply and the next one, with holes for the new contents:
+In: a shape of turn and the history before it. Out: a `Profile` that says whether the template rewrites history there, and
+otherwise the text between the end of the reply and the next one, with holes for the new contents:
 
     "\\n<|im_start|>user\\n" + content + "<|im_end|>\\n<|im_start|>assistant\\n"
 
-History counts as rewritten unless what the template shows after the new messages begins, white space aside, with the old prompt and
-the reply's own text, and goes on with the end-of-turn token that was sampled. How a template would write a *call* does not count: the
-sampled ids are kept. Holes are trusted only after nasty contents have come through unchanged, or changed in a way that is known
-(trimmed, escaped as JSON); and a profile only after a history twice as long has given the same.
+History counts as rewritten unless what the template shows after the new messages begins, white space aside, with the old
+prompt and the reply's own text, and goes on with the end-of-turn token that was sampled. How a template would write a
+*call* does not count: the sampled ids are kept. Holes are trusted only after nasty contents have come through unchanged, or
+changed in a way that is known (trimmed, escaped as JSON); and a profile only after a history twice as long has given the
+same.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Seen:
 class Profile:
     """All that is known about a shape.
 
-    `glue` are the pieces around the holes (`holes` names what goes between them, and how it is changed); None where the template
-    must be asked each time: with a made-up history (`counts` false), or, where it counts messages, with the real one.
+    `glue` are the pieces around the holes (`holes` names what goes between them, and how it is changed); None where the
+    template must be asked each time: with a made-up history (`counts` false), or, where it counts messages, with the real one.
     """
 
     manner: int
@@ -71,6 +72,8 @@ class Profile:
     counts: bool = False
     glue: tuple[str, ...] | None = None
     holes: tuple[tuple[str, Callable[[str], str]], ...] = ()
+    blank: tuple[str, ...] = ()  # stand-ins of contents that are empty
+    names: tuple[str, ...] = ()  # stand-ins of names and ids
 
     def fill(self, values: Mapping[str, str]) -> str:
         assert self.glue is not None
@@ -167,8 +170,8 @@ class Prober:
         if found is None:
             return None
         between = text[end : found.start()]
-        # A plain reply is followed by its end of turn, but for closing marks; a call is closed in some way. Neither goes on into
-        # a new message, whose end of turn this would be.
+        # A plain reply is followed by its end of turn, but for closing marks; a call is closed in some way. Neither goes on
+        # into a new message, whose end of turn this would be.
         if "zqc" in between or (not calls and without(between, self._special).strip()):
             return None
         if stop is None:
@@ -197,7 +200,13 @@ class Prober:
                     break
             else:
                 return profile
-        filled = replace(profile, glue=glue, holes=tuple([(word, changes[word]) for word in words]))
+        filled = replace(
+            profile,
+            glue=glue,
+            holes=tuple([(word, changes[word]) for word in words]),
+            blank=tuple(word for word, shape in zip(profile.turn.content_words(), new, strict=True) if not shape.skeleton),
+            names=tuple(names),
+        )
         together = stay | {word: f"{_NASTY[0]}{i}" for i, (word, _) in enumerate(contents)}
         return filled if self.text(profile, history, together, tools) == filled.fill(together) else profile
 

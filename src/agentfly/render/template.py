@@ -1,11 +1,13 @@
 """One Jinja chat template, compiled once.
 
-In: messages and tools as plain dicts. Out: the text that the template makes of them. A template that refuses its input (its own
-`raise_exception`, or an error inside it) is a `TemplateRefused` with the reason, never a traceback. Templates are foreign code: they
-run in Jinja's sandbox, see plain data alone, and get one fixed clock, so that a prompt does not change over midnight.
+In: messages and tools as plain dicts. Out: the text that the template makes of them. A template that refuses its input (its
+own `raise_exception`, or an error inside it) is a `TemplateRefused` with the reason, never a traceback. Templates are
+foreign code: they run in Jinja's sandbox, see plain data alone, and get one fixed clock, so that a prompt does not change
+over midnight.
 
-`literals` are the strings that the template looks for inside contents ("</think>", "<tool_response>"): where one of them stands in a
-content, what the template does may depend on it. `words` are the strings it compares whole values with (roles, tool names).
+`literals` are the strings that the template looks for inside contents ("</think>", "<tool_response>"): where one of them
+stands in a content, what the template does may depend on it. `words` are the strings it compares whole values with (roles,
+tool names).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -23,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import ConfigError
 
-# For tokenizers that come without a template: `chat_template="chatml"`. `turn_end` is <|im_end|> where that is a token, else eos.
+# For tokenizers without a template: `chat_template="chatml"`. `turn_end` is <|im_end|> where that is a token, else eos.
 CHATML = (
     "{%- for message in messages %}"
     "{{- '<|im_start|>' + message.role + '\\n' + message.content + turn_end + '\\n' }}"
@@ -40,9 +43,9 @@ class TemplateRefused(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks replies for masks made from templates. Masks are made where tokens are sampled, so: pass through."""
+    """`{% generation %}` marks replies for masks made from templates. Ours are made where tokens are sampled: pass through."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -93,7 +96,11 @@ class ChatTemplate:
         """The text of a conversation; with `generate`, up to where the next reply begins."""
         try:
             return self._template.render(
-                messages=messages, tools=tools or self.no_tools, documents=None, add_generation_prompt=generate, **self._variables
+                messages=messages,
+                tools=tools or self.no_tools,
+                documents=None,
+                add_generation_prompt=generate,
+                **self._variables,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
@@ -127,3 +134,29 @@ def _literals(tree: nodes.Template) -> Iterator[str]:
 def _words(tree: nodes.Template) -> Iterator[str]:
     for compare in tree.find_all(nodes.Compare):
         yield from _strings(compare)
+
+
+def sources(tokenizer: Any, chat_template: str | None) -> dict[str, str]:
+    """Template texts by name, "default" among them."""
+    if chat_template is None:
+        own = getattr(tokenizer, "chat_template", None)
+        if not own:
+            raise ConfigError(
+                f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template: "
+                "give one, such as chat_template='chatml'"
+            )
+        if isinstance(own, str):
+            return {"default": own}
+        return {**own, "default": own.get("default") or next(iter(own.values()))}
+    if chat_template == "chatml":
+        return {"default": CHATML}
+    if chat_template.endswith(".jinja"):
+        path = Path(chat_template)
+        if not path.is_file():
+            raise ConfigError(f"chat_template: there is no file {chat_template!r}")
+        return {"default": path.read_text(encoding="utf-8")}
+    if "{" not in chat_template:
+        raise ConfigError(
+            f"chat_template: {chat_template!r} is neither 'chatml', nor a .jinja file, nor the text of a template"
+        )
+    return {"default": chat_template}

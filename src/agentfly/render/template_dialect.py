@@ -1,16 +1,18 @@
 """What one chat template wants its messages to look like, found out by asking it.
 
-In: our messages. Out: the dicts this template understands, and the text it makes of them. Templates differ in whether they know a
-system role, a tool role and structured calls, in how they take arguments (a dict or JSON text), ids, thinking and contents. Each is
-asked once, with made-up messages; what it refuses or silently drops is written another way, and that is all the rewriting there is:
+In: our messages. Out: the dicts this template understands, and the text it makes of them. Templates differ in whether they
+know a system role, a tool role and structured calls, in how they take arguments (a dict or JSON text), ids, thinking and
+contents. Each is asked once, with made-up messages; what it refuses or silently drops is written another way, and that is
+all the rewriting there is:
 
     no system role      the system text stands before the first user message, a blank line between
     no tool role        tool messages are sent as user messages
     no calls            the reply's own text, in which the calls are written out, is sent as it is
     strict alternation  messages of the same role in a row become one, joined by a newline
 
-`render` tries five manners, each plainer than the one before, so that a reply the template has no form for (two calls at once where
-only one is known) does not end a run; only when all are refused does the template's own reason come back as `TemplateRefused`.
+`render_somehow` tries five manners, each plainer than the one before, so that a reply the template has no form for (two
+calls at once where only one is known) does not end a run; only when all are refused does the template's own reason come
+back as `TemplateRefused`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .template_reply import CHANNEL, THINKING, Parts, is_foreign, split
 from .template_tokens import CUT, Codec
 
 Tools = Sequence[Mapping[str, Any]] | None
-# 0 as asked for; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined; 4 no marks in replies
+# 0 as asked; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined; 4 no marks in replies
 NUM_MANNERS = 5
 
 PROBE_TOOLS: list[dict[str, Any]] = [
@@ -69,21 +71,27 @@ class Dialect:
         self._ask()
 
     def read(self, message: Message, answered: bool) -> tuple[Parts, bool]:
-        """The parts of a reply, and whether its calls are given to the template structured. `answered`: a tool message follows."""
+        """The parts of a reply, and whether its calls are given structured. `answered`: a tool message follows."""
         structured = bool(message.tool_calls) and self.habits.calls
         if structured and is_foreign(message):
-            structured = answered and self.habits.tool_needs_call and all(call.error is None and call.name for call in message.tool_calls)
-            return Parts(message.content, None, message.content), structured
+            structured = (
+                answered
+                and self.habits.tool_needs_call
+                and all(call.error is None and call.name for call in message.tool_calls)
+            )
+            return split(message.content, False), structured
         return split(message.content, structured), structured
 
-    def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int | None = None) -> str:
-        """The template's text, in one manner, or in the first that is not refused."""
-        if manner is not None:
-            return self.template.render(self.write(messages, manner), tools, generate)
+    def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int) -> str:
+        """The template's text, in one manner."""
+        return self.template.render(self.write(messages, manner), tools, generate)
+
+    def render_somehow(self, messages: Sequence[Message], tools: Tools, manner: int = 0) -> str:
+        """A whole prompt, in this manner or the first plainer one that is not refused."""
         reasons: list[TemplateRefused] = []
-        for plainer in range(NUM_MANNERS):
+        for plainer in range(manner, NUM_MANNERS):
             try:
-                return self.template.render(self.write(messages, plainer), tools, generate)
+                return self.render(messages, tools, True, plainer)
             except TemplateRefused as refused:
                 reasons.append(refused)
         raise reasons[0]

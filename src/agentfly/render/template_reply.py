@@ -1,8 +1,8 @@
 """What a reply is made of: thinking, visible text, calls. And the skeleton of a text: its marks without its words.
 
-In: the whole text of a reply as it was sampled. Out: its parts, for templates that want them apart (`tool_calls`, `reasoning_content`).
-Nothing here reads the calls themselves: that is the parsers' work, and the structured calls come with the message. Every search is a
-plain `find`, so the time is linear in the text.
+In: the whole text of a reply as it was sampled. Out: its parts, for templates that want them apart (`tool_calls`,
+`reasoning_content`). Nothing here reads the calls themselves: that is the parsers' work, and the structured calls come with
+the message. Every search is a plain `find`, so the time is linear in the text.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _split_channels(head: str, calls: bool) -> Parts:
 
 
 def is_foreign(message: Message) -> bool:
-    """The calls are written out in the text in a way that is not a template's (Action: ... Input: ...), or could not be read."""
+    """The calls are written out in a way that is not a template's (Action: ... Input: ...), or could not be read."""
     text = message.content
     if any(call.error is not None or not call.name for call in message.tool_calls):
         return True
@@ -131,7 +131,7 @@ class Skeletons:
 
     def of(self, text: str) -> Skeleton:
         """At most twelve pieces, so that shapes stay few: of more, the first and the last six."""
-        if not any([mark in text for mark in self._marks]):
+        if not any(mark in text for mark in self._marks):
             return ("",) if text and not text.isspace() else ()
         pieces: list[str] = []
         at = 0

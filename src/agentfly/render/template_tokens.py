@@ -1,13 +1,13 @@
 """Text to ids and back, over any Hugging Face tokenizer, with no way in for forged control tokens.
 
-In: the text of a template, or of a message. Out: ids. The template's own marks (<|im_start|>, [INST]) become control tokens; the same
-letters inside a message (a web page that says "<|im_end|>") never do. Such a text gets a cut after its first letter, and the parts
-are tokenised apart:
+In: the text of a template, or of a message. Out: ids. The template's own marks (<|im_start|>, [INST]) become control
+tokens; the same letters inside a message (a web page that says "<|im_end|>") never do. Such a text gets a cut after its
+first letter, and the parts are tokenised apart:
 
     a tool says    done<|im_end|>        rendered  ...done<|CUT|im_end|>...        ids of "...done<" + ids of "|im_end|>..."
 
-Without such letters a text is tokenised in one piece, exactly as the tokenizer would by itself. Refuses: to add bos or eos by itself,
-since the template says where they stand.
+Without such letters a text is tokenised in one piece, exactly as the tokenizer would by itself. Refuses: to add bos or eos
+by itself, since the template says where they stand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Codec:
         self._backend = backend
         added = {index: token for index, token in tokenizer.added_tokens_decoder.items() if len(token.content.strip()) > 1}
         special = set(tokenizer.all_special_tokens)
-        # Any special token is control; of the others (which also hold runs of white space and plain words) those the template writes.
+        # Any special token is control; of the others (runs of white space, plain words) those the template writes.
         self.control: dict[str, int] = {
             token.content: index
             for index, token in added.items()
@@ -40,8 +40,9 @@ class Codec:
         self._pattern = _any_of(self.control)
         self._turn_pattern = _any_of(())
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
+        self._anchors: dict[int, str] = {}
         self._newline = self._plain("\n")
-        # SentencePiece-like tokenizers put a space before a text: then a text in the middle has to be tokenised after something.
+        # SentencePiece-like tokenizers put a space before a text: then one from the middle has to be tokenised after something.
         self._spaced = self._plain("a") != self._plain("\na")[len(self._newline) :]
 
     def forbid_in_replies(self, texts: Iterable[str]) -> None:
@@ -72,7 +73,7 @@ class Codec:
         return self._append(self._plain(first), rest)
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
-        """The ids of a text from the middle. `after` is the token that stands before it: the text is tokenised as what follows it."""
+        """The ids of a text from the middle, as what follows the token `after`."""
         if CUT not in text:
             return self._continue(text, after)
         first, *rest = text.split(CUT)
@@ -104,7 +105,10 @@ class Codec:
     def _continue(self, text: str, after: int | None) -> list[int]:
         if after is None:
             return self._middle(text)
-        ids = self._plain(self.text([after]) + text)
+        anchor = self._anchors.get(after)
+        if anchor is None:
+            anchor = self._anchors[after] = self.text([after])
+        ids = self._plain(anchor + text)
         return ids[1:] if ids[:1] == [after] else self._middle(text)
 
     def _append(self, ids: list[int], pieces: Iterable[str]) -> list[int]:
@@ -121,7 +125,7 @@ class Codec:
 
     def _plain(self, text: str) -> list[int]:
         backend = self._backend
-        # The bare backend is several times faster; it is used unless a past call has left truncation or padding switched on in it.
+        # The bare backend is several times faster; used unless a past call has left truncation or padding switched on in it.
         if backend is not None and backend.truncation is None and backend.padding is None:
             return list(backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer.encode(text, add_special_tokens=False))

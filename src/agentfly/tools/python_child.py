@@ -27,6 +27,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 from typing import Any
 
 MAX_VALUE = 100_000
@@ -203,6 +204,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    # Python 3.12 warns when a process with threads forks; ours has one, which touches nothing that a fork could find locked.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     threading.Thread(target=watch, args=(channel, directory), daemon=True).start()
     Session(channel).serve()
     end(directory)

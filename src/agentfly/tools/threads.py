@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import ctypes
 import os
 import queue
 import threading
@@ -90,6 +89,8 @@ class _Worker:
             if self.job is not job:
                 return
             self.left = True
+            import ctypes  # late: most processes never leave a call behind
+
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread.ident or 0), ctypes.py_object(Abandoned))
 
 

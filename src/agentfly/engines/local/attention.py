@@ -15,7 +15,9 @@ is not causal.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -90,24 +92,18 @@ class Plan:
         slots: list[int] = []
         positions: list[int] = []
         self.groups: list[Group] = []
-        run: list[tuple[int, int, int]] = []
-        start = 0
-        for row in rows:
-            if run and size_class(row[2]) != size_class(run[0][2]):
-                self.groups.append(Group(run, start, device))
-                run, start = [], len(slots)
-            run.append(row)
-            slot, past, count = row
-            slots.extend([slot] * count)
-            positions.extend(range(past, past + count))
-        if run:
-            self.groups.append(Group(run, start, device))
+        for _, run in groupby(rows, key=lambda row: size_class(row[2])):
+            alike = list(run)
+            self.groups.append(Group(alike, len(slots), device))
+            for slot, past, count in alike:
+                slots.extend([slot] * count)
+                positions.extend(range(past, past + count))
         self.slots = torch.tensor(slots, device=device)
         self.positions = torch.tensor(positions, device=device)
 
 
 def size_class(count: int) -> int:
-    return sum(count > size for size in SIZES)
+    return bisect_left(SIZES, count)
 
 
 def order(row: tuple[int, int, int]) -> tuple[int, int]:

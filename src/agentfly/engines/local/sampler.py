@@ -25,18 +25,17 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float
     temperatures = [sampling.temperature for sampling in samplings]
     if any(t not in (0.0, 1.0) for t in temperatures):
         logits = logits / torch.tensor([t or 1.0 for t in temperatures], device=device)[:, None]
-    logprobs = torch.log_softmax(logits, dim=-1)
+    probs = torch.softmax(logits, dim=-1)
     cold = [t == 0.0 for t in temperatures]
     if all(cold):
         ids = logits.argmax(dim=-1)
     else:
-        probs = _truncate(logprobs.exp(), samplings)
-        cumulative = probs.cumsum(dim=-1)
+        cumulative = _truncate(probs, samplings).cumsum(dim=-1)
         points = torch.tensor([min(u, ALMOST_ONE) for u in uniforms], device=device)[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
         if any(cold):
             ids = torch.where(torch.tensor(cold, device=device), logits.argmax(dim=-1), ids)
-    chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    chosen = probs.gather(1, ids[:, None])[:, 0].log_()
     return ids.tolist(), chosen.tolist()
 
 
@@ -55,7 +54,7 @@ def _truncate(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         if rows is probs:
             probs = cut
         else:
-            probs[sorting] = cut
+            probs = probs.index_copy(0, torch.tensor(sorting, device=device), cut)
     return probs if small is None else probs.masked_fill(small, 0.0)
 
 

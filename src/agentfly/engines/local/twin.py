@@ -62,15 +62,14 @@ def check_twin(model: Any, twin: Any, device: torch.device) -> int:
     model.eval()
     try:
         want = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1].float()
-    finally:
-        model.train(training)
-    try:
         forward(twin, ids[:5] + ids[:2], Plan(cache, [(1, 0, 5), (0, 0, 2)], device), [4])
         got = forward(twin, [ids[2], *ids[5:]], Plan(cache, [(0, 2, 1), (1, 5, 3)], device), [3])[0].float()
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"the local engine cannot serve {type(model).__name__}: {type(error).__name__}: {error}") from error
+    finally:
+        model.train(training)
     exact = next(model.parameters()).dtype == torch.float32
     limit = 1e-3 if exact else 0.1
     gap = float((torch.log_softmax(got, -1) - torch.log_softmax(want, -1)).abs().max())

@@ -30,7 +30,7 @@ def load_json(text: str) -> Any:
         raise BadJson(f"the JSON is nested deeper than {MAX_DEPTH} levels")
     decoder = _decoder if len(text) <= MAX_DIGITS else _careful_decoder
     try:
-        value = decoder.decode(text)
+        value = _decode(decoder, text)
     except json.JSONDecodeError as error:
         where = "at its end" if error.pos >= len(text.rstrip()) else f"at character {error.pos + 1}"
         raise BadJson(f"the JSON is not valid {where}: {error.msg[:1].lower()}{error.msg[1:]}") from None
@@ -41,6 +41,17 @@ def load_json(text: str) -> Any:
     except UnicodeEncodeError:
         raise BadJson("the JSON has half a surrogate pair (\\ud800 to \\udfff), which is no character") from None
     return value
+
+
+def _decode(decoder: json.JSONDecoder, text: str) -> Any:
+    """As `decoder.decode`, without its two searches for white space where the text is one bare value."""
+    try:
+        value, end = decoder.scan_once(text, 0)
+        if end == len(text):
+            return value
+    except StopIteration:
+        pass  # nothing begins here: the full way says what is wrong
+    return decoder.decode(text)
 
 
 def load_object(text: str) -> dict[str, Any]:
