@@ -8,7 +8,7 @@ import agentfly
 from agentfly.training import TrainResult
 
 
-def main(steps: int = 40, num_tasks: int = 16, num_chains: int = 8, **settings: Any) -> TrainResult:
+def main(steps: int = 20, num_tasks: int = 16, num_chains: int = 8, **settings: Any) -> TrainResult:
     agent = agentfly.ReactAgent(
         "pocket",
         tools=["add", "subtract", "multiply"],
@@ -21,7 +21,8 @@ def main(steps: int = 40, num_tasks: int = 16, num_chains: int = 8, **settings: 
         data="arithmetic",
         algorithm="grpo",
         steps=steps,
-        lr=7e-4,
+        lr=2e-4,
+        warmup_steps=3,
         clip_high=0.28,
         num_tasks=num_tasks,
         num_chains=num_chains,

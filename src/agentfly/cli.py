@@ -107,6 +107,8 @@ def _load(arguments: argparse.Namespace) -> Config:
 def _train(arguments: argparse.Namespace) -> int:
     from .config import Config
 
+    if arguments.config is not None and arguments.resume is not None and "=" in arguments.config:
+        arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
     if arguments.config is None and arguments.resume is None:
         raise ConfigError("agentfly train needs a config file, or --resume with the folder of an earlier run")
     path = arguments.config or Path(arguments.resume) / "config.toml"

@@ -478,3 +478,19 @@ def test_a_tokenizer_with_a_template_for_tools_uses_it_for_tools() -> None:
     renderer = HFRenderer(tokenizer)
     assert "<tools>" in text(renderer, renderer.start([U], TOOLS))
     assert text(renderer, renderer.start([U])).startswith("<|im_start|>user")
+
+
+def test_a_demonstration_is_written_as_the_template_writes_it() -> None:
+    from transformers import AutoTokenizer
+
+    from agentfly.pocket import model_dir
+
+    renderer = HFRenderer(AutoTokenizer.from_pretrained(model_dir()))
+    before = [Message("user", "2 + 3?")]
+    call = Message("assistant", "", (ToolCall("add", {"a": 2, "b": 3}),))
+    text, ids = renderer.write_reply(before, call)
+    assert text == '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    assert ids[-1] == renderer.stop_ids[0]
+    assert renderer.decode(ids) == text
+    plain, ids = renderer.write_reply(before, Message("assistant", "Answer: 5"))
+    assert (plain, renderer.decode(ids)) == ("Answer: 5", "Answer: 5")

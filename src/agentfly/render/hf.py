@@ -31,7 +31,7 @@ from .profile_glue import Prober, Profile
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
-from .template_tokens import Codec
+from .template_tokens import CUT, Codec
 
 _MAX_KNOWN = 4096  # how many shapes, and how many running chains, are remembered
 
@@ -94,6 +94,17 @@ class HFRenderer:
         codec = self._voice(()).codec
         return codec.encode(codec.guard_reply(text))
 
+    def write_reply(
+        self, before: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, list[int]]:
+        """A demonstration's reply as text and as the ids that a policy would have sampled for it, end of turn included.
+
+        Tool calls are written as the template writes them; without any, the content is the reply.
+        """
+        voice = self._voice(tools)
+        text = voice.reply_text(before, reply, tools) if reply.tool_calls else reply.content
+        return text, [*self.encode(text), voice.stop_ids[0]]
+
     def _voice(self, tools: Sequence[Mapping[str, Any]]) -> _Voice:
         if tools and "tool_use" in self._voices:
             return self._voices["tool_use"]
@@ -138,6 +149,21 @@ class _Voice:
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
+
+    def reply_text(self, before: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]]) -> str:
+        """What the template puts between the prompt and the end of turn for a reply with structured calls."""
+        try:
+            prompt = self.dialect.render(before, tools or None, True, 0).replace(CUT, "")
+            shown = self.dialect.render([*before, reply], tools or None, False, 0).replace(CUT, "")
+        except TemplateRefused as refused:
+            raise _refusal(before, refused) from refused
+        if not shown.startswith(prompt):
+            raise ConfigError(
+                "the chat template does not show a reply with tool calls where it asks for one: give the reply as plain text"
+            )
+        text = shown[len(prompt) :]
+        ends = [at for stop in self._stop_texts.values() if (at := text.find(stop)) >= 0]
+        return text[: min(ends)] if ends else text.rstrip()
 
     def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int = 0) -> list[int]:
         _refuse_images(messages)

@@ -98,7 +98,7 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         reply = messages[position]
         if reply.role != "assistant":
             raise DataError(f"row {index}: message {position} should be an assistant reply")
-        text, reply_ids = renderer.encode_reply(reply)
+        text, reply_ids = renderer.write_reply(trajectory.messages, reply, schemas)
         completion = Completion(text=text, token_ids=reply_ids, logprobs=[0.0] * len(reply_ids), versions=[0] * len(reply_ids))
         trajectory.turns.append(Turn(ids, restarts, completion))
         trajectory.messages.append(reply)
