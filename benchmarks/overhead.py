@@ -1,8 +1,9 @@
 """What the rollout itself costs: turns per second with a scripted engine and a trivial tool, beside a bare asyncio loop.
 
-The bare loop awaits the same two things a turn (the engine's `generate` and the tool's own coroutine) and does nothing else. Reported
-for 1, 64 and 1,024 chains of 10 turns, and for chains of 100 turns, which should cost ten times as much and not a hundred. Each figure
-is the median of several runs, the two kinds taken in turn. `--json PATH` writes the figures by name.
+The bare loop awaits the same two things a turn (the engine's `generate` and the tool's own coroutine) and does nothing
+else. Reported for 1, 64 and 1,024 chains of 10 turns, and for chains of 100 turns, which should cost ten times as much and
+not a hundred. Each figure is the median of several runs, the two kinds taken in turn. `--json PATH` writes the figures by
+name.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def main() -> None:
     arguments = parser.parse_args()
     figures: dict[str, Any] = {}
     measure(8, 10, 2)
-    print(f"{'chains':>7} {'turns':>6} {'bare us/turn':>13} {'agentfly us/turn':>17} {'overhead us':>12} {'ratio':>6} {'turns/s':>9}")
+    print(
+        f"{'chains':>7} {'turns':>6} {'bare us/turn':>13} {'agentfly us/turn':>17} {'overhead us':>12} {'ratio':>6} {'turns/s':>9}"
+    )
     for chains, turns in ((1, 10), (64, 10), (1024, 10), (64, 100)):
         plain, full = measure(chains, turns, arguments.repeats * (20 if chains == 1 else 1))
         name = f"{chains}x{turns}"
@@ -100,7 +103,9 @@ def main() -> None:
         figures[f"agentfly_us_per_turn_{name}"] = full
         figures[f"ratio_{name}"] = full / plain
         figures[f"turns_per_s_{name}"] = 1e6 / full
-        print(f"{chains:>7} {turns:>6} {plain:>13.1f} {full:>17.1f} {full - plain:>12.1f} {full / plain:>6.2f} {1e6 / full:>9.0f}")
+        print(
+            f"{chains:>7} {turns:>6} {plain:>13.1f} {full:>17.1f} {full - plain:>12.1f} {full / plain:>6.2f} {1e6 / full:>9.0f}"
+        )
     figures["cost_of_100_turns_over_10"] = 10 * figures["agentfly_us_per_turn_64x100"] / figures["agentfly_us_per_turn_64x10"]
     figures["growth_1024_over_64_chains"] = figures["agentfly_us_per_turn_1024x10"] / figures["agentfly_us_per_turn_64x10"]
     print(f"a chain of 100 turns costs {figures['cost_of_100_turns_over_10']:.1f}x one of 10")

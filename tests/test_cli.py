@@ -74,7 +74,7 @@ def write_config(folder: Path, model: str = "pocket") -> Path:
     path = folder / "run.toml"
     path.write_text(
         f'[agent]\nmodel = "{model}"\ntools = ["add"]\nmax_turns = 2\n[data]\ntrain = "arithmetic"\ntrain_count = 20\n'
-        f'validation_count = 4\n[sampling]\nmax_tokens = 8\n[rollout]\nnum_tasks = 2\nnum_chains = 2\n'
+        f"validation_count = 4\n[sampling]\nmax_tokens = 8\n[rollout]\nnum_tasks = 2\nnum_chains = 2\n"
         f'[train]\nsteps = 1\nlr = 1e-3\n[run]\ndir = "{folder}/runs"\nname = "one"\nthreads = 1\n'
     )
     return path

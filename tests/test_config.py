@@ -17,7 +17,9 @@ def load(tmp_path: Path, text: str, *overrides: str) -> Config:
 
 
 def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
-    config = load(tmp_path, '[agent]\ntools = ["add"]\n[train]\nlr = 1\n', "algorithm=ppo", "train.lr=1e-5", "agent.model=my/dir")
+    config = load(
+        tmp_path, '[agent]\ntools = ["add"]\n[train]\nlr = 1\n', "algorithm=ppo", "train.lr=1e-5", "agent.model=my/dir"
+    )
     assert config.algorithm == "ppo"
     assert config.train.lr == 1e-5
     assert config.agent.tools == ["add"]

@@ -125,5 +125,7 @@ def test_no_exception_is_swallowed() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler) and all(isinstance(part, ast.Pass) for part in node.body):
-                catches_all = node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException"))
+                catches_all = node.type is None or (
+                    isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+                )
                 assert not catches_all, f"{path.name}:{node.lineno} swallows every exception"

@@ -1,7 +1,7 @@
 """A tiny random model on disk with the bundled model's tokenizer, and a task it can learn from nothing in seconds.
 
-The task has two turns: a reply, a tool's observation, another reply. The reward is the share of sampled tokens with an even id, so a
-random model starts near one half and every algorithm can raise it.
+The task has two turns: a reply, a tool's observation, another reply. The reward is the share of sampled tokens with an even
+id, so a random model starts near one half and every algorithm can raise it.
 """
 
 from __future__ import annotations

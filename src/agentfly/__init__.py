@@ -45,7 +45,7 @@ _PUBLIC = {
     "WorldError": "errors",
 }
 
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
     from .agents import BaseAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent

@@ -7,8 +7,8 @@
     agentfly algorithms | agents | tools | rewards | envs | tasks [list]
     agentfly config
 
-Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2; anything the run
-itself refuses is exit code 1; Ctrl-C is 130.
+Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2;
+anything the run itself refuses is exit code 1; Ctrl-C is 130.
 """
 
 from __future__ import annotations
@@ -50,14 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agentfly", description="Build LLM agents and train them by multi-turn reinforcement learning.")
+    parser = argparse.ArgumentParser(
+        prog="agentfly", description="Build LLM agents and train them by multi-turn reinforcement learning."
+    )
     parser.add_argument("--version", action="version", version=f"agentfly {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     train = commands.add_parser("train", help="train an agent by reinforcement learning")
     _takes_config(train, required=False)
     train.add_argument("--resume", metavar="RUN", help="folder of an earlier run: go on from its newest checkpoint")
-    train.add_argument("--dry-run", action="store_true", help="check everything, show the config and the first prompt, train nothing")
+    train.add_argument(
+        "--dry-run", action="store_true", help="check everything, show the config and the first prompt, train nothing"
+    )
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("eval", help="held-out success and pass@k of a model")
@@ -101,7 +105,7 @@ def _load(arguments: argparse.Namespace) -> Config:
     return Config.load(arguments.config, arguments.overrides)
 
 
-# ---- commands ------------------------------------------------------------------------------------------------------------------
+# ---- commands ------------------------------------------------------------------------------------------------------------
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -129,7 +133,9 @@ def _train(arguments: argparse.Namespace) -> int:
         directory = progress.directory
         if directory is None:
             raise
-        console.print(f"stopped and saved in {latest_checkpoint(directory)}; go on with:\n  agentfly train --resume {directory}")
+        console.print(
+            f"stopped and saved in {latest_checkpoint(directory)}; go on with:\n  agentfly train --resume {directory}"
+        )
         return 130
     _closing(console, config, result, str(path))
     return 0
@@ -223,9 +229,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
     store = RunStore(RunDirectory.existing(Path(arguments.run_dir)).database)
     try:
-        found = store.trajectories(
-            step=arguments.step, split=arguments.split, outcome=arguments.outcome, limit=arguments.limit
-        )
+        found = store.trajectories(step=arguments.step, split=arguments.split, outcome=arguments.outcome, limit=arguments.limit)
         for trajectory in found:
             show_trajectory(Console(), trajectory)
     finally:

@@ -1,7 +1,8 @@
 """Typed config: a TOML file and dotted overrides in, one checked `Config` out.
 
-Every key is a field of a dataclass with its type, default and help text; docs/configuration.md is generated from them. An unknown key,
-a value of the wrong type, and a key that the chosen algorithm would not read are errors with a sentence. Nothing is ignored.
+Every key is a field of a dataclass with its type, default and help text; docs/configuration.md is generated from them. An
+unknown key, a value of the wrong type, and a key that the chosen algorithm would not read are errors with a sentence.
+Nothing is ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class AgentSettings:
     max_turns: int = _key(8, "replies a chain may give")
     max_context: int | None = _key(None, "tokens a chain may hold; the model's own limit when not set")
     chain_timeout_s: float = _key(600.0, "seconds after which a chain is ended and masked out")
-    on_no_tool_call: Literal["continue", "end", "raise"] | None = _key(None, "reply without call or answer; the agent's own default")
+    on_no_tool_call: Literal["continue", "end", "raise"] | None = _key(
+        None, "reply without call or answer; the agent's own default"
+    )
     on_invalid_call: Literal["continue", "end", "raise"] = _key("continue", "unknown tool or bad arguments")
     on_tool_error: Literal["continue", "end", "raise"] = _key("continue", "a tool that raised or ran out of time")
     success_at: float = _key(1.0, "a reward of at least this counts as success")
@@ -86,7 +89,9 @@ class TrainSettings(OptimSettings):
     validate_at_start: bool = _key(True, "validate before the first step, for the closing comparison")
     save_every: int = _key(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_checkpoints: int = _key(2, "older checkpoints are removed")
-    max_logprob_gap: float = _key(0.05, "largest mean difference between sampled and recomputed log-probs (nats) before the run stops")
+    max_logprob_gap: float = _key(
+        0.05, "largest mean difference between sampled and recomputed log-probs (nats) before the run stops"
+    )
     max_failed_share: float = _key(0.5, "largest share of chains lost to the world in one step before the run stops")
 
     def __post_init__(self) -> None:
@@ -162,7 +167,9 @@ class Config:
         return to_toml(tree)
 
 
-SECTIONS = tuple(item.name for item in dataclasses.fields(Config) if dataclasses.is_dataclass(get_type_hints(Config)[item.name]))
+SECTIONS = tuple(
+    item.name for item in dataclasses.fields(Config) if dataclasses.is_dataclass(get_type_hints(Config)[item.name])
+)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -194,7 +201,12 @@ def keys() -> list[tuple[str, str, Any, str]]:
             inner = get_type_hints(type(section))
             for part in dataclasses.fields(section):
                 rows.append(
-                    (f"{item.name}.{part.name}", _type_name(inner[part.name]), getattr(section, part.name), _help(item.name, part))
+                    (
+                        f"{item.name}.{part.name}",
+                        _type_name(inner[part.name]),
+                        getattr(section, part.name),
+                        _help(item.name, part),
+                    )
                 )
         else:
             rows.append((item.name, _type_name(hints[item.name]), getattr(default, item.name), item.metadata.get("help", "")))
@@ -236,7 +248,9 @@ def _build(cls: Any, tree: Any, prefix: str) -> Any:
         if name not in known:
             raise _unknown(f"{prefix}{name}")
         hint = hints[name]
-        values[name] = _build(hint, value, f"{name}.") if dataclasses.is_dataclass(hint) else _convert(value, hint, f"{prefix}{name}")
+        values[name] = (
+            _build(hint, value, f"{name}.") if dataclasses.is_dataclass(hint) else _convert(value, hint, f"{prefix}{name}")
+        )
     try:
         return cls(**values)
     except ConfigError as error:

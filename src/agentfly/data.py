@@ -1,8 +1,9 @@
 """Data sets: files or rows in, checked `Task`s out.
 
-A row is a mapping with `question` (becomes the user message) or `messages`; every other field is kept for the rewards and tools that
-ask for it by name. JSON lists, JSONL and Parquet are read; a task set registered under a name (`plugins`, kind "tasks") is a function
-`fn(split, count=None, seed=0) -> rows`. Every row is checked here, before anything runs, and a bad one is named by its index.
+A row is a mapping with `question` (becomes the user message) or `messages`; every other field is kept for the rewards and
+tools that ask for it by name. JSON lists, JSONL and Parquet are read; a task set registered under a name (`plugins`, kind
+"tasks") is a function `fn(split, count=None, seed=0) -> rows`. Every row is checked here, before anything runs, and a bad
+one is named by its index.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ RESERVED = frozenset({"prediction", "trajectory", "task", "env", "context"})
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 
 
-def load_tasks(source: str | Path | Iterable[Any], *, split: str = "train", count: int | None = None, seed: int = 0) -> list[Task]:
+def load_tasks(
+    source: str | Path | Iterable[Any], *, split: str = "train", count: int | None = None, seed: int = 0
+) -> list[Task]:
     """Tasks from a file, from a named task set, or from rows (mappings or Tasks) that are already here."""
     if isinstance(source, (str, Path)):
         where = str(source)
@@ -120,7 +123,9 @@ def _parse_json_list(text: str, path: Path) -> list[Any]:
     except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(rows, list):
-        raise DataError(f"{path}: a .json data set is a list of rows, this is a {type(rows).__name__} (one row a line is .jsonl)")
+        raise DataError(
+            f"{path}: a .json data set is a list of rows, this is a {type(rows).__name__} (one row a line is .jsonl)"
+        )
     return rows
 
 

@@ -1,8 +1,9 @@
 """Names to objects, late.
 
-A name is looked up in three places, in order: what was registered in this process (`register`, the decorators), the built-in table of
-strings (so that nothing is imported before it is asked for), and the entry points of installed packages (group "agentfly.<kind>").
-`"module:attribute"` and `"path/to/file.py:attribute"` work everywhere a name does. An unknown name says what was meant.
+A name is looked up in three places, in order: what was registered in this process (`register`, the decorators), the
+built-in table of strings (so that nothing is imported before it is asked for), and the entry points of installed packages
+(group "agentfly.<kind>"). `"module:attribute"` and `"path/to/file.py:attribute"` work everywhere a name does. An unknown
+name says what was meant.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Sampling:
             (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
             (0.0 <= self.min_p < 1.0, f"min_p must be in [0, 1), not {self.min_p}"),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (not isinstance(self.stop, str), f"stop is a list of strings, not the string {self.stop!r}"),
-            (all(self.stop) if not isinstance(self.stop, str) else True, "a stop string must not be empty"),
+            (isinstance(self.stop, tuple), f"stop is a list of strings, not {self.stop!r}"),
+            (all(self.stop), "a stop string must not be empty"),
         ]
         for ok, sentence in checks:
             if not ok:
@@ -124,7 +124,8 @@ class Completion:
 class ToolResult:
     """What came back from a tool. A tool may return one itself to add an image, a step reward or `done`.
 
-    `error` is a kind, for counting: "unknown_tool", "bad_arguments", "raised", "timeout"; `observation` is what the model reads.
+    `error` is a kind, for counting: "unknown_tool", "bad_arguments", "raised", "timeout"; `observation` is what the model
+    reads.
     """
 
     observation: str
@@ -218,7 +219,10 @@ class Trajectory:
     def tool_counts(self) -> Counter[str]:
         """Calls that reached a tool, by name."""
         return Counter(
-            call.name for turn in self.turns for call, result in zip(turn.calls, turn.results, strict=False) if not result.invalid
+            call.name
+            for turn in self.turns
+            for call, result in zip(turn.calls, turn.results, strict=False)
+            if not result.invalid
         )
 
     @property
@@ -234,9 +238,9 @@ class Trajectory:
 class Sample:
     """One training row: a list of ids and, of the same length, everything known per token.
 
-    `mask[i]` is 1 exactly where `token_ids[i]` was sampled by the policy. `logprobs`, `versions`, `rewards` and `advantages` mean
-    something only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared, `trajectory` the chain:
-    a chain whose history was rewritten has several rows, in order.
+    `mask[i]` is 1 exactly where `token_ids[i]` was sampled by the policy. `logprobs`, `versions`, `rewards` and
+    `advantages` mean something only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared,
+    `trajectory` the chain: a chain whose history was rewritten has several rows, in order.
     """
 
     token_ids: list[int]

@@ -67,7 +67,9 @@ def test_run_is_async_and_run_sync_works_inside_a_loop_too() -> None:
         ({"env": 3}, ConfigError, "env is a class"),
     ],
 )
-def test_a_bad_argument_is_refused_when_the_agent_is_built(options: dict[str, Any], kind: type[Exception], sentence: str) -> None:
+def test_a_bad_argument_is_refused_when_the_agent_is_built(
+    options: dict[str, Any], kind: type[Exception], sentence: str
+) -> None:
     with pytest.raises(kind, match=sentence):
         ReactAgent(ScriptedEngine(["x"]), **options)
 

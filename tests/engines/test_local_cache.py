@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run
+from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,8 +91,7 @@ def test_a_cancelled_leader_does_not_hold_up_its_siblings():
     async def work(engine):
         leader = asyncio.create_task(ask(engine, prompt, "a", temperature=0, max_tokens=8))
         follower = asyncio.create_task(ask(engine, prompt, "b", temperature=0, max_tokens=8))
-        while not engine.stats()["prefilled_tokens"]:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats()["prefilled_tokens"])
         leader.cancel()
         return await follower
 
@@ -128,8 +127,7 @@ def test_a_reply_that_spans_a_change_says_which_token_is_from_which_weights():
 
     async def work(engine):
         task = asyncio.create_task(ask(engine, prompt, temperature=1, seed=3, max_tokens=200))
-        while engine.stats()["sampled_tokens"] < 20:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats()["sampled_tokens"] >= 20)
         with engine.hold():
             change(model)
             engine.publish(1)

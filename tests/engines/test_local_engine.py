@@ -10,7 +10,7 @@ import torch
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Engine
 
-from .tiny import END, ask, make_model, prompt_of, run
+from .tiny import END, ask, make_model, prompt_of, run, until
 
 
 def test_it_is_an_engine():
@@ -137,13 +137,11 @@ def test_a_prompt_may_grow_after_the_call():
 def test_a_cancelled_request_leaves_the_batch():
     async def work(engine):
         task = asyncio.create_task(ask(engine, prompt_of(10), seed=0, max_tokens=200))
-        while not engine.stats()["sampled_tokens"]:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats()["sampled_tokens"])
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        while engine.stats()["running"]:
-            await asyncio.sleep(0.001)
+        await until(lambda: not engine.stats()["running"])
         before = engine.stats()["sampled_tokens"]
         await ask(engine, prompt_of(5), seed=0, max_tokens=3)
         return engine.stats()["sampled_tokens"] - before
@@ -202,8 +200,7 @@ def test_weights_that_are_not_numbers_are_an_engine_error_and_the_engine_lives_o
 def test_closing_fails_what_still_runs_and_what_comes_after():
     async def work(engine):
         task = asyncio.create_task(ask(engine, prompt_of(5), max_tokens=200))
-        while not engine.stats()["running"]:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats()["running"])
         await engine.close()
         for late in (task, ask(engine, prompt_of(5))):
             with pytest.raises(EngineError, match="was closed"):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run
+from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until
 
 LENGTHS = (5, 61, 17, 1, 120, 30)
 
@@ -57,8 +57,7 @@ def test_half_of_the_batch_may_read_prompts_while_the_other_half_samples():
 
     async def work(engine):
         talkers = [asyncio.create_task(ask(engine, prompt_of(9, i), temperature=0, max_tokens=40)) for i in range(4)]
-        while engine.stats()["sampled_tokens"] < 8:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats()["sampled_tokens"] >= 8)
         readers = [asyncio.create_task(ask(engine, prompt_of(100 + i, i), temperature=0, max_tokens=3)) for i in range(4)]
         return await asyncio.gather(*talkers, *readers)
 

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from .tiny import ask, close_to, full_logprobs, make_model, prompt_of, run
+from .tiny import ask, close_to, full_logprobs, make_model, prompt_of, run, until
 
 
 def loss_of(model, seed=0):
@@ -41,8 +41,7 @@ def test_a_training_pass_may_run_while_chains_are_sampled():
 
     async def work(engine):
         tasks = [asyncio.create_task(ask(engine, prompt, seed=i, max_tokens=100)) for i in range(4)]
-        while not engine.stats()["sampled_tokens"]:
-            await asyncio.sleep(0.001)
+        await until(lambda: engine.stats()["sampled_tokens"])
         for _ in range(3):
             await asyncio.to_thread(lambda: loss_of(model).backward())
         return await asyncio.gather(*tasks)

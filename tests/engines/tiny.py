@@ -106,6 +106,12 @@ async def ask(
     return await engine.generate(Request(ids, Sampling(**sampling), session, on_text=on_text))
 
 
+async def until(happened: Callable[[], Any]) -> None:
+    """Wait for something that the engine's thread does; `run` bounds the wait."""
+    while not happened():
+        await asyncio.sleep(0.001)
+
+
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(3, 250, (length,), generator=generator).tolist()

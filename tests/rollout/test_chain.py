@@ -114,7 +114,12 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_run_with_its_row
 
 
 def test_the_model_is_told_of_its_mistakes_and_goes_on() -> None:
-    replies = ['Action: multipl\nInput: {"a": 1, "b": 2}', 'Action: multiply\nInput: {"a": 1}', "Action: multiply\nInput: {oops", ANSWER]
+    replies = [
+        'Action: multipl\nInput: {"a": 1, "b": 2}',
+        'Action: multiply\nInput: {"a": 1}',
+        "Action: multiply\nInput: {oops",
+        ANSWER,
+    ]
     trajectory = play(agent_for(replies))
     assert trajectory.outcome is Outcome.FINISHED
     told = [message.content for message in trajectory.messages if message.content.startswith("Observation")]

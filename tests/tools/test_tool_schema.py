@@ -13,7 +13,7 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.tools import FromTask, Tool
-from agentfly.tools.tool import tool
+from agentfly.tools.definition import tool
 
 if typing.TYPE_CHECKING:
     from agentfly.tools import Context  # what only a type checker imports must not break a tool

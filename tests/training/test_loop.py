@@ -50,7 +50,14 @@ def test_a_run_folder_holds_config_metrics_trajectories_and_a_loadable_model(mod
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert {line["step"] for line in lines} == {0, 1, 2, 3}
     assert not unknown([name for metrics in result.history for name in metrics])
-    for name in ("reward/mean", "reward/component/tokens", "rollout/turns", "rollout/tool_calls/look", "train/grad_norm", "time/step_s"):
+    for name in (
+        "reward/mean",
+        "reward/component/tokens",
+        "rollout/turns",
+        "rollout/tool_calls/look",
+        "train/grad_norm",
+        "time/step_s",
+    ):
         assert math.isfinite(result.history[0][name]), name
     store = RunStore(folder / "run.db")
     assert len(store.trajectories(split="train", limit=100)) == 12
@@ -111,7 +118,9 @@ def test_an_engine_without_weights_cannot_be_trained(tmp_path: Path) -> None:
         ({"agent.model": "x"}, "already decided by the agent"),
     ],
 )
-def test_a_bad_setting_is_refused_before_anything_runs(model: Path, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+def test_a_bad_setting_is_refused_before_anything_runs(
+    model: Path, tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         train(model, tmp_path, **options)
     assert not (tmp_path / "run").exists()
@@ -168,7 +177,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(model: Path, tmp_path: Path) -> None
     )
     metrics = tmp_path / "stopped" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not (metrics.exists() and '"step": 2' in metrics.read_text()) and time.monotonic() < deadline and process.poll() is None:
+    while (
+        not (metrics.exists() and '"step": 2' in metrics.read_text()) and time.monotonic() < deadline and process.poll() is None
+    ):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)

@@ -1,8 +1,8 @@
 """BaseAgent: how a prompt is written, how a reply is read, and `run`.
 
-An agent of one's own overrides two methods: `start(task) -> messages` writes the prompt, `parse(completion) -> Action` reads a reply.
-An agent that runs is an agent that trains: `agentfly.train(agent, data=...)` uses the same object. The model is opened when it is
-first needed; rows are checked, and every prompt rendered, before the first token is sampled.
+An agent of one's own overrides two methods: `start(task) -> messages` writes the prompt, `parse(completion) -> Action`
+reads a reply. An agent that runs is an agent that trains: `agentfly.train(agent, data=...)` uses the same object. The model
+is opened when it is first needed; rows are checked, and every prompt rendered, before the first token is sampled.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ MAX_CONCURRENCY = 256
 class BaseAgent:
     """A model, its tools and its reward.
 
-    `model` is a name ("pocket", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools` are decorated functions
-    or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a class or function that makes the
-    environment of one chain. The three `on_...` policies are "continue" (tell the model), "end" (the chain) or "raise".
+    `model` is a name ("pocket", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools` are decorated
+    functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a class or
+    function that makes the environment of one chain. The three `on_...` policies are "continue" (tell the model), "end"
+    (the chain) or "raise".
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "user"
@@ -94,7 +95,7 @@ class BaseAgent:
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
 
-    # ---- to override ----------------------------------------------------------------------------------------------------------
+    # ---- to override -----------------------------------------------------------------------------------------------------
 
     def start(self, task: Task) -> list[Message]:
         """Task to opening messages: the agent's system text, then the task's own messages."""
@@ -120,7 +121,7 @@ class BaseAgent:
         """What a model is told whose reply had neither a call nor an answer, under the policy "continue"."""
         return Message("user", action.nudge or self.default_nudge)
 
-    # ---- the parts -------------------------------------------------------------------------------------------------------------
+    # ---- the parts -------------------------------------------------------------------------------------------------------
 
     @property
     def engine(self) -> Engine:
@@ -145,7 +146,9 @@ class BaseAgent:
         """All that the chains of one run share."""
         engine, renderer = self._open()
         max_context = min(self.max_context or engine.max_context, engine.max_context)
-        limits = replace(self.limits, max_context=max_context, max_turns=self.limits.max_turns if max_turns is None else max_turns)
+        limits = replace(
+            self.limits, max_context=max_context, max_turns=self.limits.max_turns if max_turns is None else max_turns
+        )
         return Plan(
             agent=self,
             engine=engine,
@@ -167,7 +170,7 @@ class BaseAgent:
         for tool in self.tools.values():
             check_fields(tasks, tool.needs, f"the tool {tool.name!r}")
 
-    # ---- running ---------------------------------------------------------------------------------------------------------------
+    # ---- running ---------------------------------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -200,7 +203,8 @@ class BaseAgent:
 
     def run_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`run` for code without an event loop; inside one (a notebook) it runs in a thread of its own."""
-        return run_to_end(self.run(*args, **kwargs))
+        result: RunResult = run_to_end(self.run(*args, **kwargs))
+        return result
 
     async def close(self) -> None:
         """Give the model back. An engine that was passed in belongs to the caller and stays open."""
@@ -208,7 +212,7 @@ class BaseAgent:
             await self._opened[0].close()
         self._opened = None
 
-    # ---- building ----------------------------------------------------------------------------------------------------------------
+    # ---- building --------------------------------------------------------------------------------------------------------
 
     def _open(self) -> tuple[Engine, Renderer | None]:
         if self._opened is None:
@@ -251,7 +255,9 @@ def as_sampling(value: Sampling | Mapping[str, Any] | None) -> Sampling:
     unknown = set(value) - set(Sampling.__dataclass_fields__)
     if unknown:
         raise ConfigError(f"sampling has no key {sorted(unknown)[0]!r}; it has {', '.join(Sampling.__dataclass_fields__)}")
-    fields = {key: tuple(item) if key in ("stop", "stop_ids") and isinstance(item, list) else item for key, item in value.items()}
+    fields: dict[str, Any] = {
+        key: tuple(item) if key in ("stop", "stop_ids") and isinstance(item, list) else item for key, item in value.items()
+    }
     return Sampling(**fields)
 
 

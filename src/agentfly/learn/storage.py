@@ -27,14 +27,15 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """A folder that `from_pretrained` loads, written without a progress bar into the middle of ours."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    bars: Any = logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     finally:
         if shown:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:

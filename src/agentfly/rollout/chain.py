@@ -1,8 +1,8 @@
 """One chain: a task goes in, a `Trajectory` with a typed outcome comes out, whatever happened on the way.
 
-`play` is the loop, to be read aloud. Reading replies belongs to the agent, running calls to tools, ids to the renderer; a failure of
-the world ends this chain alone (`RolloutError`), a bug or a bad config leaves through the top and stops the run. Nothing here decodes
-and re-encodes a reply: sampled ids are kept, and only the ids of new messages are added after them.
+`play` is the loop, to be read aloud. Reading replies belongs to the agent, running calls to tools, ids to the renderer; a
+failure of the world ends this chain alone (`RolloutError`), a bug or a bad config leaves through the top and stops the run.
+Nothing here decodes and re-encodes a reply: sampled ids are kept, and only the ids of new messages are added after them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .calls import call_tools
 from .context import Context
+from .definition import Tool, as_tool, tool, tools_of
 from .signature import FromTask
-from .tool import Tool, as_tool, tool, tools_of
 
 __all__ = ["Context", "FromTask", "Tool", "as_tool", "call_tools", "tool", "tools_of"]

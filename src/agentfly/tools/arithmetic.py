@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ToolError
-from .tool import tool
+from .definition import tool
 
 Number = int | float
 _MAX_BITS = 10_000

@@ -17,8 +17,8 @@ from typing import Any
 from ..types import ToolCall, ToolResult
 from .context import Context
 from .deadline import GRACE_S
+from .definition import MAX_LENGTH, Tool
 from .text import clean, cut, quote
-from .tool import MAX_LENGTH, Tool
 
 log = logging.getLogger(__name__)
 MAX_TOGETHER = 64

@@ -30,8 +30,8 @@ class Expired(Exception):
 class _Deadlines:
     """The deadlines of one event loop in one heap, with a timer for the next of them only.
 
-    A timer of asyncio's own for every call would be compared in Python with all the others. Most deadlines never come: one that is
-    no longer wanted stays in the heap until it is due, or until half of the heap is such.
+    A timer of asyncio's own for every call would be compared in Python with all the others. Most deadlines never come: one
+    that is no longer wanted stays in the heap until it is due, or until half of the heap is such.
     """
 
     __slots__ = ("_count", "_heap", "_next", "_unwanted")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..types import ToolResult
+from .definition import tool
 from .text import render
-from .tool import tool
 
 
 @tool(register=False)

@@ -28,10 +28,10 @@ from typing import Any
 
 from ..errors import WorldError
 from ..types import ToolResult
+from .definition import Tool, tool
 from .process import Process, rlimits
 from .text import clean, cut
 from .threads import run_in_thread
-from .tool import Tool, tool
 
 LIMIT_S = 20.0
 MEMORY_MB = 1024

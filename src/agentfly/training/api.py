@@ -1,7 +1,8 @@
 """`agentfly.train`: an agent that runs is an agent that trains.
 
-Takes an agent object or a config, builds the rest, runs the loop to its end. Refuses, before the first token, what can be known to be
-wrong: an engine whose weights are not here, rows the reward cannot use, prompts that do not fit, keys that nothing reads.
+Takes an agent object or a config, builds the rest, runs the loop to its end. Refuses, before the first token, what can be
+known to be wrong: an engine whose weights are not here, rows the reward cannot use, prompts that do not fit, keys that
+nothing reads.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def train(
 ) -> TrainResult:
     """Train an agent on a data set, or everything that a `Config` describes.
 
-    `settings` are config keys: by section (`train={"lr": 1e-5}`), dotted (`**{"train.lr": 1e-5}`), or by their last part where that is
-    unique (`lr=1e-5, steps=50, num_chains=8, algorithm="ppo"`). `resume` is the folder of an earlier run.
+    `settings` are config keys: by section (`train={"lr": 1e-5}`), dotted (`**{"train.lr": 1e-5}`), or by their last part
+    where that is unique (`lr=1e-5, steps=50, num_chains=8, algorithm="ppo"`). `resume` is the folder of an earlier run.
     """
     if isinstance(agent, Config):
         if data is not None or validation is not None or settings:
@@ -66,13 +67,19 @@ def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Conf
     tree: dict[str, Any] = {}
     for name, value in settings.items():
         key = full_key(name)
-        parts = {f"{key}.{part}": item for part, item in value.items()} if key in SECTIONS and isinstance(value, dict) else {key: value}
+        parts = (
+            {f"{key}.{part}": item for part, item in value.items()}
+            if key in SECTIONS and isinstance(value, dict)
+            else {key: value}
+        )
         apply_overrides(tree, parts)
     if "agent" in tree and set(tree["agent"]) - {"success_at"}:
         key = sorted(set(tree["agent"]) - {"success_at"})[0]
         raise ConfigError(f"agent.{key} is already decided by the agent that was passed in: set it there")
     sampling = {**dataclasses.asdict(agent.sampling), **tree.get("sampling", {})}
-    tree["sampling"] = {key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items() if value is not None}
+    tree["sampling"] = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items() if value is not None
+    }
     tree["agent"] = {**tree.get("agent", {}), **_describe(agent)}
     if isinstance(data, (str, Path)):
         tree.setdefault("data", {})["train"] = str(data)

@@ -1,7 +1,7 @@
 """Checkpoints: a folder in Hugging Face format that `from_pretrained` loads, with the trainer's own state beside it.
 
-Written so that a kill at any moment leaves the last good one: into a temporary folder, flushed, checksummed, then renamed. A folder
-whose checksums do not fit is not loaded.
+Written so that a kill at any moment leaves the last good one: into a temporary folder, flushed, checksummed, then renamed.
+A folder whose checksums do not fit is not loaded.
 """
 
 from __future__ import annotations

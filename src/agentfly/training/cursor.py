@@ -20,7 +20,7 @@ class TaskCursor:
         self._order = self._new_order()
 
     def take(self, count: int) -> list[Task]:
-        taken = []
+        taken: list[Task] = []
         while len(taken) < count:
             if self.position == len(self._order):
                 self.epoch, self.position = self.epoch + 1, 0

@@ -73,8 +73,6 @@ def _check_tokens(trajectory: Trajectory, version: int) -> None:
         if trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED) and trajectory.reward is not None:
             raise InvariantError(f"chain {trajectory.id} was lost to the world but has a reward")
         return
-    trained = [
-        token for row in to_samples(trajectory) for token, mask in zip(row.token_ids, row.mask, strict=True) if mask
-    ]
+    trained = [token for row in to_samples(trajectory) for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
     if trained != sampled:
         raise InvariantError(f"chain {trajectory.id}: the mask covers {len(trained)} tokens, but {len(sampled)} were sampled")

@@ -1,8 +1,8 @@
 """The loop: sample, score, learn, publish, again.
 
-An agent, tasks and a config come in; a run folder with every trajectory, every metric and checkpoints comes out. One step is a straight
-line (`Trainer._step`); which algorithm runs is the learner's affair, what a chain does the agent's, what must hold the ledger's. Ctrl-C
-lets a running update finish, saves, and leaves.
+An agent, tasks and a config come in; a run folder with every trajectory, every metric and checkpoints comes out. One step
+is a straight line (`Trainer._step`); which algorithm runs is the learner's affair, what a chain does the agent's, what must
+hold the ledger's. Ctrl-C lets a running update finish, saves, and leaves.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Trainer:
         self.step = 0
         self.result = TrainResult(directory.path, 0)
 
-    # ---- the run ---------------------------------------------------------------------------------------------------------------
+    # ---- the run ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> TrainResult:
         """Train to the last step, or until cancelled; what was reached is saved either way."""
@@ -199,7 +199,7 @@ class Trainer:
         base = self.config.seed if self.config.sampling.seed is None else self.config.sampling.seed
         return replace(self.plan, sampling=replace(self.plan.sampling, seed=base * 1_000_003 + step))
 
-    # ---- records ---------------------------------------------------------------------------------------------------------------
+    # ---- records ---------------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Take up the newest checkpoint of this run's folder: weights, optimizer, place in the data, random state, books."""
@@ -251,7 +251,9 @@ def trainable_engine(agent: BaseAgent) -> Any:
     """The agent's engine, if its weights are here to be trained."""
     engine = agent.engine
     if engine.reads != "ids" or not hasattr(engine, "publish") or not hasattr(engine, "model"):
-        raise ConfigError(f"{type(engine).__name__} cannot be trained from: its weights are not here. Use a model directory or 'pocket'")
+        raise ConfigError(
+            f"{type(engine).__name__} cannot be trained from: its weights are not here. Use a model directory or 'pocket'"
+        )
     return engine
 
 

@@ -1,7 +1,8 @@
 """Supervised warm start: demonstrations in, a model directory out.
 
-A demonstration is a row whose `messages` hold assistant replies. Each becomes a `Trajectory` as if the policy had sampled those replies:
-the same prompt (the agent writes it), the same renderer, the same `to_samples` and so the same masks as in reinforcement learning.
+A demonstration is a row whose `messages` hold assistant replies. Each becomes a `Trajectory` as if the policy had sampled
+those replies: the same prompt (the agent writes it), the same renderer, the same `to_samples` and so the same masks as in
+reinforcement learning.
 """
 
 from __future__ import annotations

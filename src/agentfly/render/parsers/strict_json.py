@@ -43,7 +43,7 @@ def load_json(text: str) -> Any:
     return value
 
 
-def _decode(decoder: json.JSONDecoder, text: str) -> Any:
+def _decode(decoder: Any, text: str) -> Any:
     """As `decoder.decode`, without its two searches for white space where the text is one bare value."""
     try:
         value, end = decoder.scan_once(text, 0)
