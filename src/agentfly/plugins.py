@@ -150,7 +150,8 @@ def _load_file(path: Path) -> Any:
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)
-    assert spec and spec.loader
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module
     try:

@@ -116,7 +116,8 @@ class Completion:
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
             raise InvariantError(
-                f"a completion has {len(self.token_ids)} tokens, {len(self.logprobs)} log-probs and {len(self.versions)} versions"
+                f"a completion has {len(self.token_ids)} tokens, {len(self.logprobs)} log-probs and "
+                f"{len(self.versions)} versions"
             )
 
 

@@ -144,16 +144,17 @@ def test_a_busy_server_is_asked_again(status):
 
 
 def test_a_server_that_stays_busy_is_given_up_with_its_reason():
-    with chat_server(*[(500, {}, '{"error": {"message": "melting"}}')] * 3) as server:
-        with pytest.raises(EngineError, match="failed 3 times, the last time: HTTP 500: melting"):
-            ask(server.url, max_retries=2)
+    busy = (500, {}, '{"error": {"message": "melting"}}')
+    sentence = "failed 3 times, the last time: HTTP 500: melting"
+    with chat_server(busy, busy, busy) as server, pytest.raises(EngineError, match=sentence):
+        ask(server.url, max_retries=2)
 
 
 def test_a_refusal_is_not_repeated_and_does_not_tell_the_key(caplog):
     caplog.set_level(logging.DEBUG)
-    with chat_server((401, {}, f'{{"error": {{"message": "bad key {KEY}"}}}}')) as server:
-        with pytest.raises(EngineError, match=r"HTTP 401: bad key \*\*\*") as caught:
-            ask(server.url)
+    refusal = (401, {}, f'{{"error": {{"message": "bad key {KEY}"}}}}')
+    with chat_server(refusal) as server, pytest.raises(EngineError, match=r"HTTP 401: bad key \*\*\*") as caught:
+        ask(server.url)
     assert len(server.bodies) == 1
     engine = OpenAIEngine("m", base_url=server.url, api_key=KEY)
     assert KEY not in f"{caught.value!r} {engine!r} {caplog.text}"

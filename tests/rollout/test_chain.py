@@ -64,11 +64,17 @@ def drawn(trajectory: Trajectory) -> tuple[str, str]:
 
 def test_the_ids_that_were_sampled_are_the_ids_that_are_trained() -> None:
     text, carets = drawn(play(agent_for(["Action: look", "Answer: 1"], tools=[look]), {"question": "?"}))
-    tail = "<|im_start|>assistant/Action: look<|im_end|>/<|im_start|>user/Observation: ok<|im_end|>/<|im_start|>assistant/Answer: 1<|im_end|>"
-    mask = "                      ^^^^^^^^^^^^^^^^^^^^^^                                                                  ^^^^^^^^^^^^^^^^^^^"
-    assert text.endswith(tail)
-    assert carets[-len(tail) :] == mask
-    assert set(carets[: -len(tail)]) == {" "}
+    tail, mask = zip(
+        ("<|im_start|>assistant/", "                      "),
+        ("Action: look<|im_end|>", "^^^^^^^^^^^^^^^^^^^^^^"),
+        ("/<|im_start|>user/Observation: ok<|im_end|>/", "                                            "),
+        ("<|im_start|>assistant/", "                      "),
+        ("Answer: 1<|im_end|>", "^^^^^^^^^^^^^^^^^^^"),
+        strict=True,
+    )
+    assert text.endswith("".join(tail))
+    assert carets[-len("".join(tail)) :] == "".join(mask)
+    assert set(carets[: -len("".join(tail))]) == {" "}
 
 
 def test_the_prompt_of_a_turn_is_all_that_came_before_it() -> None:

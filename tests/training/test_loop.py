@@ -163,7 +163,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(model: Path, tmp_path: Path) -> None
     config.write_text(
         f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.tiny:look"]\nreward = "tests.tiny:even"\n'
         f'max_turns = 2\n[sampling]\nmax_tokens = 12\n[data]\ntrain = "{tmp_path}/rows.json"\nvalidation_count = 4\n'
-        f'[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = 100000\n[run]\ndir = "{tmp_path}"\nname = "stopped"\nthreads = 1\n'
+        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = 100000\n"
+        f'[run]\ndir = "{tmp_path}"\nname = "stopped"\nthreads = 1\n'
     )
     (tmp_path / "rows.json").write_text(json.dumps(ROWS))
     root = Path(__file__).parent.parent.parent

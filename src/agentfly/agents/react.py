@@ -89,8 +89,9 @@ class ReactAgent(BaseAgent):
         return Action(calls=tuple(calls), answer=answer)
 
     def _exactly_as_asked(self, text: str) -> ToolCall | None:
-        """The call of a reply in the very form of the prompt. A trained model writes little else, and this reads it far
-        quicker.""" lines = text.split("\n", 3) if len(lines) != 3 or "think>" in text:
+        """The call of a reply in the very form of the prompt: a trained model writes little else, and this reads it quicker."""
+        lines = text.split("\n", 3)
+        if len(lines) != 3 or "think>" in text:
             return None
         thought, action, given = lines
         if not (thought.startswith("Thought: ") and action.startswith("Action: ") and given.startswith("Input: {")):

@@ -23,8 +23,8 @@ def prepare(plan: Plan, tasks: Sequence[Task]) -> list[Opening]:
         ids = [] if plan.renderer is None else plan.renderer.start(messages, plan.schemas)
         if len(ids) >= plan.limits.max_context:
             raise DataError(
-                f"row {index} (id {task.id!r}): its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; "
-                f"shorten the row or raise max_context"
+                f"row {index} (id {task.id!r}): its prompt has {len(ids)} tokens, but the context holds "
+                f"{plan.limits.max_context}; shorten the row or raise max_context"
             )
         openings.append(Opening(task, messages, ids))
     return openings

@@ -67,8 +67,8 @@ def _refuse_overlap(train: list[Task], validation: list[Task]) -> None:
     for index, task in enumerate(validation):
         if task.messages in seen:
             raise ConfigError(
-                f"validation row {index} asks the same as training row {seen[task.messages]}: success on it would mean nothing. "
-                f"Remove it from one of the two"
+                f"validation row {index} asks the same as training row {seen[task.messages]}: success on it would mean "
+                f"nothing. Remove it from one of the two"
             )
 
 

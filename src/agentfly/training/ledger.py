@@ -45,8 +45,8 @@ class Ledger:
         gap = metrics.get("train/logprob_gap", 0.0)
         if not gap <= self.max_logprob_gap:
             raise InvariantError(
-                f"sampled and recomputed log-probs differ by {gap:.4f} nats on average (limit {self.max_logprob_gap}): the engine "
-                f"sampled from other weights, another temperature or other tokens than those being trained"
+                f"sampled and recomputed log-probs differ by {gap:.4f} nats on average (limit {self.max_logprob_gap}): the "
+                f"engine sampled from other weights, another temperature or other tokens than those being trained"
             )
 
     def check_published(self, engine: Engine, learner: Any) -> None:
