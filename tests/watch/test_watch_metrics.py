@@ -56,12 +56,6 @@ def test_every_metric_says_what_it_is_in_one_line() -> None:
         assert "\n" not in metric.description
 
 
-def test_what_the_learner_measures_is_in_the_table() -> None:
-    from agentfly.learn.metrics import METRICS as LEARNED
-
-    assert unknown(LEARNED) == []
-
-
 def test_a_step_is_summed_up() -> None:
     chains = [
         chain(1.0, tools="mm", components={"exact": 1.0, "exact/format": 1.0}),

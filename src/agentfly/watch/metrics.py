@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import UnknownName
+from ..learn.metrics import METRICS as LEARNED
 from ..types import Outcome, Trajectory
 
 
@@ -26,6 +27,21 @@ class Metric:
     description: str
     unit: str
 
+
+_UNITS = {
+    "train/kl": "nats",
+    "train/reference_kl": "nats",
+    "train/entropy": "nats",
+    "train/logprob_gap": "nats",
+    "train/clip_fraction": "share",
+    "train/padding_waste": "share",
+    "train/samples": "rows",
+    "train/splits": "rows",
+    "train/tokens": "tokens",
+    "train/untrainable_chains": "count",
+    "train/zero_advantage_groups": "count",
+    "train/optimizer_steps": "count",
+}
 
 METRICS: dict[str, Metric] = {
     name: Metric(name, description, unit)
@@ -49,35 +65,7 @@ METRICS: dict[str, Metric] = {
         ("rollout/tokens", "tokens", "Tokens sampled in the step."),
         ("rollout/tokens_per_s", "tokens/s", "Tokens sampled per second of rollout, tools and environments included."),
         ("rollout/reply_tokens", "tokens", "Tokens per reply."),
-        ("train/loss", "", "All that was minimised: policy loss, KL, entropy bonus, value loss."),
-        ("train/policy_loss", "", "The clipped surrogate alone."),
-        ("train/value_loss", "", "The critic's loss (PPO)."),
-        ("train/kl", "nats", "KL between the policy that sampled and the present one, on this step's tokens."),
-        ("train/reference_kl", "nats", "KL to the reference model, on this step's tokens."),
-        ("train/entropy", "nats", "Mean entropy of the policy where it sampled."),
-        ("train/clip_fraction", "share", "Share of tokens whose ratio was clipped."),
-        ("train/grad_norm", "", "Length of the policy's gradient before clipping."),
-        ("train/critic_grad_norm", "", "Length of the critic's gradient before clipping (PPO)."),
-        ("train/lr", "", "Learning rate of the step."),
-        ("train/samples", "rows", "Training rows made from this step's chains."),
-        ("train/tokens", "tokens", "Sampled tokens in those rows."),
-        ("train/splits", "rows", "Rows added because a template rewrote history."),
-        (
-            "train/untrainable_chains",
-            "count",
-            "Chains left out: the world failed, they were cancelled, or nothing was sampled.",
-        ),
-        (
-            "train/logprob_gap",
-            "nats",
-            "Mean difference between sampled and recomputed log-probs: 0 if engine and learner agree.",
-        ),
-        ("train/advantage_std", "", "Standard deviation of the advantages over the sampled tokens."),
-        ("train/zero_advantage_groups", "count", "Groups that taught nothing, because all siblings were equal."),
-        ("train/skipped", "", "1 where every advantage was 0 and the weights were left alone."),
-        ("train/optimizer_steps", "count", "Steps of the optimizer on the policy."),
-        ("train/explained_variance", "", "Share of the returns' variance that the critic explains (PPO)."),
-        ("train/padding_waste", "share", "Share of padding among the tokens that the learner ran."),
+        *((name, _UNITS.get(name, ""), text) for name, text in LEARNED.items()),
         ("time/rollout_s", "s", "Time to sample and score."),
         ("time/learn_s", "s", "Time to update the weights."),
         ("time/validate_s", "s", "Time to validate."),
