@@ -320,3 +320,20 @@ def test_at_most_max_concurrency_chains_are_in_flight() -> None:
 
     agent_for(["Action: work\nInput: {}", ANSWER], tools=[work]).run_sync([{"question": "q"}], num_chains=20, max_concurrency=3)
     assert highest == 3
+
+
+def test_a_run_leaves_the_garbage_collector_as_it_found_it() -> None:
+    import gc
+
+    seen = []
+
+    @tool(name="peek", register=False)
+    async def peek() -> str:
+        """Peek."""
+        seen.append(gc.get_threshold()[0])
+        return ""
+
+    before = gc.get_threshold()[0]
+    agent_for(["Action: peek\nInput: {}", ANSWER], tools=[peek]).run_sync([{"question": "q"}], num_chains=2)
+    assert seen[0] > before
+    assert gc.get_threshold()[0] == before

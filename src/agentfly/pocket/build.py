@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from . import model_dir
 from .chat import PAD
-from .demos import Phase, demonstrations
+from .demo import Phase
+from .demos import demonstrations
 from .tokens import MAX_LENGTH, VOCABULARY, corpus, encode_demo, save_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 SHAPE = {"hidden_size": 192, "num_hidden_layers": 3, "intermediate_size": 512, "num_attention_heads": 6}
 # Defaults by device: on a GPU a few minutes, on two CPU cores an hour or two.
-DEFAULTS = {"cuda": {"steps": 1100, "batch": 512}, "cpu": {"steps": 4000, "batch": 48}}
+DEFAULTS = {"cuda": {"steps": 1500, "batch": 512}, "cpu": {"steps": 5000, "batch": 48}}
 MIXED_SHARE = 0.2
 CORPUS = 6000  # dialogues of each phase that the tokenizer is trained on
 CONTEXT_WEIGHT = {"good": 0.1, "mixed": 0.02}

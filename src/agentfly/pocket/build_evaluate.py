@@ -6,23 +6,31 @@ judge what it made without the rest of the package; training and evaluation prop
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from .chat import IM_END, extension_text, react_system, start_text
+from ..envs.code.tasks import easy_code_tasks
+from ..tools.python import PythonSession
+from ..types import ToolResult
+from .chat import IM_END, code_system, extension_text, react_system, start_text
 from .demos import Lookup, lookup
 from .tasks import OPERATIONS, arithmetic, one_step_arithmetic
 from .toolbox import CANONICAL, DemoTool, arithmetic_tools
 
-KINDS = ("one_step", "readme", "two_step", "two_step_native", "lookup")
+KINDS = ("one_step", "readme", "two_step", "two_step_native", "lookup", "code")
 MAX_TURNS, MAX_NEW = 5, 48
 AB = (("a", "number"), ("b", "number"))
+Form = Literal["react", "native", "code"]
+BLOCK = re.compile(r"```python\n(.*?)\n```", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -32,7 +40,7 @@ class Chain:
     ids: list[int]
     answer: str
     observe: Callable[[str, dict[str, Any]], str]
-    native: bool = False
+    form: Form = "react"
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prediction: str | None = None
@@ -97,15 +105,18 @@ def play(
                 chain.mask = chain.mask + [1] * len(reply)
                 chain.logprobs = chain.logprobs + scores
                 chain.turns += 1
-                text = tokenizer.decode(reply, skip_special_tokens=True) if reply[-1] == stop else ""
+            texts = [tokenizer.decode(reply, skip_special_tokens=True) if reply[-1] == stop else "" for reply in replies]
+            # Cells of Python run in processes of their own, so threads are enough to run several at once.
+            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                observations = list(pool.map(read, going, texts))
+            for chain, text, seen in zip(going, texts, observations, strict=True):
                 chain.text += text + "\n"
-                seen = read(chain, text)
                 if seen is not None:
-                    message = (
-                        {"role": "tool", "content": seen}
-                        if chain.native
-                        else {"role": "user", "content": f"Observation: {seen}"}
-                    )
+                    native = chain.form == "native"
+                    message = {
+                        "role": "tool" if native else "user",
+                        "content": seen if native else f"Observation: {seen}",
+                    }
                     new = tokenizer(extension_text([message]), add_special_tokens=False)["input_ids"]
                     chain.ids = chain.ids + new
                     chain.mask = chain.mask + [0] * len(new)
@@ -116,7 +127,11 @@ def play(
 
 def read(chain: Chain, text: str) -> str | None:
     """What comes back to the model, or None when the chain is over (an answer, or a reply that is neither)."""
-    if chain.native:
+    if chain.form == "code":
+        block, answered = BLOCK.search(text), re.search(r"^Answer: (.*)$", text, re.MULTILINE)
+        chain.prediction = answered[1] if answered else None
+        return chain.observe("python", {"code": block[1]}) if block and not answered else None
+    if chain.form == "native":
         found = re.search(r"<tool_call>\n(.*)\n</tool_call>", text, re.DOTALL)
         if not found:
             chain.prediction = text if "<tool_call>" not in text else None
@@ -151,15 +166,16 @@ class Case:
     tools: Sequence[DemoTool]
     answer: str
     observe: Callable[[str, dict[str, Any]], str]
-    native: bool = False
+    form: Form = "react"
 
     def chain(self, tokenizer: Any) -> Chain:
         user = {"role": "user", "content": self.question}
-        if self.native:
+        if self.form == "native":
             text = start_text([user], [tool.schema() for tool in self.tools])
         else:
-            text = start_text([{"role": "system", "content": react_system([tool.line() for tool in self.tools])}, user])
-        return Chain(tokenizer(text, add_special_tokens=False)["input_ids"], self.answer, self.observe, self.native)
+            system = code_system() if self.form == "code" else react_system([tool.line() for tool in self.tools])
+            text = start_text([{"role": "system", "content": system}, user])
+        return Chain(tokenizer(text, add_special_tokens=False)["input_ids"], self.answer, self.observe, self.form)
 
 
 def arithmetic_world(tools: Sequence[DemoTool]) -> Callable[[str, dict[str, Any]], str]:
@@ -192,6 +208,20 @@ def lookup_world(task: Lookup) -> Callable[[str, dict[str, Any]], str]:
     return observe
 
 
+def run_cell(name: str, arguments: dict[str, Any]) -> str:
+    """One cell in a Python process of its own: what a model writes is run nowhere else."""
+
+    async def run() -> str:
+        session = PythonSession()
+        try:
+            seen = await session(arguments["code"])
+            return seen.observation if isinstance(seen, ToolResult) else seen
+        finally:
+            await session.close()
+
+    return asyncio.run(run())
+
+
 def held_out(kind: str, count: int, seed: int = 0) -> list[Case]:
     """Tasks that no demonstration used."""
     rng = random.Random(f"{kind} {seed}")
@@ -201,10 +231,13 @@ def held_out(kind: str, count: int, seed: int = 0) -> list[Case]:
     if kind == "readme":
         tool = DemoTool("multiply", "multiply", CANONICAL["multiply"], AB, ("first factor", "second factor"), floats=True)
         return [Case("What is 12 times 7?", [tool], "84", arithmetic_world([tool]))] * count
+    if kind == "code":
+        return [Case(row["question"], (), row["answer"], run_cell, "code") for row in easy_code_tasks("test", count, seed)]
     found = []
+    form: Form = "native" if kind == "two_step_native" else "react"
     for row in one_step_arithmetic("test", count, seed) if kind == "one_step" else arithmetic("test", count, seed):
         tools = list(arithmetic_tools(rng, set(row["operations"]), plain=kind != "one_step").values())
-        found.append(Case(row["question"], tools, row["answer"], arithmetic_world(tools), kind == "two_step_native"))
+        found.append(Case(row["question"], tools, row["answer"], arithmetic_world(tools), form))
     return found
 
 

@@ -27,6 +27,12 @@ REACT_HOW = (
     "\nTo use a tool, reply:\nThought: what to do next\nAction: the tool's name\nInput: its arguments as JSON"
     "\nWhen you know the answer, reply:\nThought: why\nAnswer: the answer"
 )
+CODE_FIRST_LINE = "You solve tasks step by step with Python."
+CODE_HOW = (
+    "\nTo run code, reply with one block:\n```python\nprint(6 * 7)\n```"
+    "\nYou then see what it printed; names stay defined in later blocks."
+    "\nWhen you know the answer, reply:\nAnswer: the answer"
+)
 REACT_NO_TOOLS = "You solve tasks step by step.\nWhen you know the answer, reply:\nThought: why\nAnswer: the answer"
 
 
@@ -65,3 +71,8 @@ def react_system(tool_lines: Sequence[str], first_line: str = "") -> str:
         return REACT_NO_TOOLS
     lines = "".join(f"\n- {line}" for line in tool_lines)
     return f"{first_line or REACT_FIRST_LINE}\nTools:{lines}{REACT_HOW}"
+
+
+def code_system(first_line: str = "") -> str:
+    """The system message of the code agent."""
+    return (first_line or CODE_FIRST_LINE) + CODE_HOW

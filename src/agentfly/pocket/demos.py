@@ -1,9 +1,10 @@
-"""Demonstrations: whole dialogues, in ReAct and in native tool-call form, as good and as bad as they are asked for.
+"""Demonstrations: whole dialogues, in ReAct, native tool-call and code form, as good and as bad as they are asked for.
 
 In: a seed and a phase. Out: `Demo` values: messages, native tool schemas, and which replies are to be learnt.
 
   phase "good"   everything is solved; a mistake that is shown, so that its correction can be learnt, is not learnt itself
-  phase "mixed"  two-step arithmetic is solved only sometimes (see BEHAVIOURS): this is the warm start that RL improves on
+  phase "mixed"  two-step arithmetic and code tasks are solved only sometimes (see BEHAVIOURS, here and in code_demos.py): this
+                 is the warm start that RL improves on
 
 Questions are drawn from the train split alone. This file tokenises nothing.
 """
@@ -12,22 +13,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
 
 from .chat import react_system
+from .code_demos import code_demo
+from .demo import GUESSES, Demo, Phase
 from .tasks import OPERATIONS, Problem, one_step_problem, split_of, two_step_problem
 from .toolbox import DemoTool, arithmetic_tools, bystander, invented, lookup_tool
-
-Phase = Literal["good", "mixed"]
 
 # What the mixed phase does with an arithmetic question, in weights: the first row is two-step, the second one-step.
 BEHAVIOURS = {
     2: {"good": 35, "forgetful": 26, "guess": 12, "wrong_tool": 17, "malformed": 10},
     1: {"good": 80, "guess": 8, "wrong_tool": 6, "malformed": 6},
 }
-KINDS = {"two_step": 52, "one_step": 26, "lookup": 17, "no_tools": 5}
-MIXED_KINDS = {"two_step": 62, "one_step": 24, "lookup": 11, "no_tools": 3}
+KINDS = {"two_step": 40, "one_step": 20, "lookup": 13, "no_tools": 4, "code": 23}
+MIXED_KINDS = {"two_step": 48, "one_step": 19, "lookup": 9, "no_tools": 3, "code": 21}
 
 FIRST_LINES = (
     "You are a helpful assistant with tools.",
@@ -38,7 +38,6 @@ VERBS = {"add": "add", "subtract": "subtract", "multiply": "multiply"}
 BEGIN = ("{} first", "I need to {}", "{} the numbers", "start: {}")
 GO_ON = ("now {}", "then {}", "next {}", "{} the result")
 ENOUGH = ("done", "that is it", "I have the result")
-GUESSES = ("I know this", "easy", "that is it")
 # How a call that cannot be read may look, and how the tools then answer; other frameworks word it otherwise (OTHER_ERRORS).
 UNREADABLE = "This tool call could not be read: the JSON is not valid at {}."
 OTHER_ERRORS = ("Error: the input is not valid JSON", "Error: wrong type: expected a number", "Error: bad call, try again")
@@ -47,21 +46,6 @@ NUDGES = (
     "Reply with an Action and its Input, or with an Answer.",
 )
 RELATIONS = ("friend", "teacher", "city", "color", "boss", "number", "price", "age")
-
-
-@dataclass(slots=True)
-class Demo:
-    """`learn[i]` says whether the i-th assistant message is learnt; `solved` whether the last answer is right."""
-
-    messages: list[dict[str, str]]
-    schemas: list[dict[str, Any]] = field(default_factory=list)
-    learn: list[bool] = field(default_factory=list)
-    solved: bool = True
-    kind: str = ""
-
-    def reply(self, text: str, learn: bool = True) -> None:
-        self.messages.append({"role": "assistant", "content": text})
-        self.learn.append(learn)
 
 
 class Style:
@@ -94,6 +78,8 @@ def demonstrations(seed: str, phase: Phase, count: int) -> Iterator[Demo]:
             demo = lookup_demo(rng)
         elif kind == "no_tools":
             demo = direct_demo(rng)
+        elif kind == "code":
+            demo = code_demo(rng, phase)
         else:
             demo = arithmetic_demo(rng, 2 if kind == "two_step" else 1, phase)
         demo.kind = kind

@@ -11,13 +11,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chat import IM_END, IM_START, PAD, REACT_FIRST_LINE, REACT_HOW, extension_text, start_text, template_text
-from .demos import Demo
+from .chat import (
+    CODE_FIRST_LINE,
+    CODE_HOW,
+    IM_END,
+    IM_START,
+    PAD,
+    REACT_FIRST_LINE,
+    REACT_HOW,
+    extension_text,
+    start_text,
+    template_text,
+)
+from .demo import Demo
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-VOCABULARY = 1024
+VOCABULARY = 1280
 MAX_LENGTH = 1024
 SPECIAL = (PAD, IM_START, IM_END)
 # Not special: they are part of what the model says or reads and survive decoding.
@@ -30,19 +41,23 @@ ADDED = (
     "</tools>",
     REACT_FIRST_LINE,
     REACT_HOW,
+    CODE_FIRST_LINE,
+    CODE_HOW,
 )
 
 WORD = r"[^\W\d]+"
 SPLITS = "|".join(
     (
         r"\d",
+        r"```python\nprint\(",
+        r"[^\w\s]*\n```(?!\w)",
         r"(?:system|user|assistant)\n(?:Observation:(?: (?=\d))?)?",
         r"Thought: [^\d\n]*",
         r"(?:\nTools:)?\n-(?= )",
         r"\nAction:",
         r"This tool call could not be read: [^\d\n]*",
         r"Bad arguments for(?= )",
-        r"\nAnswer:(?: (?=\d))?",
+        r"\n?Answer:(?: (?=\d))?",
         rf'\nInput: \{{"{WORD}": "?',
         rf', "{WORD}": "?',
         rf"\((?:{WORD}\??: |\):)[^\d\n]*",
