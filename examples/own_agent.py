@@ -40,16 +40,16 @@ def demonstration(task: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": text} for role, text in zip(["user", "assistant"] * 2, said, strict=True)]}
 
 
-def main(warm_steps: int = 20, steps: int = 20, num_rows: int = 400, **settings: Any) -> TrainResult:
+def main(warm_steps: int = 16, steps: int = 20, num_rows: int = 400, **settings: Any) -> TrainResult:
     rng = random.Random(0)
     rows = list({task["question"]: task for task in (row(rng) for _ in range(num_rows))}.values())
+    part = len(rows) // 4  # demonstrations | training tasks | held-out tasks
     agent = CalcAgent("pocket", tools=["calculator"], reward="exact_match", max_turns=3, sampling={"max_tokens": 24})
     with tempfile.TemporaryDirectory() as folder:
         demos = Path(folder) / "demos.jsonl"
-        demos.write_text("".join(json.dumps(demonstration(task)) + "\n" for task in rows[: len(rows) // 4]))
+        demos.write_text("".join(json.dumps(demonstration(task)) + "\n" for task in rows[:part]))
         tree = {"data": {"train": str(demos)}, "train": {"steps": warm_steps, "lr": 1e-3}, "rollout": {"num_tasks": 16}}
         agentfly.sft(Config.from_dict({**tree, "run": {"dir": folder}}), agent=agent)
-    part = len(rows) // 4
     options = {"lr": 3e-4, "num_tasks": 16, "validate_every": 0, **settings}
     return agentfly.train(agent, data=rows[part:-part], validation=rows[-part:], steps=steps, **options)
 

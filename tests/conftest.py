@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from agentfly import plugins
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def built_in_names_mean_the_built_ins() -> None:
+    """A test module that decorates its own `multiply` shadows the built-in one; no test may depend on which module came first."""
+    for kind, registered in plugins._registered.items():
+        for name in plugins.BUILTIN.get(kind, {}):
+            registered.pop(name, None)

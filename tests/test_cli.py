@@ -97,9 +97,29 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "assistant" in capsys.readouterr().out
     checkpoint = tmp_path / "runs" / "one" / "checkpoints" / "step-000001"
     figures = tmp_path / "figures.json"
-    assert main(["eval", str(config), "--model", str(checkpoint), "--chains", "2", "--json", str(figures)]) == 0
+    options = ["--model", str(checkpoint), "--chains", "2", "--json", str(figures)]
+    assert main(["eval", str(config), *options, "data.validation_count=3"]) == 0
     assert {"validation/success", "validation/pass_at_1", "validation/pass_at_2"} <= set(json.loads(figures.read_text()))
     assert main(["train", "--resume", str(tmp_path / "runs" / "one"), "train.steps=2"]) == 0
+
+
+@pytest.mark.parametrize("word", ["--fast", "steps", "-x=1"])
+def test_a_word_that_means_nothing_is_refused(word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["eval", str(write_config(tmp_path)), "--chains", "1", word])
+    assert exit_.value.code == 2
+    assert word in capsys.readouterr().err
+
+
+def test_eval_on_a_file_uses_the_rows_that_training_holds_out(tmp_path: Path) -> None:
+    from agentfly import Config
+    from agentfly.training.build import build_tasks, held_out_tasks
+
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
+    config = Config.load(write_config(tmp_path), [f"data.train={tmp_path}/rows.json"])
+    train, held = build_tasks(config)
+    assert held_out_tasks(config, "validation") == held
+    assert not {task.id for task in train} & {task.id for task in held}
 
 
 def test_sft_lowers_the_loss_on_held_out_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,12 @@ KINDS = ("algorithms", "agents", "tools", "rewards", "envs", "tasks")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, more = parser.parse_known_args(argv)
+    stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
+    if stray:
+        parser.error(f"unrecognized argument: {stray[0]}")
+    if more:  # overrides that stand behind an option
+        arguments.overrides = [*arguments.overrides, *more]
     if arguments.command is None:
         parser.print_help()
         return 0
@@ -184,7 +189,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .training import evaluate
-    from .training.build import build_agent
+    from .training.build import build_agent, held_out_tasks
     from .watch.tables import metrics_table
 
     config = _load(arguments)
@@ -192,12 +197,10 @@ def _eval(arguments: argparse.Namespace) -> int:
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=arguments.model))
     evaluation = evaluate(
         build_agent(config),
-        config.data.validation or config.data.train,
+        held_out_tasks(config, arguments.split),
         num_chains=arguments.chains,
         sampling=config.sampling,
         max_concurrency=config.rollout.max_concurrency,
-        split=arguments.split,
-        count=config.data.validation_count,
         seed=config.seed,
         success_at=config.agent.success_at,
     )

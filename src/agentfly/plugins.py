@@ -34,6 +34,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "calculator": "agentfly.tools.arithmetic:calculator",
         "python": "agentfly.tools.python:python",
         "final_answer": "agentfly.tools.final:final_answer",
+        "code_interpreter": "agentfly.envs.code.tools:code_interpreter",
     },
     "rewards": {
         "exact_match": "agentfly.rewards.answers:exact_match",
@@ -45,11 +46,19 @@ BUILTIN: dict[str, dict[str, str]] = {
         "length": "agentfly.rewards.shape:length_reward",
         "judge": "agentfly.rewards.judge:judge",
         "code_tests": "agentfly.rewards.code_tests:code_tests_reward",
+        "code_answer": "agentfly.envs.code.reward:code_answer",
+        "code_output": "agentfly.envs.code.reward:code_output_reward",
+        "unit_tests": "agentfly.envs.code.reward:unit_tests_reward",
     },
-    "envs": {"guess": "agentfly.testing:GuessEnv"},
+    "envs": {
+        "guess": "agentfly.testing:GuessEnv",
+        "code": "agentfly.envs.code.env:CodeInterpreter",
+    },
     "tasks": {
         "arithmetic": "agentfly.pocket.tasks:arithmetic",
         "one_step_arithmetic": "agentfly.pocket.tasks:one_step_arithmetic",
+        "code": "agentfly.envs.code.tasks:code_tasks",
+        "easy_code": "agentfly.envs.code.tasks:easy_code_tasks",
     },
     "trackers": {
         "jsonl": "agentfly.watch.jsonl:JsonlTracker",

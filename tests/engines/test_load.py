@@ -64,6 +64,13 @@ def test_open_engine_gives_an_engine_and_its_renderer(folder):
     assert renderer.decode(completion.token_ids) == completion.text
 
 
+def test_a_model_with_capped_scores_is_loaded_so_that_they_are_capped(tmp_path):
+    make_model("gemma2").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    model, _ = load_model(tmp_path, device="cpu")
+    assert model.config._attn_implementation == "eager"
+
+
 def drop_weights(path):
     from safetensors.torch import load_file, save_file
 

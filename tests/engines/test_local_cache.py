@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 import torch
+
+from agentfly.types import Request, Sampling
 
 from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until
 
@@ -140,6 +143,25 @@ def test_a_reply_that_spans_a_change_says_which_token_is_from_which_weights():
     assert close_to(done.logprobs[switch:], full_logprobs(model, prompt, done.token_ids)[switch:])
 
 
+def test_a_step_that_overlapped_a_change_of_weights_leaves_nothing_behind():
+    model = make_model()
+    prompt = prompt_of(20)
+
+    async def work(engine):
+        batch = engine._batch
+        row = engine._row(Request(prompt, Sampling(temperature=0, max_tokens=1)))
+        batch.add(row)
+        with torch.no_grad():
+            assert batch.step(0, lambda: False) == []
+            assert (row.tokens, row.slot.cached) == (prompt, 0)
+            assert batch.step(1, lambda: True) == [row]
+        return row
+
+    row = run(work, model)
+    assert row.versions == [1]
+    assert close_to(row.logprobs, full_logprobs(model, prompt, row.tokens[20:]))
+
+
 def test_a_model_that_was_rebuilt_is_followed_at_the_next_publish():
     model = make_model()
     prompt = prompt_of(30)
@@ -185,6 +207,47 @@ def test_rows_that_outgrow_the_cache_go_back_to_the_queue_and_come_again():
     for prompt, completion in zip(prompts, done, strict=True):
         assert len(completion.token_ids) == 150
         assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def test_nothing_goes_wrong_in_a_storm():
+    """Many chains, a small cache, cancelled turns, released chains and new weights, all at random."""
+    model = make_model()
+    rng = random.Random(0)
+    tasks = [prompt_of(30, i) for i in range(5)]
+    checked = 0
+
+    async def chain(engine, i):
+        nonlocal checked
+        prompt = list(tasks[i % 5])
+        for turn in range(3):
+            asked = asyncio.create_task(ask(engine, prompt, f"{i}", seed=i, max_tokens=rng.randint(1, 25)))
+            if rng.random() < 0.25:
+                await asyncio.sleep(rng.random() * 0.02)
+                asked.cancel()
+            await asyncio.wait([asked])
+            if asked.cancelled():
+                continue
+            done = asked.result()
+            if set(done.versions) == {engine.version}:
+                assert close_to(done.logprobs, full_logprobs(model, prompt, done.token_ids))
+                checked += 1
+            prompt += done.token_ids + prompt_of(rng.randint(1, 20), 10 * i + turn)
+        engine.release(f"{i}")
+
+    async def work(engine):
+        chains = asyncio.gather(*(chain(engine, i) for i in range(40)))
+        for version in (1, 2):
+            await until(lambda: checked > 15 * version)  # noqa: B023
+            with engine.hold():
+                change(model)
+                engine.publish(version)
+        await chains
+        return engine.stats()
+
+    stats = run(work, model, kv_tokens=900, max_context=200, max_step_tokens=48, max_batch=9)
+    assert checked > 50
+    assert stats["evicted"] > 0
+    assert (stats["running"], stats["queued"]) == (0, 0)
 
 
 def test_a_released_chain_makes_room_without_an_eviction():

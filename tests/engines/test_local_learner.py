@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 from .tiny import ask, close_to, full_logprobs, make_model, prompt_of, run, until
 
@@ -70,11 +71,19 @@ def test_an_optimizer_step_reaches_the_engine():
 
 
 def test_dropout_of_the_learner_does_not_disturb_sampling():
-    model = make_model()
-    model.config.attention_dropout = 0.5
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    model.train()
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=260,
+        n_embd=48,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        resid_pdrop=0.5,
+        embd_pdrop=0.5,
+        bos_token_id=256,
+        eos_token_id=257,
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
     prompt = prompt_of(20)
 
     async def work(engine):

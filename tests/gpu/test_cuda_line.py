@@ -19,7 +19,7 @@ def test_a_model_on_the_gpu_samples_what_the_learner_scores_and_improves(tmp_pat
     result = agentfly.train(
         agent,
         ROWS,
-        steps=10,
+        steps=20,
         lr=2e-2,
         num_tasks=4,
         num_chains=4,

@@ -75,7 +75,7 @@ class Spec:
     `name`                     what messages and metrics call it; the class's name
     `make`, `options`          called with the options to build an instance
     `placement`                "loop", "thread" or "process"; `per_process` instances share one worker process
-    `max`, `min_warm`          the pool's size: at most, and at least (started ahead)
+    `max`, `min_warm`          the pool's size: at most (left out: 64, or fewer where the budget holds fewer), and at least (started ahead)
     `idle_s`                   an instance beyond `min_warm` that nobody wanted for so long is closed
     `max_uses`, `max_age_s`, `max_growth_mb`     when an instance is closed and replaced (growth: of a worker process)
     `max_hold_s`, `heartbeat_s`                  when a lease is taken back: held too long, or no sign of life
@@ -90,7 +90,7 @@ class Spec:
     max_chains: int = 1
     placement: str = "loop"
     per_process: int = 1
-    max: int = 64
+    max: int | None = None
     min_warm: int = 0
     idle_s: float = 60.0
     max_uses: int | None = None
@@ -105,26 +105,22 @@ class Spec:
     pass_env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        whole = ("max_chains", "per_process", "max")
+        whole = ("max_chains", "per_process")
         times = ("idle_s", "start_timeout_s", "reset_timeout_s", "call_timeout_s", "close_timeout_s", "max_hold_s")
         optional = ("max_uses", "max_age_s", "max_growth_mb", "heartbeat_s")
         checks = [(_is_whole(getattr(self, name), 1), name, "a whole number from 1") for name in whole]
         checks += [(_is_positive(getattr(self, name)), name, "a number above 0") for name in times]
         checks += [(getattr(self, n) is None or _is_positive(getattr(self, n)), n, "above 0, or left out") for n in optional]
+        checks.append((self.max is None or _is_whole(self.max, 1), "max", "a whole number from 1, or left out"))
         checks.append((_is_whole(self.min_warm, 0), "min_warm", "a whole number from 0"))
         checks.append((isinstance(self.cost, Cost), "cost", "a Cost(cpu=..., memory_mb=...)"))
         for ok, name, wanted in checks:
             if not ok:
                 raise ConfigError(f"environment {self.name!r}: {name} must be {wanted}, not {getattr(self, name)!r}")
-        if self.min_warm > self.max:
+        if self.max is not None and self.min_warm > self.max:
             raise ConfigError(f"environment {self.name!r}: min_warm is {self.min_warm}, but max is only {self.max}")
         if not self.reusable and self.max_chains > 1:
             raise ConfigError(f"environment {self.name!r}: a single-use environment cannot be shared by {self.max_chains} chains")
-
-    @property
-    def seats(self) -> int:
-        """How many chains can hold one at the same time when the pool is as large as it may be."""
-        return self.max * self.max_chains
 
     @property
     def cls(self) -> type | None:

@@ -18,7 +18,7 @@ from ..data import load_tasks, split_rows
 from ..errors import ConfigError
 from ..types import Task
 from ..watch.progress import Progress
-from .build import build_agent, build_tasks, open_directory
+from .build import build_agent, build_tasks, open_directory, refuse_overlap
 from .loop import Trainer, TrainResult
 
 
@@ -116,6 +116,9 @@ def _tasks_for(config: Config, data: Any, validation: Any) -> tuple[list[Task], 
     settings = config.data
     train_tasks = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
     if validation is None:
-        return split_rows(train_tasks, settings.holdout, config.seed)
-    held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
+        train_tasks, held = split_rows(train_tasks, settings.holdout, config.seed)
+    else:
+        held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
+    held = held[: settings.validation_count]
+    refuse_overlap(train_tasks, held)
     return train_tasks, held

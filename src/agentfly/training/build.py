@@ -58,11 +58,21 @@ def build_tasks(config: Config) -> tuple[list[Task], list[Task]]:
         validation = validation[: data.validation_count]
     else:
         validation = load_tasks(data.train, split="validation", count=data.validation_count, seed=config.seed)
-    _refuse_overlap(train, validation)
+    refuse_overlap(train, validation)
     return train, validation
 
 
-def _refuse_overlap(train: list[Task], validation: list[Task]) -> None:
+def held_out_tasks(config: Config, split: str) -> list[Task]:
+    """The rows to evaluate on: exactly those that training holds out, or another split of a task set."""
+    if split == "validation":
+        return build_tasks(config)[1]
+    source = config.data.validation or config.data.train
+    if not source or source.endswith(SUFFIXES):
+        raise ConfigError(f"only a task set has a split {split!r}; a data file has its validation rows")
+    return load_tasks(source, split=split, count=config.data.validation_count, seed=config.seed)
+
+
+def refuse_overlap(train: list[Task], validation: list[Task]) -> None:
     seen = {task.messages: index for index, task in enumerate(train)}
     for index, task in enumerate(validation):
         if task.messages in seen:

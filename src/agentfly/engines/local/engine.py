@@ -314,8 +314,8 @@ def _model_context(model: Any) -> int:
 def _tune(weights: torch.Tensor) -> None:
     """Switch off two libraries that cost far more than they save here. The switches are the process's: the learner gains too.
 
-    oneDNN prepares every float32 product anew on ARM, ten times the work of a small layer. cuDNN's attention plans anew for every
-    shape it meets, 3 ms each, and a batch that rows join and leave has a new shape at nearly every step.
+    oneDNN prepares every float32 product anew on ARM, ten times the work of a small layer. cuDNN's attention plans anew for
+    every shape it meets, 3 ms each, and a batch that rows join and leave has a new shape at nearly every step.
     """
     if weights.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)

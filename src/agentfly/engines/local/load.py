@@ -42,12 +42,21 @@ def load_model(
 
 
 def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
     source = _find(name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    model, info = auto.from_pretrained(source, trust_remote_code=False, dtype=dtype, output_loading_info=True)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    model, info = auto.from_pretrained(
+        source,
+        trust_remote_code=False,
+        dtype=dtype,
+        output_loading_info=True,
+        # Some releases of transformers leave the cap out, silently, wherever attention is not the plain one.
+        **({"attn_implementation": "eager"} if capped else {}),
+    )
     lost = sorted(info.get("missing_keys", ()))
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

@@ -74,7 +74,10 @@ def check_twin(model: Any, twin: Any, device: torch.device) -> int:
     limit = 1e-3 if exact else 0.1
     gap = float((torch.log_softmax(got, -1) - torch.log_softmax(want, -1)).abs().max())
     if not gap <= limit * max(1.0, float(want.abs().max())):
+        capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+        hint = "; load it with attn_implementation='eager'" if capped else ""
+        name = type(model).__name__
         raise ConfigError(
-            f"the local engine cannot serve {type(model).__name__}: its log-probs differ from the model's own by {gap:.3g} nats"
+            f"the local engine cannot serve {name}: its log-probs differ from the model's own by {gap:.3g} nats{hint}"
         )
     return cache.bytes_per_token

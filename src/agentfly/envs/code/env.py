@@ -1,0 +1,101 @@
+"""`CodeInterpreter`: a Python session for one chain, as an environment.
+
+In: cells of code. Out: what each printed, the value of its last expression, a short traceback. Names, imports and functions
+stay from cell to cell; `reset` begins with an empty namespace. A session that was lost (killed at its time limit, exited,
+cancelled) is replaced at the next cell, and `replaced` says so. Code that cannot be run at all is refused with one sentence,
+and the session goes on. Nothing of one chain is ever visible to another: a session is opened for a chain and closed with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from ...errors import ConfigError, WorldError
+from ...resources.env import Cost, Environment
+from ...types import Task
+from .session import CellResult, Session, open_session
+
+LIMIT_S = 20.0
+MAX_CODE = 200_000
+
+
+class CodeInterpreter(Environment):
+    """A stateful Python interpreter. `limit_s` is for one cell, `tier` names how strictly sessions are walled off."""
+
+    cost: ClassVar[Cost] = Cost(cpu=0.05, memory_mb=30, start_s=0.1)
+    reusable: ClassVar[bool] = True
+    max_chains: ClassVar[int] = 1
+    placement: ClassVar[str] = "loop"
+
+    def __init__(self, tier: str | None = None, limit_s: float = LIMIT_S) -> None:
+        if not limit_s > 0:
+            raise ConfigError(f"CodeInterpreter: limit_s must be above 0, not {limit_s}")
+        self.tier, self.limit_s = tier, float(limit_s)
+        self.cells = 0
+        self.replaced = False
+        """Whether the last cell ran in a new session because the one before it was lost."""
+        self._session: Session | None = None
+        self._lost = self._closed = False
+        self._turn = asyncio.Lock()
+
+    async def reset(self, task: Task | None = None) -> None:
+        """An empty namespace. The session itself is opened by the first cell, so that a chain that runs none costs nothing."""
+        await self._drop()
+        self.cells, self.replaced, self._lost, self._closed = 0, False, False, False
+
+    async def run(self, code: str | bytes, timeout_s: float | None = None) -> CellResult:
+        """Run one cell. Cells of one interpreter run one after the other, whoever calls."""
+        limit_s = self.limit_s if timeout_s is None else timeout_s
+        text, refused = read_code(code)
+        if refused:
+            return CellResult(error=f"{refused} Nothing was run; the session goes on.")
+        async with self._turn:
+            if self._closed:
+                raise WorldError("the code interpreter is closed: reset it before the next cell")
+            if self._session is None:
+                self._session = await open_session(self.tier)
+            self.replaced, self._lost = self._lost, False
+            self.cells += 1
+            try:
+                result = await self._session.run(text, limit_s)
+            except BaseException:
+                # Cancelled, or the session itself failed: its state is unknown, so the next cell gets a new one.
+                await self._drop()
+                raise
+            if not result.alive:
+                await self._drop()
+            return result
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._drop()
+
+    def healthy(self) -> bool:
+        return not self._closed
+
+    async def _drop(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            self._lost = True
+            await session.close()
+
+
+def read_code(code: Any) -> tuple[str, str]:
+    """Code as text, or why it cannot be run."""
+    if isinstance(code, bytes):
+        try:
+            code = code.decode()
+        except UnicodeDecodeError as error:
+            return "", f"The code is not valid UTF-8 (byte {error.start})."
+    if not isinstance(code, str):
+        return "", f"The code must be text, not {type(code).__name__}."
+    if len(code) > MAX_CODE:
+        return "", f"The code has {len(code):,} characters; at most {MAX_CODE:,} can be run."
+    if "\0" in code:
+        return "", f"The code contains a null character at position {code.index(chr(0))}; remove it."
+    try:
+        code.encode()
+    except UnicodeEncodeError as error:
+        return "", f"The code contains half of a surrogate pair at position {error.start}, which is not a character; remove it."
+    return code, ""

@@ -1,0 +1,153 @@
+"""Public problem sets in, rows for training out: files in the shape of GSM8K, MBPP and HumanEval, as JSONL or gzipped JSONL.
+
+    load_gsm8k      question, answer ("... #### 72")                      -> question, answer           for code_answer
+    load_mbpp       text, code, test_list                                 -> question, tests            for unit_tests
+    load_humaneval  prompt, entry_point, canonical_solution, test         -> question, tests, prelude   for unit_tests
+
+Every row also has `id`, `kind` and, where the file has one, `solution`. A malformed row is refused by its line; nothing is fetched
+and no code of a file is run here, only compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+
+Row = dict[str, Any]
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
+
+
+class Line:
+    """One row as it stands in its file, which knows its line."""
+
+    def __init__(self, path: Path, number: int, row: Any) -> None:
+        self.where, self.number = f"{path}: line {number}", number
+        if not isinstance(row, dict):
+            raise self.refuse(f"a row is an object with fields, this is a {type(row).__name__}")
+        self.row = row
+
+    def refuse(self, what: str) -> DataError:
+        return DataError(f"{self.where}: {what}")
+
+    def text(self, *names: str) -> str:
+        """The first of these fields that is there."""
+        for name in names:
+            if name in self.row:
+                value = self.row[name]
+                if not isinstance(value, str) or not value.strip():
+                    raise self.refuse(f"{name!r} must be a non-empty string")
+                return value.replace("\r\n", "\n")
+        raise self.refuse(f"has no field {names[0]!r}; its fields: {', '.join(map(str, self.row)) or 'none'}")
+
+    def texts(self, name: str, *, needed: bool = True) -> list[str]:
+        value = self.row.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or (needed and not value):
+            raise self.refuse(f"{name!r} must be a{' non-empty' if needed else ''} list of strings")
+        return [item.replace("\r\n", "\n") for item in value]
+
+    def python(self, source: str, name: str) -> ast.Module:
+        """Source that compiles."""
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError) as error:
+            raise self.refuse(f"{name!r} is not Python: {error}") from error
+
+
+def read_lines(path: str | Path) -> Iterator[Line]:
+    """The rows of a JSONL file with their line numbers; blank lines are skipped, an empty file is refused."""
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a readable gzip file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    empty = True
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            empty = False
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise DataError(f"{path}: line {number} is not valid JSON: {error}") from error
+            yield Line(path, number, row)
+    if empty:
+        raise DataError(f"{path}: the file has no rows")
+
+
+def load_gsm8k(path: str | Path) -> list[Row]:
+    """Word problems with a number as their answer: the part after "####"."""
+    rows = []
+    for line in read_lines(path):
+        worked, mark, answer = line.text("answer").rpartition("####")
+        answer = answer.strip().replace(",", "").removeprefix("$")
+        if not mark or not _NUMBER.fullmatch(answer):
+            raise line.refuse("'answer' must end with '#### ' and a number")
+        question = line.text("question")
+        rows.append(
+            {"id": _id(line, "gsm8k"), "question": question, "answer": answer, "kind": "gsm8k", "worked": worked.strip()}
+        )
+    return rows
+
+
+def load_mbpp(path: str | Path) -> list[Row]:
+    """Functions to write from one sentence; the first test is shown, so that the name and the arguments are known."""
+    rows = []
+    for line in read_lines(path):
+        tests = line.texts("test_list")
+        setup = "\n".join([*line.texts("test_imports", needed=False), line.row.get("test_setup_code") or ""]).strip()
+        tests = [f"{setup}\n{test}".strip() for test in tests]
+        for test in tests:
+            line.python(test, "test_list")
+        row: Row = {
+            "id": _id(line, "mbpp"),
+            "question": f"{line.text('text', 'prompt').strip()}\nThe code must pass tests such as:\n{line.texts('test_list')[0]}",
+            "tests": tests,
+            "kind": "mbpp",
+        }
+        if "code" in line.row:
+            row["solution"] = line.text("code")
+            line.python(row["solution"], "code")
+        rows.append(row)
+    return rows
+
+
+def load_humaneval(path: str | Path) -> list[Row]:
+    """Functions to complete from their signature and docstring. What stands before the function is the row's `prelude`."""
+    rows = []
+    for line in read_lines(path):
+        prompt, name, test = line.text("prompt"), line.text("entry_point").strip(), line.text("test")
+        solution = prompt + line.text("canonical_solution") if "canonical_solution" in line.row else f"{prompt}\n    pass\n"
+        tree = line.python(solution, "prompt")
+        found = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+        if found is None:
+            raise line.refuse(f"'prompt' does not define the entry_point {name!r}")
+        first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+        tests = [f"{test}\ncheck({name})"]
+        line.python(tests[0], "test")
+        row: Row = {
+            "id": _id(line, "humaneval"),
+            "question": f"Complete this function. Reply with all of it.\n```python\n{prompt.strip()}\n```",
+            "tests": tests,
+            "prelude": "\n".join(solution.split("\n")[: first - 1]),
+            "kind": "humaneval",
+        }
+        if "canonical_solution" in line.row:
+            row["solution"] = solution
+        rows.append(row)
+    return rows
+
+
+def _id(line: Line, kind: str) -> str:
+    return f"{kind}/{str(line.row.get('task_id', line.number)).rpartition('/')[2]}"

@@ -1,0 +1,189 @@
+"""Rewards of the code world: the final answer, what a program prints, and unit tests.
+
+    code_answer   the answer is the expected one: the same number, list or word
+    code_output   the program, run again in a fresh session, prints the expected output
+    unit_tests    the code passes the tests of the task, in a fresh session
+
+A program is the fenced block of the final reply or, where that has none, the cells that the chain ran. It is scored in a
+session that no chain has touched. Unit tests are compiled before the solution runs and wiped from where it could look; each
+that passes leaves a digest of a secret, so neither printing, nor exiting, nor replacing builtins earns anything. Not stopped: code
+that searches its own process for that secret, or whose objects are equal to everything (see `agentfly.rewards.code_tests`).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from ...errors import ConfigError, WorldError, blame
+from ...rewards import Reward
+from ...rewards.answers import alternatives
+from ...rewards.code_tests import extract_code, read_tests
+from ...rewards.function import FunctionReward
+from ...rewards.lookup import factory
+from ...rewards.math_equal import math_equal
+from ...types import Trajectory
+from .env import read_code
+from .session import CellResult, open_session
+
+_MATH_WORDS = re.compile(r"sqrt|frac|pi|sin|cos|tan|log|ln|exp|infty?|text|cdot|times")
+_DIGEST = 16  # characters, as in HARNESS
+
+# Run as one cell; its value is the list of digests. The payload is not a name of the namespace that the solution sees.
+HARNESS = r"""
+def _run(given):
+    import hashlib, json, linecache
+    nonce, prelude, code, tests = json.loads(given)
+    given = None
+    linecache.clearcache()
+    digest, run, passed = hashlib.sha256, exec, []
+    keep = passed.append
+    rest = [(compile(test, "<test>", "exec"), f"{nonce} {number}".encode()) for number, test in enumerate(tests)]
+    nonce = tests = None
+    space = {"__name__": "solution"}
+    for source, name in ((prelude, "<prelude>"), (code, "<solution>")):
+        run(compile(source, name, "exec"), space)
+    for test, secret in rest:
+        try:
+            run(test, space)
+        except BaseException:
+            continue
+        keep(digest(secret).hexdigest()[:16])
+    return " ".join(passed)
+"""
+
+
+def _code_answer(prediction: str, answer: Any) -> float:
+    """1 if the final answer is the expected one: the same number or list, or exactly the same word."""
+    return float(any(same(prediction, expected) for expected in alternatives(answer)))
+
+
+def same(found: str, expected: str) -> bool:
+    """Words must be the same to the letter; numbers, formulas and lists may be written otherwise."""
+    found, expected = _bare(found), _bare(expected)
+    if not found or not expected:
+        return False
+    if found == expected:
+        return True
+    left, right = _listed(found), _listed(expected)
+    if left is not None or right is not None:
+        return left == right
+    if "\\" not in expected and re.search(r"[^\W\d_]{2}", _MATH_WORDS.sub("", expected)):
+        return False
+    return bool(math_equal(prediction=found, answer=expected))
+
+
+def _bare(text: str) -> str:
+    """Without white space, back-ticks and quotes around it."""
+    text = text.strip().strip("`").strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _listed(text: str) -> list[Any] | None:
+    """A list or tuple as Python writes it. "3, 4" is one, "1,234" is not."""
+    if len(text) > 10_000 or not re.search(r"^[\[(]|, ", text):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+code_answer = FunctionReward(_code_answer, name="code_answer")
+
+
+@factory("code_output")
+def code_output_reward(timeout_s: float = 10.0, field: str = "answer", tier: str | None = None) -> Reward:
+    """1 if the program, run in a fresh session, prints (or ends with the value of) the field `answer`.
+
+    `timeout_s` is for all its cells together, `field` names the field with the expected output, `tier` the kind of session.
+    """
+    _check("code_output", timeout_s)
+
+    async def code_output(prediction: str, trajectory: Trajectory, **fields: Any) -> float:
+        cells = program_of(prediction, trajectory)
+        if not cells or any(read_code(cell)[1] for cell in cells):
+            return 0.0
+        result = await _run_fresh(cells, timeout_s, tier)
+        if result is None or result.error or result.timed_out or not result.alive:
+            return 0.0
+        shown = (result.stdout if result.stdout.strip() else result.value or "").strip()
+        return float(any(_lines(shown) == _lines(text) or same(shown, text) for text in alternatives(fields[field])))
+
+    code_output.__doc__ = code_output_reward.__doc__
+    return FunctionReward(code_output, name="code_output", timeout_s=timeout_s + 60.0, needs=(field,))
+
+
+@factory("unit_tests")
+def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str | None = None) -> Reward:
+    """1 if the code passes every test of the field `tests`, in a fresh session.
+
+    `tests` is assert code or a list of such. `timeout_s` is for all of them, `partial` gives the share that passed instead,
+    `tier` is the kind of session. The optional field `prelude` is run before the solution.
+    """
+    _check("unit_tests", timeout_s)
+
+    async def unit_tests(prediction: str, trajectory: Trajectory, tests: Any, prelude: str = "") -> dict[str, float]:
+        asserts, pairs = read_tests(tests)
+        if pairs:
+            raise ValueError("the field 'tests' holds pairs of input and output; use the reward 'code_tests' for those")
+        code = "\n".join(program_of(prediction, trajectory) or [prediction])
+        passed = 0 if not code.strip() or read_code(code)[1] else await count_passed(code, asserts, prelude, timeout_s, tier)
+        share = passed / len(asserts)
+        return {"reward": share if partial else float(share == 1.0), "passed": share, "tests": len(asserts)}
+
+    unit_tests.__doc__ = unit_tests_reward.__doc__
+    return FunctionReward(unit_tests, name="unit_tests", timeout_s=timeout_s + 60.0)
+
+
+async def count_passed(code: str, tests: Sequence[str], prelude: str, timeout_s: float, tier: str | None) -> int:
+    """How many tests pass after `code`. They run in order, in the same fresh session as the code."""
+    nonce = secrets.token_hex(16)
+    payload = json.dumps([nonce, prelude, code, list(tests)])
+    result = await _run_fresh([f"{HARNESS}\n_run({payload!r})"], timeout_s, tier)
+    if result is None or result.error or result.timed_out or result.value is None:
+        return 0
+    said = set(result.value.strip("'\"").split())
+    return sum(sha256(f"{nonce} {number}".encode()).hexdigest()[:_DIGEST] in said for number in range(len(tests)))
+
+
+def program_of(prediction: str, trajectory: Trajectory) -> list[str]:
+    """The fenced block of the final reply; where there is none, the cells that the chain ran; empty where it ran none."""
+    if "```" in prediction:
+        return [extract_code(prediction)]
+    return [
+        str(call.arguments["code"])
+        for turn in trajectory.turns
+        for call, result in zip(turn.calls, turn.results, strict=False)
+        if "code" in call.arguments and not result.invalid
+    ]
+
+
+async def _run_fresh(cells: Sequence[str], timeout_s: float, tier: str | None) -> CellResult | None:
+    """Cells in a session of their own: the result of the last one, or of the one that ended the session."""
+    result: CellResult | None = None
+    with blame(WorldError, "the session of a reward failed"):
+        session = await open_session(tier)
+        try:
+            for cell in cells:
+                result = await session.run(cell, timeout_s)
+                if not result.alive or result.timed_out:
+                    break
+        finally:
+            await session.close()
+    return result
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _check(name: str, timeout_s: float) -> None:
+    if not timeout_s > 0:
+        raise ConfigError(f"reward {name!r}: timeout_s must be above 0, not {timeout_s}")

@@ -1,0 +1,87 @@
+"""`code_interpreter(code)`: the model's way into the chain's `CodeInterpreter`.
+
+In: code as the model wrote it. Out: an observation: what was printed, the value of the last expression, a short traceback, each
+cut in the middle where it is long, and a line in brackets where the model must know more (out of time, session replaced). A
+chain without a `CodeInterpreter` as its environment gets one of its own, which ends with the chain. Nothing here runs code.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...tools import Context, Tool, tool
+from ...tools.text import clean
+from ...types import ToolResult
+from .env import LIMIT_S, CodeInterpreter
+from .session import CellResult
+
+HEAD, TAIL = 4_000, 2_000
+GRACE_S = 40.0
+"""Beyond a cell's own limit: for the session to start, to be interrupted and, where it must be, to be killed."""
+_NO_INPUT = "EOFError: EOF when reading a line"
+
+
+def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float = LIMIT_S, tier: str | None = None) -> Tool:
+    """The tool under another name, with a time limit for a cell or a tier of sessions for chains without an environment."""
+
+    async def code_interpreter(code: str, context: Context) -> ToolResult:
+        """Run Python code. Variables are kept between calls; what is printed and the value of the last line come back.
+
+        Args:
+            code: Python code
+        """
+        interpreter = interpreter_of(context, tier)
+        result = await interpreter.run(code, limit_s)
+        return ToolResult(
+            observation=describe(result, limit_s, replaced=bool(interpreter.replaced)),
+            image=result.images[-1] if result.images else None,
+            error="timeout" if result.timed_out else None,
+        )
+
+    # Stateful: the cells of one turn run in the order the model wrote them in. The tool's own deadline is the last resort.
+    return tool(code_interpreter, name=name, stateful=True, timeout_s=limit_s + GRACE_S, register=False)
+
+
+def interpreter_of(context: Context, tier: str | None = None) -> Any:
+    """The chain's interpreter: its environment where that runs cells, else one that is opened here and ends with the chain."""
+    if callable(getattr(context.env, "run", None)):
+        return context.env
+    if CodeInterpreter not in context.instances:
+        context.instances[CodeInterpreter] = CodeInterpreter(tier)
+    return context.instances[CodeInterpreter]
+
+
+def describe(result: CellResult, limit_s: float, *, replaced: bool = False) -> str:
+    """What the model reads."""
+    parts = ["[a new session was started; earlier variables are lost]" if replaced else ""]
+    parts += [shorten(text.rstrip("\n")) for text in (result.stdout, result.stderr, result.value) if text]
+    if result.error and result.alive:
+        parts.append(shorten(_explained(result.error)))
+    if result.images:
+        more = "" if len(result.images) == 1 else f"; the last of {len(result.images)} is shown"
+        parts.append(f"[figure{more}]")
+    if not result.alive:
+        why = f"did not stop after {limit_s:g} s and was killed" if result.timed_out else result.error or "ended"
+        parts.append(f"[the session {why}; the next call starts a new one, earlier variables are lost]")
+    elif result.timed_out:
+        parts.append(f"[stopped after {limit_s:g} s; the session and its variables are kept]")
+    return "\n".join(part for part in parts if part) or "(no output)"
+
+
+def shorten(text: str) -> str:
+    """The beginning and the end of a long text, and how much is missing between them."""
+    text = clean(text)
+    if len(text) <= HEAD + TAIL + 100:  # a text that was shortened once is not shortened again
+        return text
+    return f"{text[:HEAD]}\n[... {len(text) - HEAD - TAIL:,} characters left out ...]\n{text[-TAIL:]}"
+
+
+def _explained(error: str) -> str:
+    if error.rstrip().endswith(_NO_INPUT):
+        return f"{error.rstrip()} (nobody is there to type: input() cannot be used, write the value into the code)"
+    return error
+
+
+code_interpreter = code_interpreter_tool()
+python = code_interpreter_tool(name="python")
+"""The same under the name that `CodeAgent` calls."""

@@ -1,0 +1,75 @@
+"""Many deadlines in, one timer of the event loop: what has one is told when it passes.
+
+One heap per owner, with a timer for the next deadline only. Most never come: one that is no longer wanted stays in the heap until it is
+due, or until half of the heap is such. An item has `wanted` and `expire()`; whoever sets `wanted` to False calls `drop_one`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from typing import Protocol
+
+
+class Item(Protocol):
+    wanted: bool
+
+    def expire(self) -> None: ...
+
+
+class Deadlines:
+    """The deadlines of one owner, on one loop."""
+
+    __slots__ = ("_count", "_heap", "_loop", "_next", "_timer", "_unwanted")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._heap: list[tuple[float, int, Item]] = []
+        self._next = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._count = 0
+        self._unwanted = 0
+
+    def add(self, when: float, item: Item) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, item))
+        if when < self._next:
+            self._arm(when)
+
+    def drop_one(self) -> None:
+        """One more entry is no longer wanted."""
+        self._unwanted += 1
+        if self._unwanted > 64 and self._unwanted * 2 > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].wanted]
+            heapq.heapify(self._heap)
+            self._unwanted = 0
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._heap, self._next = [], math.inf
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = when
+        self._timer = self._loop.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._next, self._timer = math.inf, None
+        now = self._loop.time() + 1e-3
+        heap = self._heap
+        while heap and (heap[0][0] <= now or not heap[0][2].wanted):
+            item = heapq.heappop(heap)[2]
+            if item.wanted:
+                item.wanted = False
+                item.expire()
+            else:
+                self._unwanted = max(0, self._unwanted - 1)
+            heap = self._heap  # `expire` may have had it compacted
+        if heap and heap[0][0] < self._next:
+            self._arm(heap[0][0])

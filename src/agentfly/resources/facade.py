@@ -1,0 +1,209 @@
+"""What a chain is given in place of an environment: it behaves like the environment, and can be taken back.
+
+A `Grip` is one chain's hold on one instance; its `Facade` is the object that tools and rewards see. Methods are passed on with a deadline.
+A call that is cancelled or runs out of time spoils the grip: the instance is closed, never lent again, and whatever the chain does with
+the facade afterwards is a `WorldError` that says why.
+
+Where the environment lives in the loop, methods and attributes are as its author wrote them. Where it lives elsewhere (a thread, a worker
+process), a method called on the event loop returns an awaitable, and one called from any other thread (a sync tool or reward runs in
+one) blocks that thread and returns the value: so sync tools and async methods read the same wherever the environment lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DeadlineError, WorldError
+from ..tools.deadline import Expired, within
+
+if TYPE_CHECKING:
+    from .lease import Lease
+    from .pool import Member
+
+
+class Grip:
+    """One chain's hold on one instance. `why` is None while it holds."""
+
+    __slots__ = ("beat", "busy", "lease", "member", "observation", "since", "view", "why")
+
+    def __init__(self, lease: Lease, member: Member, observation: Any, now: float) -> None:
+        self.lease = lease
+        self.member = member
+        self.observation = observation
+        self.since = self.beat = now
+        self.busy = 0
+        self.why: str | None = None
+        self.view: Facade | None = None
+
+    @property
+    def facade(self) -> Facade:
+        if self.view is None:
+            self.view = Facade(self)
+        return self.view
+
+    def end(self, why: str) -> None:
+        """From now on every use is refused with this reason."""
+        if self.why is None:
+            self.why = why
+        if self.view is not None:
+            self.view.__dict__.clear()
+
+    def spoil(self, why: str) -> None:
+        """A call was given up: the instance is not to be trusted any more. On the loop only."""
+        self.end(why)
+        self.member.pool.spoil(self.member, why)
+
+    def check(self) -> None:
+        if self.why is not None:
+            raise WorldError(self.why)
+
+    async def call(self, name: str, awaitable: Any) -> Any:
+        """Await a call of the environment within its deadline."""
+        if self.why is not None:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
+            raise WorldError(self.why)
+        spec = self.member.pool.spec
+        coroutine = awaitable if inspect.iscoroutine(awaitable) else _wrap(awaitable)
+        self.busy += 1
+        try:
+            return await within(coroutine, spec.call_timeout_s)
+        except Expired:
+            what = f"{spec.name}.{name} took longer than {spec.call_timeout_s:g} s"
+            self.spoil(f"{what}; the environment was closed")
+            raise DeadlineError(what) from None
+        except Exception:
+            raise
+        except BaseException:
+            self.spoil(f"a call of {spec.name}.{name} was cancelled; the environment was closed")
+            raise
+        finally:
+            self.busy -= 1
+            self.beat = time.monotonic()
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """From another thread: run it on the loop and block until it is done, at most its deadline and a little."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.member.pool.loop)
+        try:
+            return future.result(self.member.pool.spec.call_timeout_s + 10.0)
+        except BaseException:
+            future.cancel()  # no effect on one that is done; else it is a call given up
+            raise
+
+
+async def _wrap(awaitable: Any) -> Any:
+    return await awaitable
+
+
+_KEPT = "__agentfly_grip__"
+
+
+class Facade:
+    """Stands for the environment. `isinstance(facade, TheEnvironment)` holds where its class is known."""
+
+    __slots__ = ("__agentfly_grip__", "__dict__")
+
+    def __init__(self, grip: Grip) -> None:
+        object.__setattr__(self, _KEPT, grip)
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        grip: Grip = _grips(self)
+        grip.check()
+        placed = grip.member.placed
+        if name == "close":
+            return lambda: _close(grip)
+        if placed.local:
+            value = getattr(placed.env, name)
+            if not callable(value) or isinstance(value, type):
+                return value
+            bound = _local(grip, name, value)
+        elif _is_method(grip, name):
+            bound = _remote(grip, name)
+        elif threading.get_ident() != grip.member.pool.home_thread:
+            return grip.wait_for(grip.call(name, placed.get(name)))
+        else:
+            spec = placed.spec
+            raise AttributeError(
+                f"{spec.name}.{name} is not a method, and {spec.name} lives in a {spec.placement}: "
+                f"read it in a sync function, or with `await lease.get({spec.name!r}, {name!r})`"
+            )
+        self.__dict__[name] = bound
+        return bound
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        grip: Grip = _grips(self)
+        grip.check()
+        placed = grip.member.placed
+        if not placed.local:
+            raise AttributeError(f"{placed.spec.name} lives in a {placed.spec.placement}: set {name!r} through a method of it")
+        setattr(placed.env, name, value)
+
+    def __repr__(self) -> str:
+        grip: Grip = _grips(self)
+        return f"<{grip.member.pool.spec.name} lent to {grip.lease.holder}{'' if grip.why is None else ', over'}>"
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return _grips(self).member.pool.spec.cls or Facade
+
+
+def _grips(facade: Facade) -> Grip:
+    grip: Grip = object.__getattribute__(facade, _KEPT)
+    return grip
+
+
+def _local(grip: Grip, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if grip.why is not None:
+            raise WorldError(grip.why)
+        grip.busy += 1
+        try:
+            value = function(*args, **kwargs)
+        except Exception:
+            raise
+        except BaseException:
+            # Its thread was told to stop in the middle (this may not be the loop's): the instance is closed when it comes back.
+            grip.end(f"a call of {grip.member.pool.spec.name}.{name} was stopped; the environment is closed")
+            raise
+        finally:
+            grip.busy -= 1
+            grip.beat = time.monotonic()
+        return grip.call(name, value) if inspect.isawaitable(value) else value
+
+    return call
+
+
+def _remote(grip: Grip, name: str) -> Callable[..., Any]:
+    home = grip.member.pool.home_thread
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if grip.why is not None:
+            raise WorldError(grip.why)
+        coroutine = grip.call(name, grip.member.placed.call(name, args, kwargs))
+        return coroutine if threading.get_ident() == home else grip.wait_for(coroutine)
+
+    return call
+
+
+def _is_method(grip: Grip, name: str) -> bool:
+    """Methods are told from attributes by the class; a function that builds environments does not say, so all are methods."""
+    cls = grip.member.pool.spec.cls
+    if cls is None:
+        return True
+    value = inspect.getattr_static(cls, name, None)
+    return callable(value) or isinstance(value, staticmethod | classmethod)
+
+
+def _close(grip: Grip) -> None:
+    """The chain says that it is done with the environment for good: it is closed, not lent again."""
+    loop = grip.member.pool.loop
+    why = f"{grip.member.pool.spec.name} was closed by its chain"
+    grip.end(why)
+    loop.call_soon_threadsafe(grip.member.pool.retire, grip.member)

@@ -1,0 +1,188 @@
+"""A control group per session where one can be had: cgroup v2, or v1's memory and pids hierarchies.
+
+`find` makes one parent group by really trying, and returns None where that is not allowed; a session's group is a directory in it
+with a memory and a process limit. The directories are held by descriptor, so that they stay reachable after the server has left the
+host's file system. The warden removes the parent when the server is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+
+_MB = 1 << 20
+
+
+def _write(path: str, text: str, dir_fd: int | None = None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+@dataclass
+class Cgroups:
+    """`parents`: hierarchy ("v2", "memory", "pids") -> (path, descriptor) of our own group in it."""
+
+    parents: dict[str, tuple[str, int]]
+    memory_mb: int
+    processes: int
+
+    def make(self, name: str) -> None:
+        for kind, (_, fd) in self.parents.items():
+            os.mkdir(name, dir_fd=fd)
+            memory, processes = str(self.memory_mb * _MB), str(self.processes + 1)
+            if kind in ("v2", "memory"):
+                _write(f"{name}/{'memory.max' if kind == 'v2' else 'memory.limit_in_bytes'}", memory, fd)
+            if kind == "v2":
+                with contextlib.suppress(OSError):  # no swap accounting in this kernel
+                    _write(f"{name}/memory.swap.max", "0", fd)
+                _write(f"{name}/memory.oom.group", "1", fd)
+            if kind in ("v2", "pids"):
+                _write(f"{name}/pids.max", processes, fd)
+
+    def join(self, name: str) -> None:
+        """Move the calling process in; what it forks from now on follows."""
+        for _, fd in self.parents.values():
+            _write(f"{name}/cgroup.procs", "0", fd)
+
+    def ran_out_of_memory(self, name: str) -> bool:
+        for kind, file in (("v2", "memory.events"), ("memory", "memory.oom_control")):
+            if kind in self.parents:
+                fd = os.open(f"{name}/{file}", os.O_RDONLY, dir_fd=self.parents[kind][1])
+                try:
+                    found = re.search(rb"^oom_kill (\d+)", os.read(fd, 4096), re.MULTILINE)
+                finally:
+                    os.close(fd)
+                return found is not None and int(found[1]) > 0
+        return False
+
+    def remove(self, name: str) -> bool:
+        """False while the kernel still counts somebody in it: try again later."""
+        for _, fd in self.parents.values():
+            try:
+                os.rmdir(name, dir_fd=fd)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+    def remove_all(self) -> bool:
+        clean = True
+        for path, _ in self.parents.values():
+            clean &= _remove_tree(path)
+        return clean
+
+    def close(self) -> None:
+        for _, fd in self.parents.values():
+            os.close(fd)
+
+
+def _remove_tree(path: str) -> bool:
+    try:
+        for entry in os.scandir(path):
+            if entry.is_dir():
+                os.rmdir(entry.path)
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _own_groups() -> dict[str, str]:
+    """Hierarchy -> the directory of the group this process is in, from mountinfo and /proc/self/cgroup."""
+    mounted: dict[str, tuple[str, str]] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            root, point = left.split()[3:5]
+            kind, _, options = right.split()[:3]
+            if kind == "cgroup2":
+                mounted[""] = root, point
+            elif kind == "cgroup":
+                for controller in options.split(","):
+                    mounted[controller] = root, point
+    found = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            for controller in controllers.split(","):
+                if controller in mounted:
+                    root, point = mounted[controller]
+                    inner = "/" + os.path.relpath(path, root) if path.startswith(root) else path
+                    found[controller or "v2"] = os.path.normpath(point + "/" + inner)
+    return found
+
+
+def _sweep(parent: str) -> None:
+    """Remove the empty groups of servers that were killed together with their warden."""
+    for name in os.listdir(parent):
+        owner = re.fullmatch(r"agentfly-(\d+)", name)
+        if owner and not os.path.exists(f"/proc/{owner[1]}"):
+            _remove_tree(f"{parent}/{name}")
+
+
+def _try_v2(own: str) -> str | None:
+    """Our group beside or below our own, where the controllers already flow down and we may write."""
+    place = own
+    while place.startswith("/sys/fs/cgroup"):
+        try:
+            with open(f"{place}/cgroup.subtree_control") as file:
+                flows = {"memory", "pids"} <= set(file.read().split())
+            if flows:
+                path = f"{place}/agentfly-{os.getpid()}"
+                _sweep(place)
+                os.mkdir(path)
+                try:
+                    _write(f"{path}/cgroup.subtree_control", "+memory +pids")
+                except OSError:
+                    os.rmdir(path)
+                    raise
+                return path
+        except OSError:
+            if place == own and not os.access(place, os.W_OK):
+                return None
+        place = os.path.dirname(place)
+    return None
+
+
+def find(memory_mb: int, processes: int) -> Cgroups | None:
+    """Groups that work, seen by moving a process into one and back out by ending it."""
+    paths: dict[str, str] = {}
+    try:
+        own = _own_groups()
+        if "memory" in own and "pids" in own:
+            for kind in ("memory", "pids"):
+                path = f"{own[kind]}/agentfly-{os.getpid()}"
+                _sweep(own[kind])
+                os.mkdir(path)
+                paths[kind] = path
+        elif "v2" in own and (path_v2 := _try_v2(own["v2"])):
+            paths["v2"] = path_v2
+        if not paths:
+            return None
+        groups = Cgroups({kind: (path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for kind, path in paths.items()}, memory_mb, processes)
+        groups.make("probe")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                groups.join("probe")
+            except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happens
+                os._exit(1)
+            os._exit(0)
+        joined = os.waitpid(pid, 0)[1] == 0
+        groups.remove("probe")
+        if joined:
+            return groups
+        groups.close()
+    except (OSError, ValueError):
+        paths = dict(paths)
+    for path in paths.values():
+        _remove_tree(path)
+    return None

@@ -1,0 +1,226 @@
+"""The inside of a session: reads cells from its socket, runs them like a notebook, replies. Runs behind the walls of `jail`.
+
+A frame is four bytes of length and JSON. In: {"id", "code"}. Out: {"id", "stdout", "stderr", "value", "error", "images"}. One
+`__main__` module lives as long as the session. File descriptors 1 and 2 are memory files, so whatever writes to them, at whatever
+level, is captured in order, cut in the middle, and cannot break a frame. Nothing here is trusted by the host.
+"""
+
+import ast
+import base64
+import builtins
+import fcntl
+import io
+import json
+import linecache
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+import types
+from typing import Any
+
+MAX_IMAGES, MAX_IMAGE_BYTES = 4, 1_500_000
+
+
+def cut(text: str, limit: int, total: int | None = None) -> str:
+    """The beginning and the end of a long text, and how much is missing between."""
+    if len(text) <= limit and total is None:
+        return text
+    head = limit * 2 // 3
+    missing = (len(text) if total is None else total) - limit
+    return f"{text[:head]}\n[... {missing:,} characters left out ...]\n{text[len(text) - (limit - head) :]}"
+
+
+class Capture:
+    """A memory file behind a descriptor. It is made before the system call filter forbids making more."""
+
+    def __init__(self, target: int, limit: int) -> None:
+        self.target, self.limit = target, limit
+        made = os.memfd_create("output")
+        self.kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 100)
+        os.close(made)
+        fcntl.fcntl(self.kept, fcntl.F_SETFL, os.O_APPEND)
+        os.dup2(self.kept, target)
+        self.inode = os.fstat(self.kept).st_ino
+
+    def take(self) -> str:
+        """What was written since the last call; a cell that closed or replaced the descriptor gets it back."""
+        size = os.fstat(self.kept).st_size
+        text = ""
+        if size > 4 * self.limit:
+            raw_head, raw_tail = os.pread(self.kept, 4 * self.limit, 0), os.pread(self.kept, 4 * self.limit, size - 4 * self.limit)
+            text = raw_head.decode("utf-8", "replace")[: self.limit] + raw_tail.decode("utf-8", "replace")[-self.limit :]
+            text = cut(text, self.limit, size)
+        elif size:
+            text = cut(os.pread(self.kept, size, 0).decode("utf-8", "replace"), self.limit)
+        if size:
+            os.ftruncate(self.kept, 0)
+        try:
+            lost = os.fstat(self.target).st_ino != self.inode
+        except OSError:
+            lost = True
+        if lost:
+            os.dup2(self.kept, self.target)
+        return text
+
+
+def no_input(prompt: object = "", /) -> str:
+    raise RuntimeError("input() does not work here, nobody is there to answer: put the value into the code")
+
+
+class Session:
+    def __init__(self, channel: socket.socket, output_chars: int) -> None:
+        self.channel = channel
+        self.limit = output_chars
+        self.pid = os.getpid()
+        self.running = False
+        self.count = 0
+        self.captures = [Capture(1, output_chars), Capture(2, output_chars)]
+        self.streams = [self.stream(1), self.stream(2)]
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self.streams
+        sys.stdin = sys.__stdin__ = open(os.devnull)  # noqa: SIM115 - for the session's life
+        builtins.input = no_input
+        main = types.ModuleType("__main__")
+        self.names = vars(main)
+        self.names["__builtins__"] = builtins
+        sys.modules["__main__"] = main
+        signal.signal(signal.SIGINT, self.interrupt)
+
+    @staticmethod
+    def stream(target: int) -> io.TextIOWrapper:
+        raw = io.BufferedWriter(io.FileIO(target, "w", closefd=False))
+        return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+    def interrupt(self, number: int, frame: types.FrameType | None) -> None:
+        if self.running and os.getpid() == self.pid:
+            raise KeyboardInterrupt
+
+    def serve(self) -> None:
+        self.send({"id": 0})
+        while (cell := self.read()) is not None:
+            reply = self.run(cell["code"])
+            if os.getpid() != self.pid:
+                os._exit(0)  # the cell forked and its child came back here
+            self.send({"id": cell["id"], **reply})
+
+    def send(self, reply: dict[str, Any]) -> None:
+        data = json.dumps(reply).encode()
+        self.channel.sendall(struct.pack(">I", len(data)) + data)
+
+    def read(self) -> Any:
+        header = self.receive(4)
+        body = self.receive(struct.unpack(">I", header)[0]) if header else None
+        return json.loads(body) if body else None
+
+    def receive(self, count: int) -> bytes | None:
+        parts = []
+        while count:
+            part = self.channel.recv(min(count, 1 << 18))
+            if not part:
+                return None
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def run(self, code: str) -> dict[str, Any]:
+        self.count += 1
+        name = f"<cell {self.count}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        value: str | None = None
+        error: str | None = None
+        images: list[str] = []
+        try:
+            try:
+                steps = self.compile(code, name)
+                self.running = True
+                result: Any = None
+                for step in steps:
+                    result = eval(step, self.names)
+                if result is not None:
+                    self.names["_"] = result
+                    value = cut(str.__str__(repr(result)), self.limit)
+                if "matplotlib.pyplot" in sys.modules:
+                    images = self.figures()
+            finally:
+                self.running = False
+        except KeyboardInterrupt:
+            error = "KeyboardInterrupt: the cell was interrupted"
+        except SystemExit as stop:
+            error = f"SystemExit: {self.word(stop.code)} (the session goes on)"
+        except BaseException as raised:  # noqa: BLE001 - a session outlives whatever a cell raises
+            error = self.explain(raised)
+        error = self.flush(error)
+        stdout, stderr = (capture.take() for capture in self.captures)
+        return {"stdout": stdout, "stderr": stderr, "value": value, "error": error, "images": images}
+
+    @staticmethod
+    def compile(code: str, name: str) -> list[types.CodeType]:
+        """The statements, and the last expression on its own so that its value can be shown."""
+        tree = ast.parse(code, name)
+        last = tree.body[-1] if tree.body else None
+        if not isinstance(last, ast.Expr):
+            return [compile(tree, name, "exec", dont_inherit=True)]
+        tree.body.pop()
+        shown = compile(ast.Expression(last.value), name, "eval", dont_inherit=True, flags=_future_flags(tree))
+        return [compile(tree, name, "exec", dont_inherit=True), shown] if tree.body else [shown]
+
+    def flush(self, error: str | None) -> str | None:
+        for stream, own in zip((sys.stdout, sys.stderr), self.streams, strict=True):
+            try:
+                stream.flush()
+                if own is not stream and not own.closed:
+                    own.flush()
+            except BaseException as failure:  # noqa: BLE001 - the stream may be anything by now
+                error = error or f"{type(failure).__name__}: writing the output failed"
+        if self.streams[0].closed or self.streams[1].closed:
+            self.streams = [self.stream(1), self.stream(2)]
+            sys.stdout, sys.stderr = self.streams
+        return error
+
+    @staticmethod
+    def word(thing: object) -> str:
+        try:
+            return str(thing)[:2000]
+        except BaseException:  # noqa: BLE001 - its __str__ raised
+            return type(thing).__name__
+
+    def explain(self, error: BaseException) -> str:
+        """A short traceback: only the cells' own lines, the last few of them."""
+        try:
+            what = "".join(traceback.format_exception_only(type(error), error)).strip()
+            if isinstance(error, SyntaxError) and (error.filename or "").startswith("<cell"):
+                return cut(what, self.limit)
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith("<cell")]
+            where = "".join(f"  {frame.filename} line {frame.lineno}, in {frame.name}: {frame.line}\n" for frame in frames[-5:])
+            return cut(f"Traceback:\n{where}{what}" if where else what, self.limit)
+        except BaseException:  # noqa: BLE001 - its __str__ raised
+            return type(error).__name__
+
+    def figures(self) -> list[str]:
+        """Open matplotlib figures as PNG, and closed."""
+        plots = sys.modules["matplotlib.pyplot"]
+        made = []
+        for number in plots.get_fignums()[:MAX_IMAGES]:
+            picture = io.BytesIO()
+            plots.figure(number).savefig(picture, format="png")
+            if picture.tell() <= MAX_IMAGE_BYTES:
+                made.append(base64.b64encode(picture.getvalue()).decode())
+        plots.close("all")
+        return made
+
+
+def _future_flags(tree: ast.Module) -> int:
+    """`from __future__` at the top of the cell holds for its last expression as well."""
+    import __future__
+
+    flags = 0
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            for alias in node.names:
+                feature = getattr(__future__, alias.name, None)
+                flags |= feature.compiler_flag if feature else 0
+    return flags
+
+

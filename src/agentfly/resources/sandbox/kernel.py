@@ -1,0 +1,141 @@
+"""The system calls a sandbox is made of, through ctypes: no external binary, no compiled extension.
+
+Every function either does what its name says or raises OSError with the call's name in it. Linux only; the numbers are those of
+x86_64 and aarch64, any other machine is refused by `machine()`. This file imports nothing of AgentFly: it runs in the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+NEW_NS, NEW_CGROUP, NEW_UTS, NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
+PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 28, 36, 38
+
+# name: (x86_64, aarch64)
+_NUMBERS = {
+    "pivot_root": (155, 41),
+    "capset": (126, 91),
+    "mount_setattr": (442, 442),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+}
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def machine() -> str:
+    """`x86_64` or `aarch64`; OSError elsewhere."""
+    found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if platform.system() != "Linux" or found not in ("x86_64", "aarch64"):
+        raise OSError(f"the sandbox needs Linux on x86_64 or aarch64, this is {platform.system()} on {found}")
+    return found
+
+
+def number(name: str) -> int:
+    return _NUMBERS[name][0 if machine() == "x86_64" else 1]
+
+
+def _check(name: str, result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+def syscall(name: str, *arguments: object) -> int:
+    wide = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    return _check(name, int(_libc.syscall(ctypes.c_long(number(name)), *wide)))
+
+
+def unshare(flags: int) -> None:
+    _check("unshare", _libc.unshare(ctypes.c_int(flags)))
+
+
+def setns(fd: int, kind: int) -> None:
+    _check("setns", _libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+
+
+def sethostname(name: str) -> None:
+    raw = name.encode()
+    _check("sethostname", _libc.sethostname(ctypes.c_char_p(raw), ctypes.c_size_t(len(raw))))
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    def raw(text: str | None) -> ctypes.c_char_p:
+        return ctypes.c_char_p(os.fsencode(text) if text is not None else None)
+
+    result = _libc.mount(raw(source), raw(target), raw(kind), ctypes.c_ulong(flags), raw(options))
+    _check(f"mount {kind or ''} on {target}", result)
+
+
+def detach(target: str) -> None:
+    _check(f"umount {target}", _libc.umount2(ctypes.c_char_p(os.fsencode(target)), ctypes.c_int(MNT_DETACH)))
+
+
+def pivot_root(new: str, old: str) -> None:
+    syscall("pivot_root", ctypes.c_char_p(os.fsencode(new)), ctypes.c_char_p(os.fsencode(old)))
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (("set", ctypes.c_uint64), ("clear", ctypes.c_uint64), ("propagation", ctypes.c_uint64), ("userns", ctypes.c_uint64))
+
+
+def restrict_mount(target: str, flags: int) -> None:
+    """Add MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC to a mount and to all below it (before Linux 5.12: to it alone)."""
+    attributes = _MountAttributes(set=flags)  # the four flags have the same bits in both interfaces
+    try:
+        syscall(
+            "mount_setattr", _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE, ctypes.byref(attributes), 32
+        )
+    except OSError as error:
+        if error.errno != 38:
+            raise
+        kept = os.statvfs(target).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+        kept = kept & 15 | (1 << 10 if kept & 1024 else 0) | (1 << 11 if kept & 2048 else 0)
+        mount(None, target, None, MS_REMOUNT | MS_BIND | kept | flags)
+
+
+def bind(source: str, target: str, flags: int) -> None:
+    mount(source, target, None, MS_BIND | MS_REC)
+    restrict_mount(target, flags)
+
+
+def prctl(option: int, first: int = 0, second: object = 0) -> None:
+    last = ctypes.c_ulong(second) if isinstance(second, int) else second
+    _check(f"prctl({option})", _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(first), last, ctypes.c_ulong(0), ctypes.c_ulong(0)))
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+_NO_CAPS = (_CapHeader(0x20080522, 0), (ctypes.c_uint32 * 6)())
+
+
+def drop_capabilities(last: int) -> None:
+    """All sets empty, and nothing that could fill them again: not the bounding set, not being uid 0."""
+    for capability in range(last + 1):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 and ctypes.get_errno() == 1:
+            break  # no CAP_SETPCAP: there is nothing to drop
+    else:
+        prctl(PR_SET_SECUREBITS, 0x2F)  # noroot, no setuid fixup, keep-caps locked off
+    syscall("capset", ctypes.byref(_NO_CAPS[0]), ctypes.byref(_NO_CAPS[1]))
+
+
+def last_capability() -> int:
+    try:
+        with open("/proc/sys/kernel/cap_last_cap") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 40

@@ -1,0 +1,119 @@
+"""The system call filter of a session, assembled by hand as classic BPF.
+
+A deny list by name over both machines' numbers: what reaches into other processes, the kernel, mounts, namespaces, the network, or
+memory that no limit counts is refused with EPERM; calls newer than the table, and `clone3`, whose flags a filter cannot read, are
+ENOSYS, so that libraries fall back. A few calls are refused by argument (TABLE at the end). `program()` builds the filter once, in
+the server; `install` puts it on for good. A wrong architecture (32-bit calls on a 64-bit kernel) kills.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from .kernel import PR_SET_SECCOMP, machine, prctl
+
+# name: (x86_64, aarch64), -1 where the machine does not have it
+DENIED: dict[str, tuple[int, int]] = {
+    # mounts, namespaces, roots
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
+    "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "statmount": (457, 457), "listmount": (458, 458),
+    "quotactl": (179, 60), "quotactl_fd": (443, 443), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89),
+    # other processes
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440),
+    "process_mrelease": (448, 448), "kcmp": (312, 272), "pidfd_getfd": (438, 438), "migrate_pages": (256, 238),
+    "move_pages": (279, 239), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "ioprio_set": (251, 30), "mbind": (237, 235), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
+    # the kernel itself
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "keyctl": (250, 219), "add_key": (248, 217),
+    "request_key": (249, 218), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
+    "finit_module": (313, 273), "delete_module": (176, 106), "create_module": (174, -1), "get_kernel_syms": (177, -1),
+    "query_module": (178, -1), "reboot": (169, 142), "syslog": (103, 116), "settimeofday": (164, 170),
+    "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "sethostname": (170, 161),
+    "setdomainname": (171, 162), "nfsservctl": (180, 42), "vhangup": (153, 58), "lookup_dcookie": (212, 18), "iopl": (172, -1),
+    "ioperm": (173, -1), "modify_ldt": (154, -1), "uselib": (134, -1), "ustat": (136, -1), "sysfs": (139, -1),
+    "_sysctl": (156, -1), "personality": (135, 92), "seccomp": (317, 277), "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446), "lsm_set_self_attr": (460, 460),
+    "vmsplice": (278, 75),
+    # memory and queues that rlimits do not count
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189), "semget": (64, 190), "semctl": (66, 191),
+    "semtimedop": (220, 192), "semop": (65, 193), "mq_open": (240, 180), "mq_unlink": (241, 181),
+    # the network: a session has pipes and socket pairs, nothing else
+    "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
+}  # fmt: skip
+CLONE3 = 435
+NEWEST = 462
+_ARGUMENT_CALLS = {
+    "clone": (56, 220), "socketpair": (53, 199), "ioctl": (16, 29), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
+    "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
+}  # fmt: skip
+_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_EPERM, _ENOSYS = 1, 38
+_LD, _JEQ, _JGT, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
+_CLONE_REFUSED = 0x7E020000 | 0x8000  # every CLONE_NEW* and CLONE_PARENT
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def _op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, yes, no, value)
+
+
+def _argument(index: int) -> bytes:
+    return _op(_LD, 16 + 8 * index)
+
+
+def _on(call: int, body: list[bytes]) -> list[bytes]:
+    """`body`, which ends in a return, when the number that is loaded is `call`."""
+    return [_op(_JEQ, call, 0, len(body)), *body] if call >= 0 else []
+
+
+def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False) -> bytes:
+    """The filter as bytes. `lone_pid`: signals only to this process (where no PID namespace and no Landlock scope fences them).
+    `keep_session`: no setsid, setpgid, and no look at or change of another process's limits and priority (no PID namespace)."""
+    column = 0 if arch == "x86_64" else 1
+    calls = {name: numbers[column] for name, numbers in _ARGUMENT_CALLS.items()}
+    refuse, allow = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW)
+    code = [
+        _op(_LD, 4), _op(_JEQ, _ARCH[arch], 1, 0), _op(_RET, _KILL),
+        _op(_LD, 0), _op(_JGT, NEWEST, 0, 1), _op(_RET, _ERRNO | _ENOSYS),  # x32 calls have a high bit, so they end here too
+        *_on(CLONE3, [_op(_RET, _ERRNO | _ENOSYS)]),
+    ]  # fmt: skip
+    for numbers in DENIED.values():
+        code += _on(numbers[column], [refuse])
+    code += _on(calls["clone"], [_argument(0), _op(_JSET, _CLONE_REFUSED, 0, 1), refuse, allow])
+    code += _on(calls["ioctl"], [_argument(1), _op(_JEQ, _TIOCSTI, 1, 0), _op(_JEQ, _TIOCLINUX, 0, 1), refuse, allow])
+    # Only stream pairs: a datagram socket of a pair could still send to any address.
+    code += _on(
+        calls["socketpair"],
+        [_argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow],
+    )
+    if keep_session:
+        code += _on(calls["setsid"], [refuse]) + _on(calls["setpgid"], [refuse])
+        code += _on(calls["prlimit64"], [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow])
+        code += _on(calls["setpriority"], [refuse])
+        code += _on(calls["sched_setaffinity"], [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow])
+    if lone_pid is not None:
+        for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
+            code += _on(calls[name], [_argument(0), _op(_JEQ, lone_pid, 1, 0), refuse, allow])
+        code += _on(calls["tkill"], [refuse]) + _on(calls["pidfd_send_signal"], [refuse])
+    return b"".join([*code, allow])
+
+
+def program(lone_pid: int | None = None, keep_session: bool = False) -> _Program:
+    code = assemble(machine(), lone_pid, keep_session)
+    return _Program(len(code) // 8, code)
+
+
+def install(filter_program: _Program) -> None:
+    """For this process and all it starts, for good; PR_SET_NO_NEW_PRIVS must be on."""
+    prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_program))

@@ -1,0 +1,426 @@
+"""The fork server: a warden, and under it the process that forks sessions. Started by the host, not imported by it.
+
+    host -- control socket --> server (process 1 of its own PID namespace) --> sessions, each with a socket of its own to the host
+      `---- started --> warden, which waits for the host or the server to end, ends the other, and tidies up
+
+Control messages are JSON packets. In: {"op": "new", "id"} with the session's socket attached, {"op": "int", "id"}, {"op": "kill",
+"id"}. Out: {"op": "up", ...} or {"op": "down", "error"} once, {"op": "int", "id"} when a signal has been sent, {"op": "exit", "id",
+"code", "cpu_s", "oom", "why", "error"}. End of file on the control socket ends everything. The server's environment is what the host
+gave it, which holds no secrets; sessions get no descriptor but their own socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from typing import Any, NoReturn
+
+from . import cgroup, jail, kernel, landlock
+from .child import Session
+from .watchdog import Watchdog, disk_use
+
+SWEEP_S = 0.2
+PRELOAD = ("ast", "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "math")
+PRELOAD += ("operator", "random", "re", "statistics", "string", "textwrap", "time", "typing", "dataclasses", "enum", "subprocess")
+
+
+class Server:
+    def __init__(self, control: socket.socket, config: dict[str, Any], walls: jail.Walls) -> None:
+        self.control, self.config, self.walls = control, config, walls
+        self.pids: dict[int, int] = {}  # session id -> pid
+        self.sessions: dict[int, int] = {}  # pid -> session id
+        self.reasons: dict[int, str] = {}
+        self.rubbish: list[str] = []
+        self.namespaces = walls.tier == "namespace"
+        self.own_space = -1
+        self.proc_fd: int | None = None
+        self.watchdog: Watchdog | None = None
+
+    # ---- getting ready ----
+
+    def prepare(self) -> None:
+        """Preload, then leave the host's world. Whatever fails here means: this tier cannot be had."""
+        sys.path += [path for path in self.config["site"] if path not in sys.path]
+        for name in PRELOAD:
+            importlib.import_module(name)
+        for name in self.config["preload"]:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        self.walls.last_capability = kernel.last_capability()
+        paths = jail.visible_paths([*(path for path in self.config["site"] if os.path.isdir(path)), *self.config["visible"]])
+        if self.namespaces:
+            self.own_space = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            kernel.unshare(kernel.NEW_NS | kernel.NEW_NET | kernel.NEW_UTS | kernel.NEW_IPC | kernel.NEW_CGROUP)
+            kernel.sethostname("sandbox")
+            self.walls.proc = jail.build_root(paths)
+            if self.walls.proc:
+                self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
+            self.walls.proc_options = self.find_proc_options()
+        else:
+            self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
+            self.walls.read = paths
+            jail.landlock_scopes = landlock.abi() >= landlock.SCOPED_ABI
+            if self.walls.tier == "landlock" and not landlock.abi():
+                raise OSError("this kernel has no Landlock")
+        if not self.namespaces or not self.walls.cgroups:
+            limits = self.config["limits"]
+            self.watchdog = Watchdog(self.proc_fd, limits["memory_mb"], limits["processes"], self.namespaces)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        if self.proc_fd is not None:
+            with open(os.open("self/statm", os.O_RDONLY, dir_fd=self.proc_fd)) as file:
+                size, resident, shared, *_ = map(int, file.read().split())
+            self.walls.base_size = size * os.sysconf("SC_PAGE_SIZE")
+            self.base_mb = (resident - shared) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        else:
+            self.walls.base_size, self.base_mb = 256 << 20, 16.0
+
+    def find_proc_options(self) -> str:
+        """`subset=pid` shows a session its own processes and nothing of the machine; kernels before 5.8 do not know it."""
+        for options in ("subset=pid", ""):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    kernel.unshare(kernel.NEW_NS)
+                    kernel.mount("proc", "/proc", "proc", kernel.MS_RDONLY, options)
+                except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happens
+                    os._exit(1)
+                os._exit(0)
+            if os.waitpid(pid, 0)[1] == 0:
+                return options
+        return ""
+
+    # ---- the loop ----
+
+    def serve(self) -> None:
+        wake, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self.control.fileno(), select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        self.private = (wake, signalled)
+        self.send({"op": "up", **self.facts()})
+        sweep_at = time.monotonic() + SWEEP_S
+        while True:
+            ready = poller.poll(SWEEP_S * 1000 if self.watchdog or self.rubbish else None)
+            for fd, _ in ready:
+                if fd == wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake, 4096)
+                    self.reap()
+                elif not self.command():
+                    return
+            if self.rubbish or self.watchdog:
+                now = time.monotonic()
+                if now >= sweep_at:
+                    self.sweep()
+                    sweep_at = now + SWEEP_S + 20 * (time.monotonic() - now)  # never more than a twentieth of the time
+
+    def facts(self) -> dict[str, Any]:
+        walls = self.walls
+        return {
+            "cgroup": walls.cgroups is not None,
+            "own_uid": walls.uids is not None,
+            "proc": walls.proc,
+            "landlock": landlock.abi(),
+            "scoped": jail.landlock_scopes,
+        }
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.control.send(json.dumps(message).encode())
+
+    def command(self) -> bool:
+        data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(4))
+        if not data:
+            return False
+        message = json.loads(data)
+        session = message["id"]
+        if message["op"] == "new":
+            (_, _, raw), *_ = ancillary
+            self.start(session, struct.unpack("i", raw)[0])
+        elif message["op"] == "int":
+            if session in self.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pids[session], signal.SIGINT)  # the session leads its group: what it runs hears it too
+            self.send({"op": "int", "id": session})
+        elif message["op"] == "kill" and session in self.pids:
+            self.kill(session)
+        return True
+
+    def start(self, session: int, fd: int) -> None:
+        pid = None
+        try:
+            if self.walls.cgroups:
+                self.walls.cgroups.make(f"s{session}")
+            if self.namespaces:
+                kernel.unshare(kernel.NEW_PID)  # the next child is process 1 of a new namespace: one fork, not two
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    self.become(session, fd)
+            finally:
+                if self.namespaces and pid != 0:
+                    kernel.setns(self.own_space, kernel.NEW_PID)
+        except OSError as error:
+            self.discard(session)
+            self.send({"op": "exit", "id": session, "code": 0, "cpu_s": 0, "oom": False, "why": None, "error": str(error)})
+        finally:
+            os.close(fd)
+        if pid:
+            self.pids[session], self.sessions[pid] = pid, session
+
+    def become(self, session: int, fd: int) -> NoReturn:
+        """In the forked child: put up the walls, then be the session until it ends."""
+        code = 1
+        try:
+            channel = socket.socket(fileno=fd)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            for private in (*self.private, self.own_space, self.proc_fd):
+                if private is not None and private >= 0:
+                    os.close(private)
+            self.control.close()
+            try:
+                getattr(jail, f"enter_{self.walls.tier}")(self.walls, session)
+                sys.argv[:] = [""]
+                sys.path.insert(0, "")
+                if "numpy" in sys.modules:
+                    sys.modules["numpy"].random.seed()  # or all sessions would draw the same numbers
+                inside = Session(channel, self.config["limits"]["output_chars"])
+                jail.lock(self.walls)
+            except OSError as error:
+                body = json.dumps({"id": 0, "error": str(error)}).encode()
+                channel.sendall(struct.pack(">I", len(body)) + body)
+                os._exit(1)
+            gc.enable()
+            inside.serve()
+            code = 0
+        except BaseException:  # noqa: BLE001 - nothing may return into the server's loop
+            code = 1
+        finally:
+            os._exit(code)
+
+    # ---- ends ----
+
+    def kill(self, session: int) -> None:
+        leader = self.pids[session]
+        pids = [leader]
+        if not self.namespaces and self.watchdog:
+            pids = self.watchdog.members([leader])[leader]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            session = self.sessions.pop(pid, None)
+            if session is None:
+                continue  # an orphan of a session, handed to us
+            if not self.namespaces:
+                self.kill(session)  # the leader is gone; what it left behind goes now
+            del self.pids[session]
+            oom = False
+            if self.walls.cgroups:
+                with contextlib.suppress(OSError):
+                    oom = self.walls.cgroups.ran_out_of_memory(f"s{session}")
+            self.discard(session)
+            self.send(
+                {
+                    "op": "exit",
+                    "id": session,
+                    "code": os.waitstatus_to_exitcode(status),
+                    "cpu_s": usage.ru_utime + usage.ru_stime,
+                    "oom": oom,
+                    "why": self.reasons.pop(session, None),
+                    "error": None,
+                }
+            )
+
+    def discard(self, session: int) -> None:
+        """The session's directory and cgroup; what is still busy is tried again later."""
+        name = f"s{session}"
+        gone = self.walls.cgroups is None or self.walls.cgroups.remove(name)
+        if self.walls.directory:
+            shutil.rmtree(f"{self.walls.directory}/{name}", ignore_errors=True)
+            gone = gone and not os.path.exists(f"{self.walls.directory}/{name}")
+        if not gone:
+            self.rubbish.append(name)
+
+    def sweep(self) -> None:
+        rubbish, self.rubbish = self.rubbish, []
+        for name in rubbish:
+            self.discard(int(name[1:]))
+        if not self.watchdog:
+            return
+        guilty = self.watchdog.offenders(self.sessions, self.base_mb)
+        if self.walls.directory:
+            limits = self.config["limits"]
+            for session in self.pids:
+                size, count = disk_use(f"{self.walls.directory}/s{session}")
+                if size > limits["disk_mb"] << 20 or count > limits["inodes"]:
+                    guilty[session] = f"it wrote more than {limits['disk_mb']} MB or {limits['inodes']} files"
+            if self.walls.uids is None:
+                me = os.getuid()
+                pids = self.watchdog.pids()
+                self.walls.user_processes = sum(_owner(pid, self.watchdog) == me for pid in pids)
+        for session, why in guilty.items():
+            self.reasons[session] = why
+            self.kill(session)
+
+
+def _owner(pid: int, watchdog: Watchdog) -> int | None:
+    try:
+        return os.stat(str(pid), dir_fd=watchdog.proc_fd).st_uid
+    except OSError:
+        return None
+
+
+# ---- the warden ----
+
+
+def _map_self(uid: int, gid: int) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def open_namespaces() -> tuple[int, int] | None:
+    """A PID namespace for the server; as root directly, otherwise inside a new user namespace. Gives the sessions' user ids."""
+    uids = jail.own_uids()
+    if uids is not None:
+        try:
+            kernel.unshare(kernel.NEW_PID)
+        except OSError:  # root without the right to: be nobody, and try as any user would
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        else:
+            return uids
+    uid, gid = os.getuid(), os.getgid()
+    kernel.unshare(kernel.NEW_USER | kernel.NEW_PID)
+    _map_self(uid, gid)
+    return None
+
+
+def fork_server(control: socket.socket, config: dict[str, Any], walls: jail.Walls) -> int:
+    """The server as a child; its failure to get ready goes to the host as a sentence."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        server = Server(control, config, walls)
+        try:
+            server.prepare()
+        except OSError as error:
+            server.send({"op": "down", "error": str(error)})
+            os._exit(1)
+        server.serve()
+        code = 0
+    except BrokenPipeError:
+        code = 0  # the host is gone
+    finally:
+        if code:
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def watch(host: int, server: int) -> None:
+    """Until the host or the server ends. The host is watched as a process: a parent-death signal would follow its thread."""
+    ends = select.poll()
+    mine = os.pidfd_open(server)
+    ends.register(mine, select.POLLIN)
+    theirs = None
+    with contextlib.suppress(OSError):
+        theirs = os.pidfd_open(host)
+        ends.register(theirs, select.POLLIN)
+    while os.getppid() == host and not ends.poll(None if theirs is not None else 1000):
+        continue
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGKILL)
+
+
+def end_children() -> None:
+    """Kill and reap until nobody is left: orphans of the server come to us."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{int(name)}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+                if parent == os.getpid():
+                    os.kill(int(name), signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    control = socket.socket(fileno=config["fd"])
+    os.setsid()  # a Ctrl-C at the terminal is for the host
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limits = config["limits"]
+    kept = {name: limits[name] for name in ("memory_mb", "disk_mb", "inodes", "processes", "cpu_s", "files")}
+    walls = jail.Walls(tier=config["tier"], **kept)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        kernel.machine()
+        if config["cgroup"] and walls.tier != "process":
+            # Above RLIMIT_AS and the tmpfs together, so that a memory bomb meets MemoryError before the kernel's killer.
+            walls.cgroups = cgroup.find(limits["memory_mb"] + limits["disk_mb"] + 64, limits["processes"])
+        if walls.tier == "namespace":
+            walls.uids = open_namespaces()
+        else:
+            walls.uids = jail.own_uids() if walls.tier == "landlock" else None
+            walls.directory = tempfile.mkdtemp(prefix="agentfly-sandbox-")
+            os.chmod(walls.directory, 0o711)
+        server = fork_server(control, config, walls)
+    except OSError as error:
+        control.send(json.dumps({"op": "down", "error": str(error)}).encode())
+        server = 0
+    control.close()
+    if server:
+        watch(config["host"], server)
+    end_children()
+    tidy(walls)
+
+
+def tidy(walls: jail.Walls) -> None:
+    if walls.directory:
+        shutil.rmtree(walls.directory, ignore_errors=True)
+    if walls.cgroups:
+        deadline = time.monotonic() + 5  # the kernel empties a group a moment after its last process
+        while not walls.cgroups.remove_all() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()
