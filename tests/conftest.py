@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(autouse=True)
 def built_in_names_mean_the_built_ins() -> None:
-    """A test module that decorates its own `multiply` shadows the built-in one; no test may depend on which module came first."""
+    """A test module with a `multiply` of its own shadows the built-in one; no test may depend on which module came first."""
     for kind, registered in plugins._registered.items():
         for name in plugins.BUILTIN.get(kind, {}):
             registered.pop(name, None)

@@ -162,6 +162,28 @@ def test_a_step_that_overlapped_a_change_of_weights_leaves_nothing_behind():
     assert close_to(row.logprobs, full_logprobs(model, prompt, row.tokens[20:]))
 
 
+def test_weights_published_during_a_step_make_that_step_void():
+    model = make_model()
+    prompt = prompt_of(20)
+
+    async def work(engine):
+        real = engine._batch.model
+
+        def changing(**inputs):
+            out = real(**inputs)
+            if engine.version == 0:
+                change(model)
+                engine.publish(1)
+            return out
+
+        engine._batch.model = changing
+        return await ask(engine, prompt, temperature=0, max_tokens=3)
+
+    done = run(work, model, stop_ids=())
+    assert done.versions == [1, 1, 1]
+    assert close_to(done.logprobs, full_logprobs(model, prompt, done.token_ids))
+
+
 def test_a_model_that_was_rebuilt_is_followed_at_the_next_publish():
     model = make_model()
     prompt = prompt_of(30)

@@ -1,7 +1,8 @@
 """The resource manager: environments are pooled, placed and lent to chains here.
 
-`env` says what an environment is, `placements` where an instance lives, `pool` keeps the instances of one kind, `manager` lends them
-as leases, `controller` decides when a chain may start. Names load late: a worker process imports this package too.
+`env` says what an environment is, `placements` where an instance lives, `pool` keeps the instances of one kind, `manager`
+lends them as leases, `controller` decides when a chain may start. Names load late: a worker process imports this package
+too.
 """
 
 from __future__ import annotations

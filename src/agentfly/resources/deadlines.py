@@ -1,7 +1,8 @@
 """Many deadlines in, one timer of the event loop: what has one is told when it passes.
 
-One heap per owner, with a timer for the next deadline only. Most never come: one that is no longer wanted stays in the heap until it is
-due, or until half of the heap is such. An item has `wanted` and `expire()`; whoever sets `wanted` to False calls `drop_one`.
+One heap per owner, with a timer for the next deadline only. Most never come: one that is no longer wanted stays in the heap
+until it is due, or until half of the heap is such. Times are of `time.monotonic`. An item has `wanted` and `expire()`;
+whoever sets `wanted` to False calls `drop_one`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import time
 from typing import Protocol
 
 
@@ -57,11 +59,11 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._next = when
-        self._timer = self._loop.call_at(when, self._wake)
+        self._timer = self._loop.call_later(when - time.monotonic(), self._wake)
 
     def _wake(self) -> None:
         self._next, self._timer = math.inf, None
-        now = self._loop.time() + 1e-3
+        now = time.monotonic() + 1e-3
         heap = self._heap
         while heap and (heap[0][0] <= now or not heap[0][2].wanted):
             item = heapq.heappop(heap)[2]

@@ -1,9 +1,9 @@
 """What an environment is and what it costs: a class in, the `Spec` of a pool of it out.
 
-An environment is any class with `reset(task)` and `close()`, sync or async, and methods of its own. `Environment` spells out what it
-may declare; a class that is not derived from it may declare the same names, and what it leaves out has the defaults below. `Spec` is
-one kind of environment with the settings of its pool; `spec_of` makes one from a class, a name, a function that builds one, or a
-`Spec`. Nothing is started here.
+An environment is any class with `reset(task)` and `close()`, sync or async, and methods of its own. `Environment` spells
+out what it may declare; a class that is not derived from it may declare the same names, and what it leaves out has the
+defaults below. `Spec` is one kind of environment with the settings of its pool; `spec_of` makes one from a class, a name, a
+function that builds one, or a `Spec`. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Spec:
     `name`                     what messages and metrics call it; the class's name
     `make`, `options`          called with the options to build an instance
     `placement`                "loop", "thread" or "process"; `per_process` instances share one worker process
-    `max`, `min_warm`          the pool's size: at most (left out: 64, or fewer where the budget holds fewer), and at least (started ahead)
+    `max`, `min_warm`          the pool's size: at most (left out: 64, or what the budget holds), and at least
     `idle_s`                   an instance beyond `min_warm` that nobody wanted for so long is closed
     `max_uses`, `max_age_s`, `max_growth_mb`     when an instance is closed and replaced (growth: of a worker process)
     `max_hold_s`, `heartbeat_s`                  when a lease is taken back: held too long, or no sign of life
@@ -120,7 +120,9 @@ class Spec:
         if self.max is not None and self.min_warm > self.max:
             raise ConfigError(f"environment {self.name!r}: min_warm is {self.min_warm}, but max is only {self.max}")
         if not self.reusable and self.max_chains > 1:
-            raise ConfigError(f"environment {self.name!r}: a single-use environment cannot be shared by {self.max_chains} chains")
+            raise ConfigError(
+                f"environment {self.name!r}: a single-use environment cannot be shared by {self.max_chains} chains"
+            )
 
     @property
     def cls(self) -> type | None:
@@ -132,7 +134,9 @@ SETTINGS = tuple(each.name for each in fields(Spec))
 
 
 def spec_of(thing: Any, **settings: Any) -> Spec:
-    """The spec of a class, a name of one (`plugins`), a function that builds one, or a spec; `settings` override what it declares."""
+    """The spec of a class, a name of one (`plugins`), a function that builds one, or a spec; `settings` override what it
+    declares.
+    """
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise ConfigError(f"an environment's pool has no setting {unknown[0]!r}; known: {', '.join(SETTINGS)}")
     if isinstance(thing, Spec):
@@ -154,8 +158,11 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
 
 
 def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
-    """The words a worker process builds an instance from: "module:name" (or "file.py:name"), and options that JSON can carry."""
+    """The words a worker process builds an instance from: "module:name" (or "file.py:name"), and options that JSON can
+    carry.
+    """
     options = dict(spec.options)
+    extra: dict[str, Any]
     target, extra = getattr(spec.make, "__agentfly_target__", (None, {}))
     if target is None:
         target = target_of(spec.make, spec.name)
@@ -173,8 +180,8 @@ def target_of(make: Any, name: str) -> str:
     module, qualname = getattr(make, "__module__", None), getattr(make, "__qualname__", "<")
     if not module or "<" in qualname:
         raise ConfigError(
-            f"environment {name!r}: a worker process must be able to import what builds it; {qualname!r} is defined inside a function: "
-            f"move it to the top of a module, or use placement 'thread'"
+            f"environment {name!r}: a worker process must be able to import what builds it; {qualname!r} is defined "
+            f"inside a function: move it to the top of a module, or use placement 'thread'"
         )
     if module == "__main__" or module.startswith("agentfly_user_"):
         try:

@@ -1,12 +1,13 @@
 """What a chain is given in place of an environment: it behaves like the environment, and can be taken back.
 
-A `Grip` is one chain's hold on one instance; its `Facade` is the object that tools and rewards see. Methods are passed on with a deadline.
-A call that is cancelled or runs out of time spoils the grip: the instance is closed, never lent again, and whatever the chain does with
-the facade afterwards is a `WorldError` that says why.
+A `Grip` is one chain's hold on one instance; its `Facade` is the object that tools and rewards see. Methods are passed on
+with a deadline. A call that is cancelled or runs out of time spoils the grip: the instance is closed, never lent again, and
+whatever the chain does with the facade afterwards is a `WorldError` that says why.
 
-Where the environment lives in the loop, methods and attributes are as its author wrote them. Where it lives elsewhere (a thread, a worker
-process), a method called on the event loop returns an awaitable, and one called from any other thread (a sync tool or reward runs in
-one) blocks that thread and returns the value: so sync tools and async methods read the same wherever the environment lives.
+Where the environment lives in the loop, methods and attributes are as its author wrote them. Where it lives elsewhere (a
+thread, a worker process), a method called on the event loop returns an awaitable, and one called from any other thread (a
+sync tool or reward runs in one) blocks that thread and returns the value: so sync tools and async methods read the same
+wherever the environment lives.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Grip:
                 awaitable.close()
             raise WorldError(self.why)
         spec = self.member.pool.spec
-        coroutine = awaitable if inspect.iscoroutine(awaitable) else _wrap(awaitable)
+        coroutine = awaitable if inspect.iscoroutine(awaitable) else wrap(awaitable)
         self.busy += 1
         try:
             return await within(coroutine, spec.call_timeout_s)
@@ -96,7 +97,7 @@ class Grip:
             raise
 
 
-async def _wrap(awaitable: Any) -> Any:
+async def wrap(awaitable: Any) -> Any:
     return await awaitable
 
 

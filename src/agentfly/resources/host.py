@@ -1,8 +1,9 @@
 """The inside of a worker process: calls in over the socket, an environment's answers out.
 
-One instance: its sync methods run on the main thread, so a call costs little, and one that hangs is ended with the process. Several
-instances: each has a thread of its own, so none waits for another. Async methods run on the event loop. An environment that raises is
-an answer like any other; what has no JSON form is refused with a sentence. Refuses to guess: a frame it cannot read ends the process.
+One instance: its sync methods run on the main thread, so a call costs little, and one that hangs is ended with the process.
+Several instances: each has a thread of its own, so none waits for another. Async methods run on the event loop. An
+environment that raises is an answer like any other; what has no JSON form is refused with a sentence. Refuses to guess: a
+frame it cannot read ends the process.
 """
 
 from __future__ import annotations
@@ -95,7 +96,10 @@ class Host(asyncio.Protocol):
 
     def dispatch(self, call_id: int, instance: Instance, call: Callable[[], Any], is_async: bool) -> None:
         if instance.thread is not None and not is_async:
-            done = partial(self.loop.call_soon_threadsafe, self.finish, call_id, instance)
+
+            def done(value: Any, error: BaseException | None) -> None:
+                self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
+
             instance.thread.submit(partial(_shield, call), done)
             return
         try:
@@ -137,8 +141,8 @@ class Host(asyncio.Protocol):
                 data = pack({"id": call_id, **pack_value(value)})
             except (TypeError, ValueError, RecursionError) as refused:
                 error = TypeError(
-                    f"what it returned cannot leave its worker process: {refused}; return text, numbers, lists, dicts or a ToolResult, "
-                    f"or place it in 'loop' or 'thread'"
+                    f"what it returned cannot leave its worker process: {refused}; return text, numbers, lists, dicts or a "
+                    f"ToolResult, or place it in 'loop' or 'thread'"
                 )
         if error is not None:
             data = pack({"id": call_id, "e": pack_error(error)})

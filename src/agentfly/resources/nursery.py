@@ -1,9 +1,9 @@
 """Where worker processes are born and buried: a command in, a process in its own session with its own directory out.
 
-All of it happens in one thread, for two reasons: starting a process blocks, and the kernel's parent-death signal is sent when the
-*thread* that made a process ends. The thread, the directory and the pipe that ties the workers' lives to this process exist while there
-are workers. The directory is locked while its owner lives; what a killed trainer left is removed by the next one. A worker gets a
-scrubbed environment: a few harmless variables, and those that its spec names.
+All of it happens in one thread, for two reasons: starting a process blocks, and the kernel's parent-death signal is sent
+when the *thread* that made a process ends. The thread, the directory and the pipe that ties the workers' lives to this
+process exist while there are workers. The directory is locked while its owner lives; what a killed trainer left is removed
+by the next one. A worker gets a scrubbed environment: a few harmless variables, and those that its spec names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Where an instance lives: `loop` (called directly), `thread` (a thread of its own), `process` (a worker process; see `remote`).
+"""Where an instance lives: `loop` (called directly), `thread` (a thread of its own), `process` (a worker process; see
+`remote`).
 
-A `Home` belongs to one pool and makes `Placed` instances; what a placed instance can do is the same everywhere: start, be called, be
-abandoned in the middle of a call, be closed. A call here has no deadline of its own: the lease puts one around it. `close` never
-raises and always ends, within its time.
+A `Home` belongs to one pool and makes `Placed` instances; what a placed instance can do is the same everywhere: start, be
+called, be abandoned in the middle of a call, be closed. A call here has no deadline of its own: the lease puts one around
+it. `close` never raises and always ends, within its time.
 """
 
 from __future__ import annotations
@@ -40,10 +41,6 @@ class Placed:
     @property
     def pid(self) -> int | None:
         return None
-
-    @property
-    def has_health(self) -> bool:
-        return callable(getattr(self.spec.cls, "healthy", None))
 
     async def start(self) -> None:
         raise NotImplementedError

@@ -1,8 +1,9 @@
 """Environments in worker processes: calls in, frames over a socket, answers out.
 
-A `Worker` is one process with one or more instances. When it dies, every call that waits on it fails with a `WorldError` that says how,
-and its instances report their death; nothing else is touched. A call that is given up kills the process when the instance is alone in
-it. Where several share a process the instance is dropped, the process takes no new ones, and it is killed when the last has left.
+A `Worker` is one process with one or more instances. When it dies, every call that waits on it fails with a `WorldError`
+that says how, and its instances report their death; nothing else is touched. A call that is given up kills the process when
+the instance is alone in it. Where several share a process the instance is dropped, the process takes no new ones, and it is
+killed when the last has left.
 """
 
 from __future__ import annotations

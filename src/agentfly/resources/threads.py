@@ -1,9 +1,9 @@
 """One thread of its own for one environment: everything it does happens there, and the event loop only waits.
 
-In: functions to run; out: their results, on the loop. Coroutines run on an event loop inside the thread, for the length of the call.
-A call that is cancelled ends the thread: an exception is raised in it (which stops Python code, though not a system call), the last
-words given to `leave` are run (the environment's `close`), and it takes no more work. It is a daemon: one that is stuck in a system
-call lives until that returns, and never holds up the end of the program.
+In: functions to run; out: their results, on the loop. Coroutines run on an event loop inside the thread, for the length of
+the call. A call that is cancelled ends the thread: an exception is raised in it (which stops Python code, though not a
+system call), the last words given to `leave` are run (the environment's `close`), and it takes no more work. It is a
+daemon: one that is stuck in a system call lives until that returns, and never holds up the end of the program.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class OwnThread:
         try:
             self._thread.start()
         except RuntimeError as error:
-            raise WorldError(f"no thread is left for an environment ({threading.active_count()} are running): {error}") from error
+            raise WorldError(
+                f"no thread is left for an environment ({threading.active_count()} are running): {error}"
+            ) from error
 
     def submit(self, fn: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> _Job:
         """Run `fn` after what is queued; `done` is called in the thread."""
@@ -85,7 +87,9 @@ class OwnThread:
             if self._job is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(Abandoned))
                 if self._runner is not None:
-                    with contextlib.suppress(RuntimeError):  # the inner loop waits in a system call: wake it, to let the exception in
+                    with contextlib.suppress(
+                        RuntimeError
+                    ):  # the inner loop waits in a system call: wake it, to let the exception in
                         self._runner.get_loop().call_soon_threadsafe(_nothing)
         self._jobs.put(None)
 

@@ -3,9 +3,9 @@
     frame   four bytes of length, then JSON                         call    {"id", "i", "m", "a", "k"}     i: which instance
     value   {"v": any JSON value}  |  {"r": a ToolResult}           reply   {"id", ...value}  |  {"id", "e": [type, text]}
 
-A value must have a JSON form (tuples become lists) or be a `ToolResult`, whose image may be bytes; anything else is a TypeError that
-says so, and nothing is sent. `Task`s are understood as arguments. An exception travels as its type's name and its text, and comes back
-as the same type where that is one of AgentFly's or Python's own, otherwise as `RemoteError`.
+A value must have a JSON form (tuples become lists) or be a `ToolResult`, whose image may be bytes; anything else is a
+TypeError that says so, and nothing is sent. `Task`s are understood as arguments. An exception travels as its type's name
+and its text, and comes back as the same type where that is one of AgentFly's or Python's own, otherwise as `RemoteError`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The program of a worker process. It is started as a script, by path: `python -I worker.py CHANNEL LIFE PARENT`.
 
-It ties its life to the trainer's before anything else, reads the first frame from the socket CHANNEL, takes over the trainer's import
-path and hands over to `host`. Nothing of AgentFly is imported before that.
+It ties its life to the trainer's before anything else, reads the first frame from the socket CHANNEL, takes over the
+trainer's import path and hands over to `host`. Nothing of AgentFly is imported before that.
 
-Two ties, both kept by the kernel, so that code which hangs or holds the interpreter cannot loosen them: the parent-death signal, and a
-pipe LIFE whose other end only the trainer has; when that is closed the whole process group, children of the environment included, gets
-SIGKILL. Where the kernel cannot do that (not Linux), a thread waits on the pipe instead.
+Two ties, both kept by the kernel, so that code which hangs or holds the interpreter cannot loosen them: the parent-death
+signal, and a pipe LIFE whose other end only the trainer has; when that is closed the whole process group, children of the
+environment included, gets SIGKILL. Where the kernel cannot do that (not Linux), a thread waits on the pipe instead.
 """
 
 from __future__ import annotations

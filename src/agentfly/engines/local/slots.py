@@ -136,6 +136,8 @@ class Slots:
                 found = common(slot.tokens, tokens, limit)
                 if found > count:
                     best, count = slot, found
+                if count == want:
+                    break
         return best, count
 
     def _vacate(self, source: Slot | None) -> Slot | None:

@@ -6,8 +6,8 @@
 
 A program is the fenced block of the final reply or, where that has none, the cells that the chain ran. It is scored in a
 session that no chain has touched. Unit tests are compiled before the solution runs and wiped from where it could look; each
-that passes leaves a digest of a secret, so neither printing, nor exiting, nor replacing builtins earns anything. Not stopped: code
-that searches its own process for that secret, or whose objects are equal to everything (see `agentfly.rewards.code_tests`).
+that passes leaves a digest of a secret, so neither printing, nor exiting, nor replacing builtins earns anything. Not stopped:
+code that searches its own process for that secret, or whose objects equal everything (see `agentfly.rewards.code_tests`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...rewards.lookup import factory
 from ...rewards.math_equal import math_equal
 from ...types import Trajectory
 from .env import read_code
-from .session import CellResult, open_session
+from .session import CellResult, session
 
 _MATH_WORDS = re.compile(r"sqrt|frac|pi|sin|cos|tan|log|ln|exp|infty?|text|cdot|times")
 _DIGEST = 16  # characters, as in HARNESS
@@ -169,14 +169,11 @@ async def _run_fresh(cells: Sequence[str], timeout_s: float, tier: str | None) -
     """Cells in a session of their own: the result of the last one, or of the one that ended the session."""
     result: CellResult | None = None
     with blame(WorldError, "the session of a reward failed"):
-        session = await open_session(tier)
-        try:
+        async with session(tier) as fresh:
             for cell in cells:
-                result = await session.run(cell, timeout_s)
+                result = await fresh.run(cell, timeout_s)
                 if not result.alive or result.timed_out:
                     break
-        finally:
-            await session.close()
     return result
 
 

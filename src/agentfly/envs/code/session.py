@@ -1,72 +1,117 @@
-"""Where cells run: `open_session(tier)` gives a fresh Python session, and this file alone knows what kind it is.
+"""Where cells run: `open_session(tier)` gives a fresh Python session in a sandbox, and this file alone knows how it is had.
 
-A session runs cells one after the other in one namespace (`run`) and is closed once. A cell that does not end in time is
-interrupted, which keeps the session where the code gives way (`alive`); otherwise it is gone, and its owner opens another.
+All sessions of one tier and event loop come from one fork server. It is started for the first session, ends when it has had
+none for a while, and ends with the loop whatever happens. A tier that cannot be had here is a ConfigError that names the cure;
+none weaker is taken in its place.
 """
 
 from __future__ import annotations
 
-import signal
-from dataclasses import dataclass
-from typing import Any, Protocol
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
-from ...errors import ConfigError, WorldError
-from ...tools.python import PythonSession, _why
+from ...errors import ConfigError
+from ...resources.sandbox import TIERS, CellResult, SandboxServer, SandboxSession
 
-TIERS = ("process",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellResult:
-    """What one cell did. `value` is the last expression as Python writes it, `error` a short traceback; `alive` says whether
-    the session, and with it every variable, is still there."""
-
-    stdout: str = ""
-    stderr: str = ""
-    value: str | None = None
-    error: str | None = None
-    images: tuple[Any, ...] = ()
-    timed_out: bool = False
-    alive: bool = True
+__all__ = ["CellResult", "Session", "open_session", "session"]
+log = logging.getLogger(__name__)
+IDLE_S = 10.0
 
 
 class Session(Protocol):
-    """One namespace of Python. Nobody else can see it."""
+    """One namespace of Python, which nobody else can see. What `run` gives back says whether the session is still `alive`."""
 
     async def run(self, code: str, timeout_s: float) -> CellResult: ...
 
     async def close(self) -> None: ...
 
 
+class _Shared:
+    """The server of one tier in one event loop, and the task that ends it."""
+
+    def __init__(self, tier: str | None) -> None:
+        self.tier = tier
+        self.users = 0
+        self.changed = asyncio.Event()
+        self.ready: asyncio.Future[SandboxServer] = asyncio.get_running_loop().create_future()
+        self.keeper = asyncio.create_task(self._keep(), name="agentfly-sandbox-server")
+
+    @property
+    def usable(self) -> bool:
+        return not self.keeper.done() and not (self.ready.done() and self.ready.result().ended)
+
+    async def _keep(self) -> None:
+        try:
+            server = await SandboxServer.start(self.tier)
+        except asyncio.CancelledError:
+            self.ready.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - it belongs to those who asked for a session
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen, even where nobody waits any more
+            return
+        log.info("%s", " ".join(server.report()))
+        try:
+            self.ready.set_result(server)
+            while server.ended is None:
+                self.changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    # A server that died is noticed here too: nobody tells.
+                    await asyncio.wait_for(self.changed.wait(), IDLE_S)
+                    continue
+                if not self.users:
+                    return
+        finally:
+            await server.close()
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, _Shared]] = WeakKeyDictionary()
+
+
 async def open_session(tier: str | None = None) -> Session:
-    """A fresh session of the named tier; without a name, of the best tier there is."""
-    if tier not in (None, *TIERS):
-        raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join(TIERS)}")
-    return ProcessSession()
+    """A fresh session of the named tier; without a name, of the strictest one."""
+    if tier is not None and tier not in TIERS:
+        raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join(reversed(TIERS))}")
+    servers = _shared.setdefault(asyncio.get_running_loop(), {})
+    shared = servers.get(tier)
+    if shared is None or not shared.usable:
+        shared = servers[tier] = _Shared(tier)
+    shared.users += 1
+    try:
+        server = await asyncio.shield(shared.ready)
+        return _Lent(await server.session(), shared)
+    except BaseException:
+        shared.users -= 1
+        raise
 
 
-class ProcessSession(PythonSession):
-    """The session of the tool `python`, cell by cell: a process of its own, without walls."""
+@contextlib.asynccontextmanager
+async def session(tier: str | None = None) -> AsyncIterator[Session]:
+    """A fresh session that is closed at the end of the block."""
+    opened = await open_session(tier)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+class _Lent:
+    """A session that is counted, so that its server knows when it is idle."""
+
+    def __init__(self, inner: SandboxSession, shared: _Shared) -> None:
+        self.inner, self.shared = inner, shared
+        self.counted = True
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
-        if self._lost:
-            raise WorldError("the Python session has ended; open another")
-        if self._link is None:
-            self._link = await self._start()
-        link, self.limit_s = self._link, timeout_s
-        self._count += 1
-        try:
-            reply, in_time = await self._exchange(link, code)
-        except BaseException:
-            # Cancelled in the middle: whatever the session is doing, it is of no use any more.
-            self._link, self._lost = None, True
-            link.process.signal(signal.SIGKILL)
-            await link.close()
-            raise
-        printed = link.printed()
-        if reply is None:
-            self._link, self._lost = None, True
-            code_of_exit = await link.close()
-            return CellResult(stdout=printed, error=_why(code_of_exit) if in_time else None, timed_out=not in_time, alive=False)
-        late = bool(reply.get("interrupted"))
-        return CellResult(stdout=printed, value=reply.get("value"), error=reply.get("error"), timed_out=late)
+        return await self.inner.run(code, timeout_s)
+
+    async def close(self) -> None:
+        if self.counted:
+            self.counted = False
+            self.shared.users -= 1
+            self.shared.changed.set()
+        await self.inner.close()

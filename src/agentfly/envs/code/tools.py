@@ -18,7 +18,6 @@ from .session import CellResult
 HEAD, TAIL = 4_000, 2_000
 GRACE_S = 40.0
 """Beyond a cell's own limit: for the session to start, to be interrupted and, where it must be, to be killed."""
-_NO_INPUT = "EOFError: EOF when reading a line"
 
 
 def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float = LIMIT_S, tier: str | None = None) -> Tool:
@@ -55,13 +54,13 @@ def describe(result: CellResult, limit_s: float, *, replaced: bool = False) -> s
     """What the model reads."""
     parts = ["[a new session was started; earlier variables are lost]" if replaced else ""]
     parts += [shorten(text.rstrip("\n")) for text in (result.stdout, result.stderr, result.value) if text]
-    if result.error and result.alive:
-        parts.append(shorten(_explained(result.error)))
+    if result.error and result.alive and not result.timed_out:
+        parts.append(shorten(result.error))
     if result.images:
         more = "" if len(result.images) == 1 else f"; the last of {len(result.images)} is shown"
         parts.append(f"[figure{more}]")
     if not result.alive:
-        why = f"did not stop after {limit_s:g} s and was killed" if result.timed_out else result.error or "ended"
+        why = f"did not stop after {limit_s:g} s and was killed" if result.timed_out else f"ended: {_reason(result.error)}"
         parts.append(f"[the session {why}; the next call starts a new one, earlier variables are lost]")
     elif result.timed_out:
         parts.append(f"[stopped after {limit_s:g} s; the session and its variables are kept]")
@@ -76,10 +75,9 @@ def shorten(text: str) -> str:
     return f"{text[:HEAD]}\n[... {len(text) - HEAD - TAIL:,} characters left out ...]\n{text[-TAIL:]}"
 
 
-def _explained(error: str) -> str:
-    if error.rstrip().endswith(_NO_INPUT):
-        return f"{error.rstrip()} (nobody is there to type: input() cannot be used, write the value into the code)"
-    return error
+def _reason(error: str | None) -> str:
+    """Why a session ended, without the sentence around it, which the model reads anyway."""
+    return (error or "it is gone").removeprefix("the session has ended and its variables are lost: ")
 
 
 code_interpreter = code_interpreter_tool()

@@ -73,6 +73,8 @@ class Server:
             jail.landlock_scopes = landlock.abi() >= landlock.SCOPED_ABI
             if self.walls.tier == "landlock" and not landlock.abi():
                 raise OSError("this kernel has no Landlock")
+            if not all(map(_open_to_all, paths)):  # a Python below /root: another user could not even start there
+                self.walls.uids = None
         if not self.namespaces or not self.walls.cgroups:
             limits = self.config["limits"]
             self.watchdog = Watchdog(self.proc_fd, limits["memory_mb"], limits["processes"], self.namespaces)
@@ -286,6 +288,16 @@ class Server:
         for session, why in guilty.items():
             self.reasons[session] = why
             self.kill(session)
+
+
+def _open_to_all(path: str) -> bool:
+    """May any user reach it?"""
+    path = os.path.realpath(path)
+    while path != "/":
+        path, seen = os.path.dirname(path), os.stat(path)
+        if not seen.st_mode & (0o001 if os.path.isdir(path) else 0o004):
+            return False
+    return True
 
 
 def _owner(pid: int, watchdog: Watchdog) -> int | None:

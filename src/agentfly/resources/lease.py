@@ -1,0 +1,104 @@
+"""A lease: the environments one chain holds, from the moment it needs them until it ends.
+
+`need` adds kinds, `lease[kind]` is what tools and rewards see, `release` gives all back, once, whatever happened. It never
+waits for an environment to close, so it can be called while being cancelled. Using a lease that is over is a `WorldError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, WorldError
+from ..types import Task
+from .facade import Grip
+
+if TYPE_CHECKING:
+    from .manager import ResourceManager
+
+Kind = Any
+"""A class, or the name of a kind."""
+
+
+class Lease:
+    __slots__ = ("_lock", "_manager", "grips", "holder", "over", "task")
+
+    def __init__(self, manager: ResourceManager, task: Task, holder: str) -> None:
+        self._manager = manager
+        self.task = task
+        self.holder = holder
+        self.grips: dict[str, Grip] = {}
+        self.over = False
+        self._lock: asyncio.Lock | None = None
+
+    async def need(self, kinds: Sequence[Kind], timeout_s: float | None = None) -> None:
+        """Hold these kinds too. Calls of one lease come one after the other: a kind is held once, however many tools ask
+        for it.
+        """
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            await self._manager.add(self, kinds, timeout_s)
+        if self.over:
+            raise WorldError(f"the lease of {self.holder} is over")
+
+    def __contains__(self, kind: Kind) -> bool:
+        return self._name(kind) in self.grips
+
+    def __getitem__(self, kind: Kind) -> Any:
+        return self.grip(kind).facade
+
+    def grip(self, kind: Kind) -> Grip:
+        if self.over:
+            raise WorldError(f"the lease of {self.holder} is over")
+        name = self._name(kind)
+        try:
+            return self.grips[name]
+        except KeyError:
+            held = ", ".join(self.grips) or "nothing"
+            raise ConfigError(
+                f"{self.holder} does not hold {name!r} (it holds {held}): ask for it with `await lease.need`"
+            ) from None
+
+    def observation(self, kind: Kind) -> Any:
+        """What `reset` returned."""
+        return self.grip(kind).observation
+
+    async def call(self, kind: Kind, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, wherever the environment lives."""
+        grip = self.grip(kind)
+        grip.check()
+        return await grip.call(method, grip.member.placed.call(method, args, kwargs))
+
+    async def get(self, kind: Kind, attribute: str) -> Any:
+        """Read an attribute, wherever the environment lives."""
+        grip = self.grip(kind)
+        grip.check()
+        return await grip.call(attribute, grip.member.placed.get(attribute))
+
+    def beat(self) -> None:
+        """A sign of life; calls are signs too."""
+        now = time.monotonic()
+        for grip in self.grips.values():
+            grip.beat = now
+
+    def spoil(self, why: str) -> None:
+        """What it holds is not to be trusted any more: close all of it."""
+        for grip in self.grips.values():
+            grip.spoil(why)
+
+    async def release(self) -> None:
+        """Give everything back. Calling it twice is fine."""
+        self.release_now()
+
+    def release_now(self) -> None:
+        """The same, where nothing can be awaited."""
+        self.over = True
+        grips = self.grips
+        while grips:
+            self._manager.give_back(grips.popitem()[1])
+
+    def _name(self, kind: Kind) -> str:
+        return kind if isinstance(kind, str) else self._manager.name_of(kind)

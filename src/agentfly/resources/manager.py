@@ -1,0 +1,446 @@
+"""The resource manager: chains ask for kinds of environments and a task, and get a lease of instances that were reset for it.
+
+Every wait has a deadline, and its `WorldError` says who holds what. Books are kept here: what is lent, by whom, and what
+all pools together take of the host's budget.
+
+No deadlock. The kinds of one request are taken in one fixed order, that in which the manager came to know them. A chain
+that already holds something and asks for a kind that comes earlier may wait like any other; whenever such a one waits, the
+books are examined, and a wait that can never end (each of a ring of chains waits for what the next one holds) is refused at
+once to the one that closed the ring. Budgets cannot close a ring: one instance of every kind always has its share reserved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import math
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
+from ..tools.deadline import Expired, within
+from ..types import Task
+from .deadlines import Deadlines
+from .env import Budget, Spec, spec_of
+from .facade import Grip, wrap
+from .lease import Kind, Lease
+from .ledger import is_stuck, measure
+from .pool import Member, Pool
+
+DEFAULT_MAX = 64
+TIMEOUT_S = 300.0
+SWEEP_S = 1.0
+
+
+class ResourceManager:
+    """`specs` are classes, names or `Spec`s; a class that is not among them is taken up when a chain first asks for it."""
+
+    def __init__(
+        self, budget: Budget | None = None, *specs: Any, timeout_s: float = TIMEOUT_S, sweep_s: float = SWEEP_S
+    ) -> None:
+        self.budget = budget or Budget()
+        self.closed = False
+        self._timeout_s = timeout_s
+        self._sweep_s = sweep_s
+        self._specs: dict[str, tuple[Spec, int]] = {}
+        self._names: dict[Any, str] = {}
+        self._pools: dict[str, Pool] = {}
+        self._by_kind: dict[Any, Pool] = {}
+        self._held: dict[str, list[Grip]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._out_of_order = 0
+        self._count = itertools.count(1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.deadlines: Deadlines
+        self._sweeper: asyncio.TimerHandle | None = None
+        for thing in specs:
+            self.register(thing)
+
+    # ---- kinds
+
+    def register(self, thing: Any, **settings: Any) -> str:
+        """Make a kind known; its name. A pool that the budget cannot hold is refused here."""
+        spec = spec_of(thing, **settings)
+        if spec.name in self._specs:
+            raise ConfigError(
+                f"two kinds of environment are called {spec.name!r}: give one another name, spec_of(..., name='...')"
+            )
+        size = spec.max if spec.max is not None else max(1, spec.min_warm, min(DEFAULT_MAX, self._fits(spec)))
+        if size > self._fits(spec):
+            cpu, memory = size * spec.cost.cpu, size * spec.cost.memory_mb
+            raise ConfigError(
+                f"{size} instances of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is {_limit(self.budget.cpu)} "
+                f"CPUs and {_limit(self.budget.memory_mb)} MB: set max to {self._fits(spec)} or less, or raise the budget"
+            )
+        floors = [*self._specs.values(), (spec, size)]
+        for name in ("cpu", "memory_mb"):
+            limit = getattr(self.budget, name)
+            least = sum(getattr(each.cost, name) * max(1, each.min_warm) for each, _ in floors)
+            if limit is not None and least > limit + 1e-9:
+                names = ", ".join(each.name for each, _ in floors)
+                raise ConfigError(
+                    f"the environments {names} need at least {least:g} of {name} (max(1, min_warm) of each), but the budget is {limit:g}"
+                )
+        self._specs[spec.name] = (spec, size)
+        self._names.setdefault(thing if not isinstance(thing, Spec) else spec.make, spec.name)
+        self._names.setdefault(spec.make, spec.name)
+        if self._loop is not None:
+            self._open(spec.name)
+        else:
+            from .placements import home_of
+
+            home_of(spec)  # an unknown placement, or what no worker can import, is refused before the run
+        return spec.name
+
+    def name_of(self, kind: Kind) -> str:
+        """The name of a kind; a class that is new here is taken up."""
+        if isinstance(kind, str):
+            if kind in self._specs:
+                return kind
+            return self._names[kind] if kind in self._names else self.register(kind)
+        try:
+            return self._names[kind]
+        except (KeyError, TypeError):
+            return self.register(kind)
+
+    def _pool(self, kind: Kind) -> Pool:
+        pool = self._by_kind.get(kind)
+        if pool is None:
+            pool = self._by_kind[kind] = self._pools[self.name_of(kind)]
+        return pool
+
+    def _fits(self, spec: Spec) -> int:
+        most = 1 << 30
+        for name in ("cpu", "memory_mb"):
+            limit, cost = getattr(self.budget, name), getattr(spec.cost, name)
+            if limit is not None and cost > 0:
+                most = min(most, int((limit + 1e-9) / cost))
+        return most
+
+    def capacity(self, kinds: Iterable[Kind]) -> int:
+        """How many chains can hold one of each of these kinds at the same time."""
+        specs = [self._specs[self.name_of(kind)] for kind in kinds]
+        most = min((size * spec.max_chains for spec, size in specs), default=1 << 30)
+        for name in ("cpu", "memory_mb"):
+            limit = getattr(self.budget, name)
+            each = sum(getattr(spec.cost, name) / spec.max_chains for spec, _ in specs)
+            if limit is not None and each > 0:
+                most = min(most, int((limit + 1e-9) / each))
+        return max(1, most)
+
+    # ---- the pools' side
+
+    def room_for(self, pool: Pool) -> bool:
+        """Whether the budget has room for one more of a pool. Where it has none, an idle instance of another kind is closed."""
+        if self.budget.cpu is None and self.budget.memory_mb is None:
+            return True
+        for name in ("cpu", "memory_mb"):
+            limit = getattr(self.budget, name)
+            if limit is None:
+                continue
+            used = getattr(pool.spec.cost, name)
+            for other in self._pools.values():
+                least = 0 if other is pool else max(1, other.spec.min_warm)
+                used += getattr(other.spec.cost, name) * max(other.count, least)
+            if used > limit + 1e-9:
+                self._evict(pool)
+                return False
+        return True
+
+    def _evict(self, pool: Pool) -> None:
+        """Close the longest idle instance of another kind, unless one is on its way out already."""
+        if any(other.closing for other in self._pools.values()):
+            return
+        others = (other for other in self._pools.values() if other is not pool and other.idle)
+        spare = [other for other in others if len(other.members) > max(1, other.spec.min_warm)]
+        if pool.waiting and spare:
+            oldest = min(spare, key=lambda other: other.idle[0].idle_since)
+            oldest.target = 0
+            oldest.discard(oldest.idle[0])
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def freed(self) -> None:
+        """Some of the budget has come back."""
+        if not self.closed:
+            for pool in self._pools.values():
+                pool.pump()
+
+    # ---- lending
+
+    @asynccontextmanager
+    async def lease(
+        self, kinds: Sequence[Kind], task: Task, holder: str | None = None, timeout_s: float | None = None
+    ) -> AsyncIterator[Lease]:
+        lease = await self.acquire(kinds, task, holder, timeout_s)
+        try:
+            yield lease
+        finally:
+            lease.release_now()
+
+    async def acquire(
+        self, kinds: Sequence[Kind], task: Task, holder: str | None = None, timeout_s: float | None = None
+    ) -> Lease:
+        """A lease of one instance of each kind, reset for `task`. Give it back with `release`."""
+        lease = Lease(self, task, holder or f"lease {next(self._count)}")
+        if len(kinds) == 1:
+            self._enter()
+            now = time.monotonic()
+            await self._grant(self._pool(kinds[0]), lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
+        else:
+            await self.add(lease, kinds, timeout_s)
+        return lease
+
+    async def add(self, lease: Lease, kinds: Sequence[Kind], timeout_s: float | None) -> None:
+        """All of `kinds`, or none: what was taken before a failure is given back."""
+        self._enter()
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.grips}
+        taken: list[str] = []
+        try:
+            for pool in sorted(pools, key=lambda pool: pool.order):
+                await self._grant(pool, lease, deadline, time.monotonic())
+                taken.append(pool.spec.name)
+        except BaseException:
+            for name in taken:
+                if (grip := lease.grips.pop(name, None)) is not None:
+                    self.give_back(grip)
+            raise
+        if lease.over:
+            lease.release_now()
+
+    async def _grant(self, pool: Pool, lease: Lease, deadline: float, started: float) -> None:
+        """One instance of a pool, ready for the lease's task."""
+        holder, again = lease.holder, False
+        while True:
+            member = pool.take()
+            if member is None and holder in self._held:
+                member = await self._wait_holding(pool, holder, deadline, again)
+            elif member is None:
+                waiter = pool.enqueue(holder, deadline, again)
+                try:
+                    member = await waiter.future
+                except BaseException as error:
+                    pool.forsake(waiter, error)
+                    raise
+            if member.seats > 1:
+                observation = None  # it is shared: those who are on it have it as it is
+                break
+            try:
+                if pool.quick and member.placed.alive:
+                    observation = member.placed.env.reset(lease.task)
+                    if observation is not None and type(observation) is not str and inspect.isawaitable(observation):
+                        observation = await within(wrap(observation), _time_left(pool.spec.reset_timeout_s, deadline))
+                else:
+                    observation = await self._ready(member, lease.task, deadline)
+                break
+            except BaseException as error:
+                used = member.uses > 0
+                member.seats -= 1
+                if isinstance(error, Expired) or not isinstance(error, Exception):
+                    member.placed.abandon()
+                pool.discard(member, failed=True)
+                if not isinstance(error, Exception):
+                    raise
+                if not used or time.monotonic() >= deadline:
+                    raise _why_not_ready(error, pool, lease.task) from error
+                again = True  # an instance that was used before may be to blame; a fresh one shows whether the task is
+        now = time.monotonic()
+        grip = lease.grips[pool.spec.name] = Grip(lease, member, observation, now)
+        member.grips.append(grip)
+        held = self._held.get(holder)
+        if held is None:
+            self._held[holder] = [grip]
+        else:
+            held.append(grip)
+        pool.latencies.append(now - started)
+        if pool.shared and member.seats == 1:
+            pool.open(member)
+
+    async def _wait_holding(self, pool: Pool, holder: str, deadline: float, front: bool) -> Member:
+        """Wait in line while holding something else: the only way into a deadlock."""
+        waiter = pool.enqueue(holder, deadline, front)
+        backwards = any(grip.member.pool.order >= pool.order for grip in self._held[holder])
+        self._out_of_order += backwards
+        try:
+            if self._out_of_order and is_stuck(holder, self._pools.values(), self._held):
+                raise WorldError(f"{holder} waits for {pool.spec.name} in a ring that cannot end: {pool.explain(waiter)}")
+            return await waiter.future
+        except BaseException as error:
+            pool.forsake(waiter, error)
+            raise
+        finally:
+            self._out_of_order -= backwards
+
+    async def _ready(self, member: Member, task: Task, deadline: float) -> Any:
+        """Look whether it is well, and reset it."""
+        placed, pool = member.placed, member.pool
+        most = pool.spec.reset_timeout_s
+        if not placed.alive:
+            raise WorldError(placed.why or f"{pool.spec.name} is closed")
+        if pool.has_health and not await within(placed.call("healthy", (), {}), _time_left(most, deadline)):
+            raise WorldError(f"{pool.spec.name} says that it is not healthy")
+        return await within(placed.reset(task), _time_left(most, deadline))
+
+    def give_back(self, grip: Grip) -> None:
+        """One instance comes back; those who wait are served."""
+        member = grip.member
+        try:
+            member.grips.remove(grip)
+        except ValueError:
+            return  # it was taken back before
+        spoiled = grip.why is not None or grip.busy != 0
+        grip.end("the lease is over")
+        held = self._held[grip.lease.holder]
+        if len(held) == 1:
+            del self._held[grip.lease.holder]
+        else:
+            held.remove(grip)
+        pool = member.pool
+        now = time.monotonic()
+        pool.lease_times.append(now - grip.since)
+        if spoiled and member.seats == 1 and (grip.busy or not member.retiring):
+            member.placed.abandon()
+        pool.give_back(member, spoiled and not member.retiring, now)
+
+    def _take_back(self, grip: Grip, why: str) -> None:
+        """The reaper's: the holder finds out at its next call."""
+        grip.member.pool.reaped += 1
+        grip.end(why)
+        self.give_back(grip)
+
+    # ---- ahead of demand
+
+    async def warm(self, kind: Kind, n: int, timeout_s: float | None = None) -> int:
+        """Have `n` instances ready (or as many as the pool may have); how many there are. A start that fails is raised."""
+        self._enter()
+        pool = self._pool(kind)
+        pool.target = max(pool.target, min(n, pool.size))
+        pool.grow()
+        failed = pool.failed
+        until = pool.loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            while len(pool.members) < min(n, pool.size) and (pool.starting or pool.closing):
+                change = pool.loop.create_future()
+                pool.changed.append(change)
+                async with asyncio.timeout_at(until):
+                    await change
+                if pool.failed > failed and pool.last_error is not None:
+                    raise pool.last_error
+                pool.grow()
+        except TimeoutError:
+            raise WorldError(f"{pool.spec.name}: only {len(pool.members)} of {n} instances came up in time") from None
+        return len(pool.members)
+
+    def expect(self, n: int, kinds: Sequence[Kind] | None = None) -> None:
+        """A hint: so many chains come next. Instances are started for them, and kept; 0 lets the pools shrink again."""
+        self._enter()
+        names = list(self._pools) if kinds is None else [self.name_of(kind) for kind in kinds]
+        for name in names:
+            pool = self._pools[name]
+            pool.target = min(pool.size, math.ceil(n / pool.spec.max_chains))
+            pool.grow()
+
+    # ---- life
+
+    def _enter(self) -> None:
+        if self.closed:
+            raise WorldError("the resource manager is closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None:
+            raise ConfigError("a resource manager belongs to the event loop it was first used in; make another for this one")
+        self._loop = loop
+        self.deadlines = Deadlines(loop)
+        for name in self._specs:
+            self._open(name)
+        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
+
+    def _open(self, name: str) -> None:
+        assert self._loop is not None
+        spec, size = self._specs[name]
+        pool = self._pools[name] = Pool(self, spec, size, len(self._pools), self._loop)
+        pool.grow()
+
+    def _sweep(self) -> None:
+        assert self._loop is not None
+        now = time.monotonic()
+        for pool in list(self._pools.values()):
+            pool.sweep(now, self._take_back)
+        self._sweeper = self._loop.call_later(self._sweep_s, self._sweep)
+
+    async def __aenter__(self) -> ResourceManager:
+        """Pools begin to warm up."""
+        self._enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End everything: those who wait are told, leases are over, every instance is closed. Calling it twice is fine."""
+        first, self.closed = not self.closed, True
+        if self._loop is None:
+            return
+        if first:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+            for pool in self._pools.values():
+                for waiter in list(pool.waiters):
+                    if waiter.wanted:
+                        waiter.wanted = False
+                        pool.refuse(waiter, WorldError("the resource manager was closed"))
+                for grip in list(pool.grips()):
+                    grip.end("the resource manager was closed")
+                for task in list(pool.start_tasks):
+                    task.cancel()
+                for member in list(pool.members):
+                    if member.seats:
+                        member.placed.abandon()
+                    pool.discard(member)
+            self.deadlines.close()
+        slack = 10.0 + max((max(spec.close_timeout_s, spec.start_timeout_s) for spec, _ in self._specs.values()), default=0.0)
+        until = self._loop.time() + slack
+        while self._tasks and self._loop.time() < until:
+            await asyncio.wait(list(self._tasks), timeout=until - self._loop.time())
+
+    # ---- what is seen
+
+    def pids(self, kind: Kind) -> list[int]:
+        """The worker processes of a kind."""
+        pool = self._pools.get(self.name_of(kind))
+        found = (member.placed.pid for member in pool.members) if pool is not None else ()
+        return sorted({pid for pid in found if pid is not None})
+
+    def holders(self) -> Mapping[str, list[str]]:
+        """Who holds what."""
+        return {holder: [grip.member.pool.spec.name for grip in grips] for holder, grips in self._held.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Figures per kind and in total, by name: see `ledger.measure`."""
+        return measure(self._pools.values())
+
+
+def _time_left(most: float, deadline: float) -> float:
+    return min(most, max(0.001, deadline - time.monotonic()))
+
+
+def _why_not_ready(error: Exception, pool: Pool, task: Task) -> Exception:
+    if isinstance(error, Expired):
+        return DeadlineError(f"{pool.spec.name} could not be made ready in time for task {task.id}")
+    if isinstance(error, AgentFlyError):
+        return error
+    return WorldError(f"{pool.spec.name} could not be reset for task {task.id}: {type(error).__name__}: {error}")
+
+
+def _limit(value: float | None) -> str:
+    return "any number of" if value is None else f"{value:g}"

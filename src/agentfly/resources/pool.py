@@ -1,0 +1,407 @@
+"""The instances of one kind: who is idle, who is lent, who waits, and when one is started or closed.
+
+In: requests for a seat and seats given back; out: members, to the first who waits. The waiting line is a deque of futures:
+nobody is woken who is not served, and serving one costs the same however many wait. Starting and closing run as tasks of
+the manager; a member that is being closed keeps its share of the budget until it is gone. Resetting belongs to the manager,
+who knows the task.
+
+    starting -> idle -> lent -> idle ...          lent: `seats` chains hold it, at most `max_chains`
+                   \\       \\-> closing -> gone     closing: recycled (used up, old, unneeded) or failed (died, spoiled)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import AgentFlyError, WorldError
+from ..tools.deadline import Expired, within
+from .deadlines import Deadlines
+from .env import Spec
+from .placements import Placed, home_of
+
+if TYPE_CHECKING:
+    from .facade import Grip
+
+MAX_STARTING = 8
+"""Starts of one kind at the same time; more only slow each other down."""
+BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
+WINDOW = 1024
+"""Latencies and lease times are those of so many last leases."""
+
+
+class Owner(Protocol):
+    """What a pool needs of its manager."""
+
+    deadlines: Deadlines
+    closed: bool
+
+    def room_for(self, pool: Pool) -> bool: ...
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+    def freed(self) -> None: ...
+
+
+class Member:
+    """One instance in the pool."""
+
+    __slots__ = ("baseline_mb", "born", "grips", "idle_since", "live", "placed", "pool", "retiring", "seats", "uses")
+
+    def __init__(self, pool: Pool, placed: Placed) -> None:
+        self.pool = pool
+        self.placed = placed
+        self.born = self.idle_since = time.monotonic()
+        self.baseline_mb: float | None = None
+        self.grips: list[Grip] = []
+        self.seats = 0
+        self.uses = 0
+        self.live = True
+        self.retiring = False
+
+
+class Waiter:
+    """A place in the line. `future` gets a member with a seat taken, or the reason why not."""
+
+    __slots__ = ("future", "holder", "line", "since", "wanted")
+
+    def __init__(self, line: Pool, holder: str, future: asyncio.Future[Member]) -> None:
+        self.line = line
+        self.holder = holder
+        self.future = future
+        self.since = time.monotonic()
+        self.wanted = True
+
+    def expire(self) -> None:
+        self.line.refuse(self, WorldError(self.line.explain(self)))
+
+
+class Pool:
+    def __init__(self, owner: Owner, spec: Spec, size: int, order: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.owner = owner
+        self.spec = spec
+        self.size = size
+        self.order = order
+        self.loop = loop
+        self.home_thread = threading.get_ident()
+        self.home = home_of(spec)
+        self.shared = spec.max_chains > 1
+        self.has_health = callable(getattr(spec.cls, "healthy", None))
+        self.quick = spec.placement == "loop" and not self.has_health
+        self.plain_use = (spec.max_uses, spec.max_age_s, spec.max_growth_mb) == (None, None, None) and spec.reusable
+        self.idle: deque[Member] = deque()
+        self.part: deque[Member] = deque()
+        self.members: dict[Member, None] = {}
+        self.waiters: deque[Waiter] = deque()
+        self.waiting = self.starting = self.closing = self.target = 0
+        self.recycled = self.failed = self.started = self.reaped = 0
+        self.latencies: deque[float] = deque(maxlen=WINDOW)
+        self.lease_times: deque[float] = deque(maxlen=WINDOW)
+        self.changed: list[asyncio.Future[None]] = []
+        self.start_tasks: set[asyncio.Task[None]] = set()
+        self.last_error: Exception | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._stale = 0
+
+    # ---- seats
+
+    def take(self) -> Member | None:
+        """A free seat, now, if nobody is before us."""
+        if self.waiting:
+            return None
+        return self._free_seat()
+
+    def _free_seat(self) -> Member | None:
+        if self.part:
+            member = self.part[0]
+            member.seats += 1
+            if member.seats >= self.spec.max_chains:
+                self.part.popleft()
+            return member
+        if self.idle:
+            member = self.idle.pop()  # the last used is the warmest; the others grow old and are closed
+            member.seats = 1
+            return member
+        return None
+
+    def open(self, member: Member) -> None:
+        """A shared member has been reset for its first chain: others may join."""
+        if member.live and not member.retiring and member.seats < self.spec.max_chains:
+            self.part.append(member)
+            self.pump()
+
+    def give_back(self, member: Member, spoiled: bool, now: float) -> None:
+        """A seat is free again. Every way of giving back ends here, or in `discard`."""
+        member.seats -= 1
+        member.uses += 1
+        if not member.live:
+            return
+        if member.seats:
+            if spoiled:
+                self.retire(member)
+            elif not member.retiring and member not in self.part:
+                self.part.append(member)
+        elif spoiled:
+            self.discard(member, failed=True)
+        elif member.retiring or self._used_up(member):
+            self.discard(member)
+        else:
+            if self.shared and member in self.part:
+                self.part.remove(member)
+            member.idle_since = now
+            self.idle.append(member)
+        if self.waiting:
+            self.pump()
+
+    def _used_up(self, member: Member) -> bool:
+        if self.plain_use:
+            return not member.placed.alive
+        spec = self.spec
+        if (member.uses and not spec.reusable) or not member.placed.alive:
+            return True
+        if spec.max_uses is not None and member.uses >= spec.max_uses:
+            return True
+        if spec.max_age_s is not None and time.monotonic() - member.born >= spec.max_age_s:
+            return True
+        return spec.max_growth_mb is not None and self._grown(member) >= spec.max_growth_mb
+
+    @staticmethod
+    def _grown(member: Member) -> float:
+        """Measured from the end of its first lease, when what it loads once is loaded."""
+        now = member.placed.memory_mb()
+        if now is None:
+            return 0.0
+        if member.baseline_mb is None:
+            member.baseline_mb = now
+        return now - member.baseline_mb
+
+    # ---- the line
+
+    def enqueue(self, holder: str, deadline: float, front: bool) -> Waiter:
+        waiter = Waiter(self, holder, self.loop.create_future())
+        if front:
+            self.waiters.appendleft(waiter)
+        else:
+            self.waiters.append(waiter)
+        self.waiting += 1
+        self.owner.deadlines.add(deadline, waiter)
+        self.grow()
+        return waiter
+
+    def forsake(self, waiter: Waiter, error: BaseException) -> None:
+        """Whoever waited waits no longer; what it has been given in the very moment it was cancelled goes to the next."""
+        if not waiter.wanted and not isinstance(error, asyncio.CancelledError):
+            return  # it was refused
+        if waiter.wanted:
+            waiter.wanted = False
+            self.owner.deadlines.drop_one()
+            self._gone_from_line()
+        elif waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+            self.put_back(waiter.future.result())
+        if self.waiting and (self.idle or self.part):
+            self.pump()  # someone may have lined up behind one who no longer waited
+
+    def put_back(self, member: Member) -> None:
+        """A seat that was taken and never used."""
+        member.uses -= 1
+        self.give_back(member, False, time.monotonic())
+
+    def refuse(self, waiter: Waiter, error: Exception) -> None:
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+            waiter.future.exception()  # it may be cancelled before it looks
+        self._gone_from_line()
+
+    def _gone_from_line(self) -> None:
+        self.waiting -= 1
+        self._stale += 1
+        if self._stale > 64 and self._stale * 2 > len(self.waiters):
+            self.waiters = deque(waiter for waiter in self.waiters if waiter.wanted)
+            self._stale = 0
+
+    def _first(self) -> Waiter | None:
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if waiter.wanted and not waiter.future.done():  # done: cancelled a moment ago, and not yet forsaken
+                return waiter
+            self._stale = max(0, self._stale - 1)
+        return None
+
+    def pump(self) -> None:
+        """Serve those who wait, first come first served; start more where that is not enough."""
+        while self.waiting and (self.idle or self.part):
+            waiter = self._first()
+            if waiter is None:
+                break
+            member = self._free_seat()
+            assert member is not None
+            waiter.wanted = False
+            self.waiting -= 1
+            self.owner.deadlines.drop_one()
+            waiter.future.set_result(member)
+        self.grow()
+
+    def explain(self, waiter: Waiter) -> str:
+        """Why there is none: who holds what."""
+        now = time.monotonic()
+        grips = [grip for _, grip in zip(range(5), self.grips(), strict=False)]
+        holders = ", ".join(f"{grip.lease.holder} for {now - grip.since:.1f} s" for grip in grips) or "nobody"
+        num_held = sum(member.seats for member in self.members)
+        more = f" and {num_held - len(grips)} more" if grips and num_held > len(grips) else ""
+        failed = f"; the last start failed: {self.last_error}" if self.last_error is not None else ""
+        return (
+            f"{waiter.holder} waited {now - waiter.since:.1f} s for {self.spec.name} and got none: {num_held} of "
+            f"{self.size * self.spec.max_chains} are lent (to {holders}{more}), {self.starting} start, {self.closing} are being "
+            f"closed, {self.waiting} wait{failed}"
+        )
+
+    def grips(self) -> Iterator[Grip]:
+        for member in self.members:
+            yield from member.grips
+
+    # ---- birth and death
+
+    @property
+    def count(self) -> int:
+        """Everything that takes a share of the budget."""
+        return len(self.members) + self.starting + self.closing
+
+    @property
+    def floor(self) -> int:
+        """How many are kept though nobody uses them."""
+        return min(self.size, max(self.spec.min_warm, self.target))
+
+    def grow(self) -> None:
+        """Start what is wanted and allowed."""
+        if len(self.members) + self.starting + self.closing >= self.size or self.owner.closed:
+            return
+        waiting = -(-self.waiting // self.spec.max_chains) - self.starting
+        warm = self.floor - len(self.members) - self.starting
+        if self._failures and (waiting <= 0 or self.members) and time.monotonic() < self._retry_at:
+            return  # the last start failed; the sweep tries again
+        for _ in range(max(waiting, warm)):
+            if self.starting >= MAX_STARTING or self.count >= self.size or not self.owner.room_for(self):
+                break
+            self.starting += 1
+            self.started += 1
+            task = self.owner.spawn(self._start(self.started))
+            self.start_tasks.add(task)
+            task.add_done_callback(self.start_tasks.discard)
+
+    async def _start(self, number: int) -> None:
+        placed = self.home.place(number)
+        try:
+            await within(placed.start(), self.spec.start_timeout_s)
+        except Expired:
+            error: Exception | None = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
+        except AgentFlyError as raised:
+            error = raised
+        except Exception as raised:  # noqa: BLE001 - any way a user's environment can fail to start
+            error = WorldError(f"{self.spec.name} did not start: {type(raised).__name__}: {raised}")
+        except BaseException:
+            self.starting -= 1
+            self._close_later(placed)
+            raise
+        else:
+            error = None
+        self.starting -= 1
+        if error is not None or self.owner.closed:
+            self._close_later(placed)
+        if error is not None:
+            self._start_failed(error)
+        elif not self.owner.closed:
+            self._failures, self.last_error = 0, None
+            member = Member(self, placed)
+            placed.on_death = lambda: self._died(member)
+            self.members[member] = None
+            self.idle.append(member)
+            self.pump()
+        self._tell()
+
+    def _start_failed(self, error: Exception) -> None:
+        self.failed += 1
+        self._failures += 1
+        self.last_error = error
+        self._retry_at = time.monotonic() + min(BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S)
+        if self.waiting and not self.members and (waiter := self._first()) is not None:
+            # Nobody will give one back: the first in line ends with the reason, and the next gets a start of its own.
+            waiter.wanted = False
+            self.owner.deadlines.drop_one()
+            self.refuse(waiter, error)
+            self._stale = max(0, self._stale - 1)
+            self.grow()
+
+    def _died(self, member: Member) -> None:
+        if member.live:
+            self.discard(member, failed=True, why=member.placed.why)
+
+    def spoil(self, member: Member, why: str) -> None:
+        """A call was given up in the middle."""
+        if not member.live:
+            return
+        if member.seats > 1:
+            self.retire(member)
+        else:
+            member.placed.abandon()
+            self.discard(member, failed=True, why=why)
+
+    def retire(self, member: Member) -> None:
+        """No new chains; closed when the last one leaves."""
+        member.retiring = True
+        if member in self.part:
+            self.part.remove(member)
+
+    def discard(self, member: Member, failed: bool = False, why: str = "") -> None:
+        """Close it, whoever holds it."""
+        if not member.live:
+            return
+        member.live = False
+        del self.members[member]
+        for line in (self.idle, self.part):
+            if member in line:
+                line.remove(member)
+        if failed:
+            self.failed += 1
+        else:
+            self.recycled += 1
+        for grip in member.grips:
+            grip.end(why or f"{self.spec.name} was closed")
+        self._close_later(member.placed)
+
+    def _close_later(self, placed: Placed) -> None:
+        placed.on_death = None
+        self.closing += 1
+        self.owner.spawn(self._close(placed))
+
+    async def _close(self, placed: Placed) -> None:
+        try:
+            await placed.close(self.spec.close_timeout_s)
+        finally:
+            self.closing -= 1
+            self.owner.freed()
+            self._tell()
+
+    def sweep(self, now: float, end: Callable[[Grip, str], None]) -> None:
+        """Now and then: take back what is held too long, close what nobody needs, start what is missing."""
+        spec = self.spec
+        for grip in list(self.grips()):
+            if now - grip.since > spec.max_hold_s:
+                end(grip, f"{grip.lease.holder} held {spec.name} for more than {spec.max_hold_s:g} s; it was taken back")
+            elif spec.heartbeat_s is not None and not grip.busy and now - grip.beat > spec.heartbeat_s:
+                end(grip, f"{grip.lease.holder} gave no sign of life for {spec.heartbeat_s:g} s; {spec.name} was taken back")
+        for member in list(self.idle):
+            unneeded = now - member.idle_since > spec.idle_s and len(self.members) > self.floor
+            if unneeded or self._used_up(member):
+                self.discard(member)
+        for member in self.members:
+            member.placed.tidy()
+        self.grow()
+
+    def _tell(self) -> None:
+        changed, self.changed = self.changed, []
+        for future in changed:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,224 @@
+"""The host's side of one session: a non-blocking socket on the event loop, one cell at a time.
+
+What the session says is data to be checked: a frame that is too long, malformed, unasked for or of the wrong type ends it. Whether
+the cell timed out and how the session ended is known from the host's clock and the server's waitpid alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from ...errors import WorldError
+from .limits import CellResult
+
+if TYPE_CHECKING:
+    from .host import SandboxServer
+
+MAX_CODE_CHARS = 2_000_000
+MAX_IMAGES, MAX_IMAGE_CHARS = 4, 2_000_000
+
+
+class SandboxSession:
+    """Made by `SandboxServer.session()`."""
+
+    def __init__(self, server: SandboxServer, number: int, channel: socket.socket) -> None:
+        self.number = number
+        self.ended: str | None = None  # why, once it has
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._channel = channel
+        self._buffer = bytearray()
+        self._outgoing = memoryview(b"")
+        self._waiter: asyncio.Future[dict[str, Any] | None] | None = None
+        self._signalled: asyncio.Future[None] | None = None
+        self._gone: asyncio.Future[None] = self._loop.create_future()  # the server has reaped it
+        self._timer: asyncio.TimerHandle | None = None
+        self._late = False
+        self._cell = 0
+        # Two outputs and an error and a value, every character escaped, the images, and room for the names.
+        self._max_frame = 4 * 6 * (server.limits.output_chars + 100) + MAX_IMAGES * MAX_IMAGE_CHARS + 100_000
+        self._loop.add_reader(channel.fileno(), self._on_readable)
+
+    @property
+    def alive(self) -> bool:
+        return self.ended is None
+
+    async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
+        """Run one cell. A cell that takes longer is interrupted; one that does not stop then is ended with its session. Cancelling
+        the call ends the session. WorldError when the session has ended before."""
+        if self.ended is not None:
+            raise WorldError(f"the sandbox session has ended: {self.ended}")
+        if self._waiter is not None:
+            raise WorldError("the sandbox session is running another cell: one at a time")
+        if len(code) > MAX_CODE_CHARS:
+            return CellResult(error=f"the code has {len(code):,} characters, the limit is {MAX_CODE_CHARS:,}")
+        self._cell += 1
+        self._late = False
+        self._server.count("cells")
+        self._timer = self._loop.call_later(timeout_s, self._on_late)
+        reply = await self._exchange({"id": self._cell, "code": code})
+        if reply is None:
+            error = f"the session has ended and its variables are lost: {self.ended}"
+            return CellResult(error=error, timed_out=self._late, alive=False)
+        result = self._check(reply)
+        if result is None:
+            self._end("it sent something that is not a reply")
+            return CellResult(error=f"the session has ended and its variables are lost: {self.ended}", alive=False)
+        if not self._late:
+            return result
+        if self._signalled is not None:  # or the signal could hit the next cell
+            await asyncio.shield(self._signalled)
+        error = f"TimeoutError: the cell took longer than {timeout_s:g} s and was interrupted; the session goes on"
+        return CellResult(result.stdout, result.stderr, None, error, result.images, timed_out=True, alive=self.alive)
+
+    async def close(self) -> None:
+        """End the session and wait until the server has seen it go. Any number of times."""
+        self._end("it was closed")
+        if not self._gone.done():
+            await asyncio.wait([self._gone], timeout=10)
+
+    # ---- the exchange of one cell ----
+
+    async def started(self) -> None:
+        """Wait for the first word, which says whether the walls stand."""
+        self._timer = self._loop.call_later(self._server.start_timeout_s, self._end, "it did not start in time")
+        reply = await self._exchange(None)
+        if reply is None or reply.get("error"):
+            why = self.ended or str((reply or {}).get("error"))
+            self._end("it did not start")
+            raise WorldError(f"a sandbox session could not be started: {why}")
+
+    async def _exchange(self, message: dict[str, Any] | None) -> dict[str, Any] | None:
+        self._waiter = self._loop.create_future()
+        try:
+            if message is not None:
+                body = json.dumps(message).encode()
+                self._outgoing = memoryview(struct.pack(">I", len(body)) + body)
+                self._on_writable()
+            return await self._waiter
+        except asyncio.CancelledError:
+            self._end("its call was cancelled")
+            raise
+        finally:
+            self._waiter = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _on_writable(self) -> None:
+        try:
+            sent = self._channel.send(self._outgoing)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # reading will say why
+        waiting = len(self._outgoing) < 1 or sent < len(self._outgoing)
+        self._outgoing = self._outgoing[sent:]
+        if self._outgoing and waiting:
+            self._loop.add_writer(self._channel.fileno(), self._on_writable)
+        elif self.alive:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._channel.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            # Usually it has exited and the server is about to say how; a session that only closed its end is ended.
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.call_later(0.5, self._end, "it closed its connection")
+            return
+        self._buffer += data
+        if len(self._buffer) < 4:
+            return
+        size = struct.unpack_from(">I", self._buffer)[0]
+        if size > self._max_frame:
+            self._end("it sent more than it may")
+        elif len(self._buffer) >= 4 + size:
+            body = bytes(self._buffer[4 : 4 + size])
+            extra = len(self._buffer) > 4 + size
+            self._buffer.clear()
+            self._on_frame(body, extra)
+
+    def _on_frame(self, body: bytes, extra: bool) -> None:
+        try:
+            reply = json.loads(body)
+        except (ValueError, RecursionError):
+            reply = None
+        expected = self._waiter is not None and not self._waiter.done()
+        if extra or not expected or not isinstance(reply, dict) or reply.get("id") != self._cell:
+            self._end("it sent something that is not a reply")
+        elif self._waiter is not None:
+            self._waiter.set_result(reply)
+
+    def _check(self, reply: dict[str, Any]) -> CellResult | None:
+        """The reply as a value, or None when it is not one. The limits are applied again: the session may have lifted its own."""
+        longest = self._server.limits.output_chars + 100
+        texts: list[str | None] = []
+        for name in ("stdout", "stderr", "value", "error"):
+            text = reply.get(name)
+            if text is not None and not isinstance(text, str):
+                return None
+            if text is not None and not text.isascii():
+                text = text.encode("utf-8", "backslashreplace").decode()
+            texts.append(text[:longest] if text is not None else None)
+        images = reply.get("images", [])
+        if not isinstance(images, list) or len(images) > MAX_IMAGES or not all(isinstance(image, str) for image in images):
+            return None
+        try:
+            pictures = tuple(base64.b64decode(image, validate=True) for image in images)
+        except (ValueError, binascii.Error):
+            return None
+        return CellResult(texts[0] or "", texts[1] or "", texts[2], texts[3], pictures)
+
+    # ---- time and ends ----
+
+    def _on_late(self) -> None:
+        self._late = True
+        self._server.count("timed_out")
+        self._signalled = self._loop.create_future()
+        self._server.command("int", self.number)
+        self._timer = self._loop.call_later(self._server.limits.grace_s, self._end, "it did not stop when its time was over")
+
+    def on_signalled(self) -> None:
+        if self._signalled is not None and not self._signalled.done():
+            self._signalled.set_result(None)
+
+    def on_exit(self, facts: dict[str, Any]) -> None:
+        """The server has reaped the session; `facts` are its words, not the session's."""
+        code, cpu_s = facts["code"], facts["cpu_s"]
+        limits = self._server.limits
+        if facts["why"] or facts["error"]:
+            why = facts["why"] or facts["error"]
+        elif facts["oom"]:
+            why = f"it used more than {limits.memory_mb} MB of memory"
+        elif code == -9 and cpu_s >= limits.cpu_s - 1:
+            why = f"it used more than {limits.cpu_s} s of CPU time"
+        else:
+            why = f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
+        self._end(why, reaped=True)
+
+    def _end(self, why: str, reaped: bool = False) -> None:
+        """From any state, any number of times; only the first reason counts."""
+        if self.ended is None:
+            self.ended = why
+            self._loop.remove_reader(self._channel.fileno())
+            self._loop.remove_writer(self._channel.fileno())
+            self._channel.close()
+            if not reaped:
+                self._server.command("kill", self.number)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if reaped:
+            self.on_signalled()
+            if not self._gone.done():
+                self._gone.set_result(None)

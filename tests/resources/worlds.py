@@ -1,0 +1,149 @@
+"""Small environments for the tests of this room; importable, so that worker processes find them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from agentfly.errors import ToolError
+from agentfly.resources import Cost, Environment
+from agentfly.types import Task, ToolResult
+
+TASK = Task("t", (), {"secret": 5})
+
+
+def task(number: int) -> Task:
+    return Task(f"task-{number}", (), {"number": number})
+
+
+class Board(Environment):
+    """Remembers what was written; counts instances by class, so that a test sees what is open."""
+
+    cost = Cost(cpu=0.1, memory_mb=10, start_s=0)
+    open: Counter[str] = Counter()
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.task: Task | None = None
+        self.closed = False
+        self.open[type(self).__name__] += 1
+
+    def reset(self, task: Task) -> str:
+        if task.fields.get("refuse"):
+            raise RuntimeError("no such board")
+        self.task, self.notes = task, []
+        return f"board of {task.id}"
+
+    def write(self, note: str) -> int:
+        self.notes.append(note)
+        return len(self.notes)
+
+    def read(self) -> list[str]:
+        return self.notes
+
+    async def linger(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    def block(self, seconds: float) -> str:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.005)
+        return "done"
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.open[type(self).__name__] -= 1
+
+
+class Chalk(Board):
+    """A second kind."""
+
+
+class Once(Board):
+    reusable = False
+
+
+class Library(Board):
+    max_chains = 3
+
+
+class Sickly(Board):
+    sick = False
+
+    def healthy(self) -> bool:
+        return not self.sick
+
+
+class Worker(Board):
+    """What only makes sense in a worker process."""
+
+    placement = "process"
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def leave(self, code: int) -> None:
+        os._exit(code)
+
+    def odd(self) -> Any:
+        return {1, 2}
+
+    def numbered(self) -> Any:
+        return {1: "one"}
+
+    def picture(self) -> ToolResult:
+        return ToolResult(observation="a picture", image=b"\x89PNG", reward=0.5, done=True)
+
+    def fail(self, kind: str) -> None:
+        if kind == "tool":
+            raise ToolError("for the model to read")
+        if kind == "value":
+            raise ValueError("not that")
+        raise Strange("very odd")
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def litter(self) -> str:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            return file.name
+
+    def spawn_child(self) -> int:
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    def hoard(self, megabytes: int) -> None:
+        self.hoarded = bytearray(os.urandom(1 << 20) * megabytes)
+
+
+class Strange(Exception):
+    pass
+
+
+class NeverUp(Board):
+    def __init__(self) -> None:
+        raise RuntimeError("the display is missing")
+
+
+class SlowUp(Board):
+    def __init__(self) -> None:
+        time.sleep(30)
+
+
+def exists(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
