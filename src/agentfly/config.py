@@ -53,6 +53,15 @@ class AgentSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceSettings:
+    """What the host gives to environments."""
+
+    cpu: float | None = _key(None, "CPUs for all environments together; no limit when not set")
+    memory_mb: float | None = _key(None, "memory for all environments together; no limit when not set")
+    pools: dict[str, Any] = _key({}, "per kind of environment: placement, max, min_warm, idle_s, max_uses, ...")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
     """What it acts on."""
 
@@ -119,6 +128,7 @@ class Config:
     seed: int = _key(0, "seed of the data order, of sampling and of fresh weights")
     agent: AgentSettings = field(default_factory=AgentSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    resources: ResourceSettings = field(default_factory=ResourceSettings)
     sampling: Sampling = field(default_factory=Sampling)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     loss: LossSettings = field(default_factory=LossSettings)

@@ -8,7 +8,7 @@ same faults at the same calls. For tests, and for users who want to see what the
     crash     the call raises RuntimeError
     hang      the call does not return (until `hang_s`)
     slow      the call takes `slow_s` longer
-    corrupt   the worker writes garbage over its socket; elsewhere the call returns garbage and the state is lost: reset is refused
+    corrupt   the worker writes garbage over its socket; elsewhere the call returns garbage and reset is refused
 """
 
 from __future__ import annotations

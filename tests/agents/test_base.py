@@ -64,7 +64,8 @@ def test_run_is_async_and_run_sync_works_inside_a_loop_too() -> None:
         ({"on_tool_error": "stop"}, ConfigError, "on_tool_error"),
         ({"max_turns": 0}, ConfigError, "max_turns"),
         ({"sampling": {"temprature": 1}}, ConfigError, "temprature"),
-        ({"env": 3}, ConfigError, "env is a class"),
+        ({"env": 3}, ConfigError, "an environment is a class"),
+        ({"resources": {"ram": 3}}, ConfigError, "resources has no key"),
     ],
 )
 def test_a_bad_argument_is_refused_when_the_agent_is_built(

@@ -44,7 +44,7 @@ def test_it_builds_a_model_that_loads(tmp_path, capsys):
     figures: dict[str, Any] = json.loads((tmp_path / "build.json").read_text(encoding="utf-8"))
     assert figures["good"]["steps"] == 5
     assert figures["mixed"]["steps"] == 1
-    assert set(figures["mixed"]["success"]) == {"one_step", "readme", "two_step", "two_step_native", "lookup"}
+    assert set(figures["mixed"]["success"]) == {"one_step", "readme", "two_step", "two_step_native", "lookup", "code"}
     assert "after mixed:" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

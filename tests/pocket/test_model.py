@@ -46,4 +46,5 @@ def test_it_uses_a_tool_to_answer_the_first_example(tokenizer):
 def test_its_own_figures_leave_reinforcement_learning_something_to_do():
     success = json.loads((model_dir() / "build.json").read_text(encoding="utf-8"))["mixed"]["success"]
     assert 0.25 <= success["two_step"] <= 0.5
+    assert 0.25 <= success["code"] <= 0.5
     assert success["one_step"] >= 0.6

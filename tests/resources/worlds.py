@@ -9,8 +9,9 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentfly.errors import ToolError
 from agentfly.resources import Cost, Environment
@@ -27,7 +28,7 @@ class Board(Environment):
     """Remembers what was written; counts instances by class, so that a test sees what is open."""
 
     cost = Cost(cpu=0.1, memory_mb=10, start_s=0)
-    open: Counter[str] = Counter()
+    open: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -139,6 +140,16 @@ class NeverUp(Board):
 class SlowUp(Board):
     def __init__(self) -> None:
         time.sleep(30)
+
+
+def soon_gone(pids: Iterable[int]) -> bool:
+    """Whether they all end; one that has been killed may take a moment."""
+    until = time.monotonic() + 20
+    while any(exists(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def exists(pid: int) -> bool:

@@ -8,18 +8,18 @@ is opened when it is first needed; rows are checked, and every prompt rendered, 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from .. import plugins
 from ..data import check_fields, load_tasks
 from ..engines import open_engine
 from ..errors import ConfigError
+from ..resources import Budget, ResourceManager, Spec, spec_of
 from ..rewards import Reward, as_reward
 from ..rollout import Limits, Plan, prepare, run_chains
 from ..rollout.chain import Policy
@@ -74,11 +74,14 @@ class BaseAgent:
         on_tool_error: Policy = "continue",
         renderer: Renderer | None = None,
         engine: Mapping[str, Any] | None = None,
+        resources: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.tools = self._collect_tools(tools)
         self.reward: Reward | None = None if reward is None else as_reward(reward)
-        self.make_env = _env_maker(env)
+        self.env = None if env is None else spec_of(env)
+        self.resources = dict(resources or {})
+        self._check_resources()
         self.system = system
         self.max_context = max_context
         self.limits = Limits(max_turns=max_turns, chain_timeout_s=chain_timeout_s)
@@ -155,11 +158,46 @@ class BaseAgent:
             renderer=renderer,
             schemas=self.schemas,
             reward=self.reward,
-            make_env=self.make_env,
             sampling=self.sampling if sampling is None else as_sampling(sampling),
             limits=limits,
             on_event=on_event,
         )
+
+    @asynccontextmanager
+    async def environments(self, plan: Plan, max_concurrency: int) -> AsyncIterator[Plan]:
+        """The plan with a resource manager behind it, where the agent, its tools or its reward use environments."""
+        kinds = self._kinds(max_concurrency)
+        if not kinds:
+            yield plan
+            return
+        budget = Budget(cpu=self.resources.get("cpu"), memory_mb=self.resources.get("memory_mb"))
+        async with ResourceManager(budget, *kinds) as manager:
+            yield replace(plan, manager=manager, env_kind=self.env.name if self.env else None)
+
+    def _kinds(self, max_concurrency: int) -> list[Spec]:
+        """Every kind of environment in use, with the size of its pool: what was set, else one for each chain in flight."""
+        found: dict[Any, Spec] = {} if self.env is None else {self.env.make: self.env}
+        sizes: dict[type, dict[str, int]] = {}
+        for tool in self.tools.values():
+            sizes |= tool.pools
+        asked = [kind for tool in self.tools.values() for kind in tool.envs]
+        for kind in [*asked, *(self.reward.envs if self.reward else ())]:
+            found.setdefault(kind, spec_of(kind))
+        pools = self.resources.get("pools", {})
+        if unknown := set(pools) - {spec.name for spec in found.values()}:
+            known = ", ".join(spec.name for spec in found.values()) or "none"
+            raise ConfigError(f"resources.pools names {sorted(unknown)[0]!r}, but the environments in use are: {known}")
+        made = []
+        for kind, spec in found.items():
+            settings = {**sizes.get(kind, {}), **pools.get(spec.name, {})}
+            if spec.max is None and "max" not in settings and settings.get("placement", spec.placement) == "loop":
+                settings["max"] = max_concurrency
+            made.append(spec_of(spec, **settings))
+        return made
+
+    def _check_resources(self) -> None:
+        if unknown := set(self.resources) - {"cpu", "memory_mb", "pools"}:
+            raise ConfigError(f"resources has no key {sorted(unknown)[0]!r}; it has cpu, memory_mb and pools")
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Every row has what the reward and the tools ask for: an error now, not at step 400."""
@@ -191,14 +229,16 @@ class BaseAgent:
         self.check(loaded)
         started = time.perf_counter()
         plan = self.plan(max_turns=max_turns, sampling=sampling, on_event=on_event)
-        trajectories = await run_chains(
-            plan,
-            prepare(plan, loaded),
-            num_chains=num_chains,
-            max_concurrency=max_concurrency or MAX_CONCURRENCY,
-            prefix=f"run{next_run_number()}-",
-            on_trajectory=on_trajectory,
-        )
+        together = max_concurrency or MAX_CONCURRENCY
+        async with self.environments(plan, together) as plan:
+            trajectories = await run_chains(
+                plan,
+                prepare(plan, loaded),
+                num_chains=num_chains,
+                max_concurrency=together,
+                prefix=f"run{next_run_number()}-",
+                on_trajectory=on_trajectory,
+            )
         return RunResult(trajectories, num_chains, time.perf_counter() - started)
 
     def run_sync(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -293,16 +333,6 @@ def next_run_number() -> int:
     with _run_lock:
         _run_count += 1
         return _run_count
-
-
-def _env_maker(env: Any) -> Callable[[], Any] | None:
-    if isinstance(env, str):
-        env = plugins.resolve("envs", env)
-    if env is None:
-        return None
-    if inspect.isclass(env) or callable(env):
-        return env  # type: ignore[no-any-return]
-    raise ConfigError(f"env is a class or a function that makes the environment of one chain, not {type(env).__name__}")
 
 
 def _images(result: ToolResult) -> tuple[Any, ...]:

@@ -172,7 +172,7 @@ def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"environment {spec.name!r}: options for a worker process must have a JSON form: {error}") from None
-    return target, options
+    return str(target), options
 
 
 def target_of(make: Any, name: str) -> str:

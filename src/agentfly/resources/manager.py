@@ -72,8 +72,9 @@ class ResourceManager:
         if size > self._fits(spec):
             cpu, memory = size * spec.cost.cpu, size * spec.cost.memory_mb
             raise ConfigError(
-                f"{size} instances of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is {_limit(self.budget.cpu)} "
-                f"CPUs and {_limit(self.budget.memory_mb)} MB: set max to {self._fits(spec)} or less, or raise the budget"
+                f"{size} instances of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is "
+                f"{_limit(self.budget.cpu)} CPUs and {_limit(self.budget.memory_mb)} MB: "
+                f"set max to {self._fits(spec)} or less, or raise the budget"
             )
         floors = [*self._specs.values(), (spec, size)]
         for name in ("cpu", "memory_mb"):
@@ -82,7 +83,8 @@ class ResourceManager:
             if limit is not None and least > limit + 1e-9:
                 names = ", ".join(each.name for each, _ in floors)
                 raise ConfigError(
-                    f"the environments {names} need at least {least:g} of {name} (max(1, min_warm) of each), but the budget is {limit:g}"
+                    f"the environments {names} need at least {least:g} of {name} (max(1, min_warm) of each), but the budget "
+                    f"is {limit:g}"
                 )
         self._specs[spec.name] = (spec, size)
         self._names.setdefault(thing if not isinstance(thing, Spec) else spec.make, spec.name)
@@ -324,6 +326,7 @@ class ResourceManager:
         self._enter()
         pool = self._pool(kind)
         pool.target = max(pool.target, min(n, pool.size))
+        pool.retry_at = 0.0  # somebody asks for it by name: do not wait out the pause after a failed start
         pool.grow()
         failed = pool.failed
         until = pool.loop.time() + (self._timeout_s if timeout_s is None else timeout_s)

@@ -103,7 +103,7 @@ class Pool:
         self.start_tasks: set[asyncio.Task[None]] = set()
         self.last_error: Exception | None = None
         self._failures = 0
-        self._retry_at = 0.0
+        self.retry_at = 0.0
         self._stale = 0
 
     # ---- seats
@@ -254,8 +254,8 @@ class Pool:
         failed = f"; the last start failed: {self.last_error}" if self.last_error is not None else ""
         return (
             f"{waiter.holder} waited {now - waiter.since:.1f} s for {self.spec.name} and got none: {num_held} of "
-            f"{self.size * self.spec.max_chains} are lent (to {holders}{more}), {self.starting} start, {self.closing} are being "
-            f"closed, {self.waiting} wait{failed}"
+            f"{self.size * self.spec.max_chains} are lent (to {holders}{more}), {self.starting} start, {self.closing} are "
+            f"being closed, {self.waiting} wait{failed}"
         )
 
     def grips(self) -> Iterator[Grip]:
@@ -280,7 +280,7 @@ class Pool:
             return
         waiting = -(-self.waiting // self.spec.max_chains) - self.starting
         warm = self.floor - len(self.members) - self.starting
-        if self._failures and (waiting <= 0 or self.members) and time.monotonic() < self._retry_at:
+        if self._failures and (waiting <= 0 or self.members) and time.monotonic() < self.retry_at:
             return  # the last start failed; the sweep tries again
         for _ in range(max(waiting, warm)):
             if self.starting >= MAX_STARTING or self.count >= self.size or not self.owner.room_for(self):
@@ -325,7 +325,7 @@ class Pool:
         self.failed += 1
         self._failures += 1
         self.last_error = error
-        self._retry_at = time.monotonic() + min(BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S)
+        self.retry_at = time.monotonic() + min(BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S)
         if self.waiting and not self.members and (waiter := self._first()) is not None:
             # Nobody will give one back: the first in line ends with the reason, and the next gets a start of its own.
             waiter.wanted = False

@@ -130,6 +130,7 @@ class OwnThread:
             return True
 
     def _run(self, fn: Callable[[], Any]) -> Result:
+        value: Any = None
         try:
             value = fn()
             if inspect.isawaitable(value):
@@ -138,6 +139,8 @@ class OwnThread:
                 value = self._runner.run(_await(value))
             return value, None
         except BaseException as raised:  # noqa: BLE001 - it belongs to the caller, on the other side
+            if inspect.iscoroutine(value):
+                value.close()  # it was told to stop before it began
             return None, raised
 
     def _end(self) -> None:

@@ -3,9 +3,11 @@
 It ties its life to the trainer's before anything else, reads the first frame from the socket CHANNEL, takes over the
 trainer's import path and hands over to `host`. Nothing of AgentFly is imported before that.
 
-Two ties, both kept by the kernel, so that code which hangs or holds the interpreter cannot loosen them: the parent-death
-signal, and a pipe LIFE whose other end only the trainer has; when that is closed the whole process group, children of the
-environment included, gets SIGKILL. Where the kernel cannot do that (not Linux), a thread waits on the pipe instead.
+Two ties. A pipe LIFE whose other end only the trainer has: when that is closed, the kernel sends SIGKILL to the whole process
+group, children of the environment included, and code that hangs or holds the interpreter cannot loosen it. And the
+parent-death signal, in case a fork of the trainer keeps the pipe open: its handler kills the group too. (It must not kill this
+process alone: it comes before the pipe is closed, and the children would be left.) Where the kernel cannot do that (not
+Linux), a thread waits on the pipe.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ F_SETSIG = 10
 
 def tie_to(parent: int, life: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.signal(signal.SIGTERM, _end)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        life = os.open(
+            f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK
+        )  # all workers share one pipe; the signal is set per opening
         fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(life, F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
@@ -38,10 +44,14 @@ def tie_to(parent: int, life: int) -> None:
         os._exit(1)  # it died before the ties were made
 
 
+def _end(*_: object) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
 def _watch(life: int) -> None:
     with contextlib.suppress(OSError):
         os.read(life, 1)
-    os.killpg(0, signal.SIGKILL)
+    _end()
 
 
 def read_hello(channel: socket.socket) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import difflib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ from ..errors import ConfigError
 from ..types import Trajectory
 
 RESERVED = ("prediction", "trajectory", "task", "env")
+
+Lend = Callable[[type], Awaitable[Any]]
+"""Gives the chain's own environment of a class; what tools used, rewards see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,19 @@ class Reward(ABC):
     def waits(self) -> bool:
         """Whether scoring leaves the event loop to others: then the parts of a mix are scored together."""
 
+    @property
+    def envs(self) -> frozenset[type]:
+        """The environments that it asks for by annotation."""
+        return frozenset()
+
     @abstractmethod
     def scaled(self, factor: float) -> Reward: ...
 
     @abstractmethod
-    async def score(self, trajectory: Trajectory, env: Any = None) -> Score: ...
+    async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score: ...
 
     @abstractmethod
-    async def part_score(self, trajectory: Trajectory, env: Any = None) -> Score:
+    async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
         """The score as one part of a mix: weighted, and with every component under the part's own name."""
 
     def check(self, fields: Collection[str]) -> None:
@@ -130,14 +138,18 @@ class Mix(Reward):
     def waits(self) -> bool:
         return any(part.waits for part in self._parts)
 
+    @property
+    def envs(self) -> frozenset[type]:
+        return frozenset().union(*(part.envs for part in self._parts))
+
     def scaled(self, factor: float) -> Mix:
         return Mix([part.scaled(factor) for part in self._parts], self.constant * factor)
 
-    async def score(self, trajectory: Trajectory, env: Any = None) -> Score:
+    async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
         if sum(part.waits for part in self._parts) > 1:
-            scores = await _together([part.part_score(trajectory, env) for part in self._parts])
+            scores = await _together([part.part_score(trajectory, env, lend) for part in self._parts])
         else:
-            scores = [await part.part_score(trajectory, env) for part in self._parts]
+            scores = [await part.part_score(trajectory, env, lend) for part in self._parts]
         components: dict[str, float] = {}
         for score in scores:
             components |= score.components
@@ -145,8 +157,8 @@ class Mix(Reward):
         turns = tuple(map(sum, zip(*per_turn, strict=True))) if per_turn else None
         return Score(self.constant + sum(score.reward for score in scores), components, turns)
 
-    async def part_score(self, trajectory: Trajectory, env: Any = None) -> Score:
-        return await self.score(trajectory, env)
+    async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
+        return await self.score(trajectory, env, lend)
 
     def __repr__(self) -> str:
         shift = f" + {self.constant:g}" if self.constant else ""

@@ -21,8 +21,9 @@ from typing import Any, overload
 
 from .. import plugins
 from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError
+from ..tools.signature import env_parameters
 from ..types import Trajectory
-from .base import RESERVED, Reward, Score
+from .base import RESERVED, Lend, Reward, Score
 from .threads import in_thread
 from .values import read
 
@@ -65,12 +66,18 @@ class FunctionReward(Reward):
         self.timeout_s = timeout_s
         self.description = next(iter((inspect.getdoc(function) or "").strip().splitlines()), "")
         self._reserved, self._required, self._optional, self._rest = _parameters(function, self.name)
+        self._envs = env_parameters(function)
+        self._required = [parameter for parameter in self._required if parameter not in self._envs]
         self._extra = frozenset(needs)
         functools.update_wrapper(self, function, updated=())
 
     @property
     def needs(self) -> frozenset[str]:
         return frozenset(self._required) | self._extra
+
+    @property
+    def envs(self) -> frozenset[type]:
+        return frozenset(self._envs.values())
 
     @property
     def parts(self) -> tuple[Reward, ...]:
@@ -94,13 +101,13 @@ class FunctionReward(Reward):
         other.name = name
         return other
 
-    async def score(self, trajectory: Trajectory, env: Any = None) -> Score:
+    async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
         """Alone, a reward's own components keep their names; its unweighted score stands beside them under its own name."""
-        raw = await self._raw(trajectory, env)
+        raw = await self._raw(trajectory, env, lend)
         return self._weighted(raw, {self.name: raw.reward, **raw.components})
 
-    async def part_score(self, trajectory: Trajectory, env: Any = None) -> Score:
-        raw = await self._raw(trajectory, env)
+    async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
+        raw = await self._raw(trajectory, env, lend)
         inner = {f"{self.name}/{component}": value for component, value in raw.components.items()}
         return self._weighted(raw, {self.name: raw.reward, **inner})
 
@@ -108,9 +115,16 @@ class FunctionReward(Reward):
         turns = None if raw.turn_rewards is None else tuple(self.weight * value for value in raw.turn_rewards)
         return Score(self.weight * raw.reward, components, turns)
 
-    async def _raw(self, trajectory: Trajectory, env: Any) -> Score:
+    async def _raw(self, trajectory: Trajectory, env: Any, lend: Lend | None) -> Score:
         try:
-            value = self._start(self._arguments(trajectory, env))
+            arguments = self._arguments(trajectory, env)
+            for name, kind in self._envs.items():
+                if arguments.get(name) is not None:  # `env`, and the agent has one
+                    continue
+                if lend is None:
+                    raise _Refused(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
+                arguments[name] = await lend(kind)
+            value = self._start(arguments)
             if type(value) is float and math.isfinite(value):  # what most rewards return, a thousand times a step
                 return Score(value)
             if inspect.isawaitable(value):

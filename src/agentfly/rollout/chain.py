@@ -8,14 +8,14 @@ Nothing here decodes and re-encodes a reply: sampled ids are kept, and only the 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError, blame
+from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError
+from ..resources import Lease, ResourceManager
 from ..rewards import Reward
 from ..tools import Context, Tool, call_tools
 from ..types import (
@@ -54,31 +54,31 @@ class AgentLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Deadlines nest: a tool's is shorter than `chain_timeout_s`; scoring and closing have time of their own after it."""
+    """Deadlines nest: a tool's is shorter than `chain_timeout_s`; scoring has time of its own after it."""
 
     max_turns: int = 8
     max_context: int = 1 << 30
     chain_timeout_s: float = 600.0
     score_timeout_s: float = 120.0
-    close_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ConfigError(f"max_turns must be at least 1, not {self.max_turns}")
-        if min(self.chain_timeout_s, self.score_timeout_s, self.close_timeout_s) <= 0:
-            raise ConfigError("chain_timeout_s, score_timeout_s and close_timeout_s must be above 0")
+        if min(self.chain_timeout_s, self.score_timeout_s) <= 0:
+            raise ConfigError("chain_timeout_s and score_timeout_s must be above 0")
 
 
 @dataclass(slots=True)
 class Plan:
-    """All that the chains of one run have in common."""
+    """All that the chains of one run have in common. `env_kind` is lent to each at its start, other kinds when first asked for."""
 
     agent: AgentLike
     engine: Engine
     renderer: Renderer | None
     schemas: Sequence[Mapping[str, Any]] = ()
     reward: Reward | None = None
-    make_env: Callable[[], Any] | None = None
+    manager: ResourceManager | None = None
+    env_kind: str | None = None
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     on_event: Callable[[Event], None] | None = None
@@ -97,11 +97,13 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     """Play one chain and score it. Raises only what must stop the run; then the trajectory is lost on purpose with it."""
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages))
     context = Context(opening.task, trajectory)
+    lease: Lease | None = None
     started = time.perf_counter()
     _tell(plan, trajectory, "chain_started")
     try:
         async with asyncio.timeout(plan.limits.chain_timeout_s):
-            await _open_env(plan, context)
+            if plan.manager is not None:
+                lease = await _borrow(plan, plan.manager, context)
             trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids)
         if trajectory.outcome.trainable and plan.reward is not None:
             async with asyncio.timeout(plan.limits.score_timeout_s):
@@ -117,7 +119,9 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     finally:
         trajectory.seconds = time.perf_counter() - started
         plan.engine.release(trajectory_id)
-        await _close(plan, context)
+        if lease is not None:
+            lease.release_now()
+        await context.close()
     _tell(plan, trajectory, "finished", trajectory=trajectory)
     return trajectory
 
@@ -221,7 +225,7 @@ def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> S
 
 
 async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
-    score = await reward.score(trajectory, context.env)
+    score = await reward.score(trajectory, context.env, context.lend)
     trajectory.reward = score.reward
     trajectory.components = dict(score.components)
     for turn, extra in zip(trajectory.turns, score.turn_rewards or (), strict=False):
@@ -233,28 +237,19 @@ def _fail(trajectory: Trajectory, error: RolloutError) -> None:
     trajectory.error = f"{type(error).__name__}: {error}"
 
 
-async def _open_env(plan: Plan, context: Context) -> None:
-    if plan.make_env is None:
-        return
-    with blame(WorldError, "the environment did not start"):
-        context.env = plan.make_env()
-        ready = context.env.reset(context.task)
-        if inspect.isawaitable(ready):
-            await ready
+async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
+    """A lease for this chain: the agent's environment now, what tools and rewards ask for when they ask."""
+    kinds = [plan.env_kind] if plan.env_kind is not None else []
+    lease = await manager.acquire(kinds, context.task, holder=context.trajectory.id)
+    if plan.env_kind is not None:
+        context.env = lease[plan.env_kind]
 
+    async def lend(kind: type) -> Any:
+        await lease.need([kind])
+        return lease[kind]
 
-async def _close(plan: Plan, context: Context) -> None:
-    """Close what the chain held. A world that fails to close is reported on the trajectory, and never holds the run up."""
-    try:
-        async with asyncio.timeout(plan.limits.close_timeout_s):
-            await context.close()
-            if context.env is not None:
-                closing = context.env.close()
-                if inspect.isawaitable(closing):
-                    await closing
-    except Exception as error:  # noqa: BLE001 - any way a user's world can fail to close
-        if context.trajectory.error is None:
-            context.trajectory.error = f"closing the environment failed: {type(error).__name__}: {error}"
+    context.lend = lend
+    return lease
 
 
 def _tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:

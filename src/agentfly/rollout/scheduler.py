@@ -1,6 +1,6 @@
 """Many chains at once: tasks in, trajectories out, in the order of the tasks with siblings together.
 
-At most `max_concurrency` chains are in flight. A chain that fails is data; a bug stops the others, waits until they have
+At most `max_concurrency` chains are in flight, and no more than there are environments for those that hold one all along. A chain that fails is data; a bug stops the others, waits until they have
 closed what they held, and is raised. Every finished trajectory is handed to `on_trajectory` at once, so nothing already
 computed is lost then.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..errors import DataError, InvariantError
+from ..resources import Admission
 from ..types import Task, Trajectory
 from .chain import Opening, Plan, run_chain
 
@@ -45,6 +46,7 @@ async def run_chains(
 ) -> list[Trajectory]:
     """Run `num_chains` chains of every task."""
     total = len(openings) * num_chains
+    admission = Admission(slots=_slots(plan), engine_capacity=max_concurrency)
     results: list[Trajectory | None] = [None] * total
     order = iter(range(total))
 
@@ -52,7 +54,8 @@ async def run_chains(
         for index in order:
             position, chain = divmod(index, num_chains)
             opening = openings[position]
-            trajectory = await run_chain(plan, opening, chain, f"{prefix}{position}-{chain}")
+            async with admission.slot():
+                trajectory = await run_chain(plan, opening, chain, f"{prefix}{position}-{chain}")
             results[index] = trajectory
             if on_trajectory is not None:
                 on_trajectory(trajectory)
@@ -92,6 +95,14 @@ def fewer_collections() -> Iterator[None]:
         _collecting["runs"] -= 1
         if not _collecting["runs"]:
             gc.set_threshold(_collecting["threshold"])
+
+
+def _slots(plan: Plan) -> Callable[[], int | None] | None:
+    """How many chains the environments can hold, where every chain holds one from its start."""
+    manager, kind = plan.manager, plan.env_kind
+    if manager is None or kind is None:
+        return None
+    return lambda: manager.capacity([kind])
 
 
 async def _all(workers: list[asyncio.Task[None]]) -> None:

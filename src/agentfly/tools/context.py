@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import WorldError
 from ..types import Task, Trajectory
 from .deadline import Expired, within
 from .text import describe_error
@@ -28,8 +30,15 @@ class Context:
     task: Task
     trajectory: Trajectory
     env: Any = None
+    lend: Callable[[type], Awaitable[Any]] | None = None
     instances: dict[Any, Any] = field(default_factory=dict)
     closed: bool = False
+
+    async def environment(self, kind: type) -> Any:
+        """This chain's environment of a class, lent when it is first asked for and the same one ever after."""
+        if self.lend is None:
+            raise WorldError(f"a tool or reward asks for a {kind.__name__}, but this chain has no environments")
+        return await self.lend(kind)
 
     async def close(self) -> None:
         """Close every instance that has a `close`; calling it twice is fine."""

@@ -26,7 +26,7 @@ from ..types import ToolResult
 from .context import Context
 from .deadline import Expired, within
 from .docstring import parse_docstring
-from .signature import BadArguments, Signature
+from .signature import BadArguments, Signature, is_environment
 from .text import clean, cut, describe_error, finite, render
 from .threads import run_in_thread
 
@@ -48,6 +48,8 @@ class Tool:
         timeout_s: float = TIMEOUT_S,
         stateful: bool = False,
         inject: Collection[str] = (),
+        env_cls: type | None = None,
+        pool_size: int | None = None,
     ) -> None:
         if isinstance(target, Tool):  # decorated again, with other options
             target = target.__wrapped__ if target.owner is None else types.MethodType(target.__wrapped__, target.owner)
@@ -78,6 +80,7 @@ class Tool:
             raise ConfigError(f"tool {self.name!r}: {error}") from None
         except RecursionError:
             raise ConfigError(f"tool {self.name!r}: a type alias contains itself; use a dataclass, or Any") from None
+        self.pools = self._read_env_cls(env_cls, pool_size)
         self.description = description or _description(target, fn)
         if not self.description:
             raise ConfigError(f"tool {self.name!r} has no description; write a docstring or give @tool(description=...)")
@@ -95,6 +98,26 @@ class Tool:
         functools.update_wrapper(self, target, updated=())
 
     __wrapped__: Any
+
+    def _read_env_cls(self, env_cls: type | None, pool_size: int | None) -> dict[type, dict[str, int]]:
+        """`env_cls` says what the parameter `env` is; `pool_size` how many instances of it there may be."""
+        if env_cls is None:
+            if pool_size is not None:
+                raise ConfigError(f"tool {self.name!r}: pool_size is the size of env_cls's pool; give env_cls too")
+            return {}
+        if not is_environment(env_cls):
+            raise ConfigError(f"tool {self.name!r}: env_cls must be a class with reset(task) and close()")
+        if "env" not in self.signature.reserved:
+            raise ConfigError(f"tool {self.name!r}: with env_cls the environment is passed as 'env'; add that parameter")
+        if pool_size is not None and (type(pool_size) is not int or pool_size < 1):
+            raise ConfigError(f"tool {self.name!r}: pool_size must be a whole number from 1, not {pool_size!r}")
+        self.signature.envs["env"] = env_cls
+        return {env_cls: {} if pool_size is None else {"max": pool_size}}
+
+    @property
+    def envs(self) -> frozenset[type]:
+        """The environments that it asks for."""
+        return frozenset(self.signature.envs.values())
 
     def __get__(self, owner: Any, cls: type | None = None) -> Tool:
         """Methods bind to their instance; everything else, and a look-up on the class, is the tool itself."""
@@ -126,6 +149,9 @@ class Tool:
         if self.is_method:
             raise WorldError(f"tool {self.name!r} is a method; pass it bound to an instance")
         try:
+            for name, kind in self.signature.envs.items():
+                if kwargs.get(name) is None:  # `env` is the agent's own where it has one
+                    kwargs[name] = await context.environment(kind)
             if self.is_async:
                 fn = self._fn if self.cls is None else self._instance(context)
                 value = await within(fn(**kwargs), self.timeout_s)
@@ -289,6 +315,8 @@ def tool(
     timeout_s: float = TIMEOUT_S,
     stateful: bool = False,
     inject: Collection[str] = (),
+    env_cls: type | None = None,
+    pool_size: int | None = None,
     register: bool = True,
 ) -> Tool: ...
 @overload
@@ -300,6 +328,8 @@ def tool(
     timeout_s: float = TIMEOUT_S,
     stateful: bool = False,
     inject: Collection[str] = (),
+    env_cls: type | None = None,
+    pool_size: int | None = None,
     register: bool = True,
 ) -> Callable[[Callable[..., Any] | type], Tool]: ...
 def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Tool | Callable[[Any], Tool]:

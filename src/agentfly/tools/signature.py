@@ -52,6 +52,7 @@ class Signature:
             raise ConfigError(f"inject names {absent[0]!r}, which is not a parameter")
         self.injected: list[tuple[str, bool]] = []  # name, may be left out
         self.reserved: list[str] = []
+        self.envs: dict[str, type] = {}
         self.extra: Convert | None = None
         self.converters: dict[str, Convert] = {}
         properties: dict[str, Schema] = {}
@@ -64,6 +65,8 @@ class Signature:
                 if annotation in (str, int, float, bool, list, dict, "str", "int", "float", "bool", "list", "dict"):
                     raise ConfigError(f"parameter {name!r} is filled by the framework with the chain's {name}; rename it")
                 self.reserved.append(name)
+                if name == "env" and is_environment(hint := _class_of(compiler, fn, annotation)):
+                    self.envs[name] = hint
                 continue
             if name in inject:
                 self.injected.append((name, parameter.default is not _MISSING))
@@ -71,6 +74,9 @@ class Signature:
             hint = _resolve(compiler, fn, name, annotation)
             if typing.get_origin(hint) is Annotated and _MARK in typing.get_args(hint)[1:]:
                 self.injected.append((name, parameter.default is not _MISSING))
+                continue
+            if is_environment(hint):
+                self.envs[name] = hint
                 continue
             try:
                 form = ANY if hint is _MISSING else compiler.compile(hint)
@@ -90,7 +96,7 @@ class Signature:
             self.parameters["additionalProperties"] = True
         if compiler.defs:
             self.parameters["$defs"] = compiler.defs
-        self.hidden = frozenset(self.reserved) | {name for name, _ in self.injected}
+        self.hidden = frozenset(self.reserved) | {name for name, _ in self.injected} | self.envs.keys()
 
     def bind(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
         """The keyword arguments of one call, converted and with what the framework adds."""
@@ -156,6 +162,35 @@ class Signature:
             else:
                 parts.append(f"{name}: {type_name(schema)} = {json.dumps(schema['default'], ensure_ascii=False)}")
         return f"({', '.join(parts)})"
+
+
+def is_environment(hint: Any) -> bool:
+    """A class with `reset` and `close`: the chain's lease of it is passed, and the model never sees the parameter."""
+    return isinstance(hint, type) and callable(getattr(hint, "reset", None)) and callable(getattr(hint, "close", None))
+
+
+def _class_of(compiler: Compiler, fn: Any, annotation: Any) -> Any:
+    """What an annotation names, or nothing where only a type checker can tell."""
+    try:
+        return _resolve(compiler, fn, "env", annotation)
+    except ConfigError:
+        return None
+
+
+def env_parameters(fn: Callable[..., Any]) -> dict[str, type]:
+    """The parameters of a function that ask for an environment by their annotation."""
+    try:
+        given = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):
+        return {}
+    found: dict[str, type] = {}
+    for parameter in given:
+        hint = parameter.annotation
+        if isinstance(hint, str):
+            hint = _class_of(Compiler(), fn, hint)
+        if is_environment(hint):
+            found[parameter.name] = hint
+    return found
 
 
 def _resolve(compiler: Compiler, fn: Any, name: str, annotation: Any) -> Any:

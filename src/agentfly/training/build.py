@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def build_agent(config: Config) -> BaseAgent:
         "on_tool_error": settings.on_tool_error,
         "sampling": config.sampling,
         "engine": settings.engine,
+        "resources": {key: value for key, value in asdict(config.resources).items() if value is not None},
     }
     clash = set(settings.options) & (set(arguments) | {"model"})
     if clash:

@@ -93,17 +93,20 @@ def evaluate(
     agent.check(tasks)
     drawn = as_sampling(sampling) if sampling is not None else agent.sampling
     plan = agent.plan(max_turns=max_turns, sampling=replace(drawn, seed=seed if drawn.seed is None else drawn.seed))
-    evaluation: Evaluation = run_to_end(
-        validate(
-            plan,
-            tasks,
-            num_chains=num_chains,
-            max_concurrency=max_concurrency,
-            prefix=f"eval{next_run_number()}-",
-            success_at=success_at,
-            on_trajectory=on_trajectory,
-        )
-    )
+
+    async def work() -> Evaluation:
+        async with agent.environments(plan, max_concurrency) as ready:
+            return await validate(
+                ready,
+                tasks,
+                num_chains=num_chains,
+                max_concurrency=max_concurrency,
+                prefix=f"eval{next_run_number()}-",
+                success_at=success_at,
+                on_trajectory=on_trajectory,
+            )
+
+    evaluation: Evaluation = run_to_end(work())
     return evaluation
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,23 +89,27 @@ class Trainer:
 
     async def run(self) -> TrainResult:
         """Train to the last step, or until cancelled; what was reached is saved either way."""
-        settings = self.config.train
         with self.progress:
             try:
-                if self.step == 0 and settings.validate_at_start:
-                    self.result.before = (await self._validate()).metrics
-                    self._record(0, self.result.before)
-                while self.step < settings.steps:
-                    metrics = await self._step()
-                    self.result.history.append(metrics)
-                    self.result.steps = self.step
-                if self.step % (settings.validate_every or settings.steps + 1) != 0 or not self.result.after:
-                    self.result.after = (await self._validate()).metrics
-                    self._record(self.step, self.result.after)
+                async with self.agent.environments(self.plan, self.config.rollout.max_concurrency) as self.plan:
+                    await self._steps()
             finally:
                 self._save()
                 self._close()
         return self.result
+
+    async def _steps(self) -> None:
+        settings = self.config.train
+        if self.step == 0 and settings.validate_at_start:
+            self.result.before = (await self._validate()).metrics
+            self._record(0, self.result.before)
+        while self.step < settings.steps:
+            metrics = await self._step()
+            self.result.history.append(metrics)
+            self.result.steps = self.step
+        if self.step % (settings.validate_every or settings.steps + 1) != 0 or not self.result.after:
+            self.result.after = (await self._validate()).metrics
+            self._record(self.step, self.result.after)
 
     async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
@@ -130,13 +134,12 @@ class Trainer:
         self.engine.publish(self.learner.version)
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
+        resources = self.plan.manager.metrics() if self.plan.manager is not None else {}
         metrics = {
             **rollout_metrics(
-                trajectories,
-                clock["time/rollout_s"],
-                self.config.agent.success_at,
-                num_envs=len(trajectories) if self.plan.make_env else 0,
+                trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=self._num_envs(resources)
             ),
+            **resources,
             **learned,
         }
         if settings.validate_every and step % settings.validate_every == 0:
@@ -150,6 +153,11 @@ class Trainer:
         self._record(step, metrics)
         self.progress.step(step, metrics)
         return metrics
+
+    @staticmethod
+    def _num_envs(resources: Mapping[str, float]) -> int:
+        """Environments that are there, lent or waiting to be."""
+        return int(resources.get("resources/total/allocated", 0) + resources.get("resources/total/idle", 0))
 
     def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
         learned = self.learner.update(groups)

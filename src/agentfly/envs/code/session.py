@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from ...errors import ConfigError
 from ...resources.sandbox import TIERS, CellResult, SandboxServer, SandboxSession
@@ -49,37 +48,47 @@ class _Shared:
             server = await SandboxServer.start(self.tier)
         except asyncio.CancelledError:
             self.ready.cancel()
+            self._forget()
             raise
         except Exception as error:  # noqa: BLE001 - it belongs to those who asked for a session
             self.ready.set_exception(error)
             self.ready.exception()  # seen, even where nobody waits any more
+            self._forget()
             return
         log.info("%s", " ".join(server.report()))
         try:
             self.ready.set_result(server)
             while server.ended is None:
                 self.changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    # A server that died is noticed here too: nobody tells.
-                    await asyncio.wait_for(self.changed.wait(), IDLE_S)
-                    continue
-                if not self.users:
-                    return
+                try:
+                    # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
+                    async with asyncio.timeout(IDLE_S):
+                        await self.changed.wait()
+                except TimeoutError:
+                    if not self.users:
+                        return
         finally:
+            self._forget()
             await server.close()
 
+    def _forget(self) -> None:
+        """A closed loop must not be kept alive by its entry in the table."""
+        key = asyncio.get_running_loop(), self.tier
+        if _shared.get(key) is self:
+            del _shared[key]
 
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, _Shared]] = WeakKeyDictionary()
+
+_shared: dict[tuple[asyncio.AbstractEventLoop, str | None], _Shared] = {}
 
 
 async def open_session(tier: str | None = None) -> Session:
     """A fresh session of the named tier; without a name, of the strictest one."""
     if tier is not None and tier not in TIERS:
         raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join(reversed(TIERS))}")
-    servers = _shared.setdefault(asyncio.get_running_loop(), {})
-    shared = servers.get(tier)
+    key = asyncio.get_running_loop(), tier
+    shared = _shared.get(key)
     if shared is None or not shared.usable:
-        shared = servers[tier] = _Shared(tier)
+        shared = _shared[key] = _Shared(tier)
     shared.users += 1
     try:
         server = await asyncio.shield(shared.ready)

@@ -80,7 +80,7 @@ class SandboxServer:
         min_tier: str | None = None,
         limits: SandboxLimits | None = None,
         *,
-        preload: Sequence[str] = ("numpy",),
+        preload: Sequence[str] = ("numpy", "numpy.random", "numpy.linalg"),
         visible: Sequence[str] = (),
         cgroup: bool = True,
     ) -> SandboxServer:
@@ -150,7 +150,7 @@ class SandboxServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "fd": theirs.fileno(), "host": os.getpid(), "tier": self.tier, "limits": dataclasses.asdict(self.limits),
-            "preload": [name for name in preload if importlib.util.find_spec(name)], "site": _package_folders(),
+            "preload": [name for name in preload if importlib.util.find_spec(name.partition(".")[0])], "site": _package_folders(),
             "visible": [os.path.abspath(path) for path in visible], "cgroup": cgroup,
         }  # fmt: skip
         _raise_open_files()

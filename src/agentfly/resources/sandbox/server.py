@@ -200,8 +200,8 @@ class Server:
                 getattr(jail, f"enter_{self.walls.tier}")(self.walls, session)
                 sys.argv[:] = [""]
                 sys.path.insert(0, "")
-                if "numpy" in sys.modules:
-                    sys.modules["numpy"].random.seed()  # or all sessions would draw the same numbers
+                if "numpy.random" in sys.modules:
+                    sys.modules["numpy.random"].seed()  # or all sessions would draw the same numbers
                 inside = Session(channel, self.config["limits"]["output_chars"])
                 jail.lock(self.walls)
             except OSError as error:
