@@ -27,6 +27,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 RATES = {"kill": 0.02, "crash": 0.03, "hang": 0.01, "slow": 0.05, "corrupt": 0.02}
 
 
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def left_behind() -> tuple[set[int], int, list[str], list[str]]:
     until = time.monotonic() + 10
     while time.monotonic() < until and any(thread.name.startswith("agentfly-") for thread in threading.enumerate()):
@@ -56,7 +61,7 @@ async def storm(
                     assert await lease.call(kind, "write", f"{number}") != "someone else's"
                     await lease.call(kind, "linger", rng.choice([0, 0, 0.001]))
                     notes = await lease.call(kind, "read")
-                    if kind is not Library and isinstance(notes, list):
+                    if not issubclass(kind, Library) and isinstance(notes, list):
                         assert set(notes) <= {f"{number}"}, "another chain's state is visible"
                     served[kind] += 1
                 if rng.random() < 0.05:

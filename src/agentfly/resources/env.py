@@ -162,17 +162,17 @@ def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
     carry.
     """
     options = dict(spec.options)
-    extra: dict[str, Any]
-    target, extra = getattr(spec.make, "__agentfly_target__", (None, {}))
-    if target is None:
+    stand_in: tuple[str, dict[str, Any]] | None = getattr(spec.make, "__agentfly_target__", None)
+    if stand_in is None:
         target = target_of(spec.make, spec.name)
-    if extra:
-        options = {**extra, **({"options": options} if options else {})}
+    else:
+        target = stand_in[0]
+        options = {**stand_in[1], **({"options": options} if options else {})}
     try:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"environment {spec.name!r}: options for a worker process must have a JSON form: {error}") from None
-    return str(target), options
+    return target, options
 
 
 def target_of(make: Any, name: str) -> str:

@@ -131,15 +131,17 @@ class OwnThread:
 
     def _run(self, fn: Callable[[], Any]) -> Result:
         value: Any = None
+        awaited = False
         try:
             value = fn()
             if inspect.isawaitable(value):
                 if self._runner is None:
                     self._runner = asyncio.Runner()
+                awaited = True
                 value = self._runner.run(_await(value))
             return value, None
         except BaseException as raised:  # noqa: BLE001 - it belongs to the caller, on the other side
-            if inspect.iscoroutine(value):
+            if not awaited and inspect.iscoroutine(value):
                 value.close()  # it was told to stop before it began
             return None, raised
 

@@ -68,6 +68,8 @@ class FunctionReward(Reward):
         self._reserved, self._required, self._optional, self._rest = _parameters(function, self.name)
         self._envs = env_parameters(function)
         self._required = [parameter for parameter in self._required if parameter not in self._envs]
+        # An environment may live in a thread or a process: a sync function can only wait for its answers off the loop.
+        self.thread = thread or (bool(self._envs) and not _is_async(function))
         self._extra = frozenset(needs)
         functools.update_wrapper(self, function, updated=())
 

@@ -70,7 +70,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Plan:
-    """All that the chains of one run have in common. `env_kind` is lent to each at its start, other kinds when first asked for."""
+    """All that the chains of one run have in common. `env_kind` is lent to each at its start, other kinds when asked for."""
 
     agent: AgentLike
     engine: Engine

@@ -1,8 +1,8 @@
 """Many chains at once: tasks in, trajectories out, in the order of the tasks with siblings together.
 
-At most `max_concurrency` chains are in flight, and no more than there are environments for those that hold one all along. A chain that fails is data; a bug stops the others, waits until they have
-closed what they held, and is raised. Every finished trajectory is handed to `on_trajectory` at once, so nothing already
-computed is lost then.
+At most `max_concurrency` chains are in flight, and no more than there are environments where every chain holds one. A chain
+that fails is data; a bug stops the others, waits until they have closed what they held, and is raised. Every finished
+trajectory is handed to `on_trajectory` at once, so nothing already computed is lost then.
 """
 
 from __future__ import annotations

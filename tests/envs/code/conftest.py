@@ -20,21 +20,24 @@ Run = Callable[..., list[ToolResult]]
 def run() -> Run:
     """`run("x = 1", "x")` gives the results of some calls of one chain."""
 
-    def calls(*codes: Any, limit_s: float = 20.0, with_env: bool = True) -> list[ToolResult]:
+    def calls(*codes: Any, limit_s: float = 20.0) -> list[ToolResult]:
         task = Task("t0", (), {})
-        context = Context(task, Trajectory("c0", task), env=CodeInterpreter() if with_env else None)
         tools = {"code_interpreter": code_interpreter_tool(limit_s=limit_s)}
 
         async def main() -> list[ToolResult]:
+            interpreter = CodeInterpreter()
+
+            async def lend(kind: type) -> CodeInterpreter:
+                assert kind is CodeInterpreter
+                return interpreter
+
+            context = Context(task, Trajectory("c0", task), lend=lend)
             try:
-                if context.env is not None:
-                    await context.env.reset(task)
+                await interpreter.reset(task)
                 made = [ToolCall("code_interpreter", {"code": code}) for code in codes]
                 return [(await call_tools(tools, [call], context))[0] for call in made]
             finally:
-                await context.close()
-                if context.env is not None:
-                    await context.env.close()
+                await interpreter.close()
 
         return asyncio.run(main())
 

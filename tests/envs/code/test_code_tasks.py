@@ -12,7 +12,6 @@ import pytest
 
 from agentfly import CodeAgent, ReactAgent, plugins
 from agentfly.data import load_tasks
-from agentfly.envs.code.env import CodeInterpreter
 from agentfly.envs.code.kinds import EASY, KINDS
 from agentfly.envs.code.reward import code_answer
 from agentfly.envs.code.solver import PROGRAMS, solve
@@ -68,7 +67,7 @@ def test_the_solver_earns_the_full_reward_in_the_world_and_doing_nothing_earns_n
                 return f"```python\n{cells[turn]}\n```"
             return f"Answer: {request.messages[-1].content.removeprefix('Observation: ')}"
 
-        agent = CodeAgent(ScriptedEngine(reply, reads="messages"), tools=[python], env=CodeInterpreter, reward=code_answer)
+        agent = CodeAgent(ScriptedEngine(reply, reads="messages"), tools=[python], reward=code_answer)
         return (await agent.run([row])).rewards[0]
 
     async def main() -> tuple[list[float | None], list[float | None]]:

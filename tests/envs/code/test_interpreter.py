@@ -10,7 +10,7 @@ import pytest
 from agentfly import plugins
 from agentfly.envs.code.env import MAX_CODE, CodeInterpreter
 from agentfly.envs.code.session import CellResult, open_session
-from agentfly.envs.code.tools import HEAD, TAIL, code_interpreter, describe, interpreter_of, python, shorten
+from agentfly.envs.code.tools import HEAD, TAIL, code_interpreter, describe, python, shorten
 from agentfly.errors import ConfigError, WorldError
 from agentfly.tools import Context, call_tools
 from agentfly.types import Task, ToolCall, Trajectory
@@ -20,10 +20,6 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix
 
 def test_names_stay_and_the_last_value_is_shown(shown):
     assert shown("x = 3\nprint('hi')\nx + 1", "x * 2", "y = 1") == ["hi\n4", "6", "(no output)"]
-
-
-def test_a_chain_without_an_environment_gets_an_interpreter_of_its_own(shown):
-    assert shown("x = 3", "x", with_env=False) == ["(no output)", "3"]
 
 
 def test_an_error_is_a_short_traceback_and_the_session_goes_on(shown):
@@ -155,12 +151,17 @@ def test_reset_leaves_no_trace_of_the_last_chain():
 def test_cells_that_are_sent_together_run_one_after_the_other_in_order():
     async def main() -> list[str]:
         task = Task("t", (), {})
-        context = Context(task, Trajectory("c", task), env=CodeInterpreter())
+        interpreter = CodeInterpreter()
+
+        async def lend(kind: type) -> CodeInterpreter:
+            return interpreter
+
+        context = Context(task, Trajectory("c", task), lend=lend)
         calls = [ToolCall("code_interpreter", {"code": code}) for code in ("x = [1]", "x.append(2)", "x")]
         try:
             return [result.observation for result in await call_tools({"code_interpreter": code_interpreter}, calls, context)]
         finally:
-            await context.env.close()
+            await interpreter.close()
 
     assert asyncio.run(main())[-1] == "[1, 2]"
 
@@ -222,16 +223,7 @@ def test_the_tool_and_the_environment_have_names():
     assert code_interpreter.schema["function"]["parameters"]["required"] == ["code"]
     assert list(code_interpreter.schema["function"]["parameters"]["properties"]) == ["code"]
     assert python.name == "python"
-
-
-def test_the_chains_own_interpreter_is_used_before_one_is_made():
-    task = Task("t", (), {})
-    own = CodeInterpreter()
-    assert interpreter_of(Context(task, Trajectory("c", task), env=own)) is own
-    context = Context(task, Trajectory("c", task), env="another world")
-    made = interpreter_of(context)
-    assert isinstance(made, CodeInterpreter)
-    assert interpreter_of(context) is made
+    assert code_interpreter.envs == {CodeInterpreter}
 
 
 def test_figures_come_back_as_an_image_and_a_word():
@@ -242,5 +234,7 @@ def test_figures_come_back_as_an_image_and_a_word():
 def test_an_unknown_tier_and_a_limit_of_nothing_are_refused():
     with pytest.raises(ConfigError, match="no tier of sessions is called 'castle'"):
         asyncio.run(open_session("castle"))
+    with pytest.raises(ConfigError, match="no tier of sessions is called 'castle'"):
+        CodeInterpreter("castle")
     with pytest.raises(ConfigError, match="limit_s must be above 0"):
         CodeInterpreter(limit_s=0)

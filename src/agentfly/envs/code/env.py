@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ...errors import ConfigError, WorldError
 from ...resources.env import Cost, Environment
 from ...types import Task
-from .session import CellResult, Session, open_session
+from .session import CellResult, Session, check_tier, open_session
 
 LIMIT_S = 20.0
 MAX_CODE = 200_000
@@ -31,6 +31,7 @@ class CodeInterpreter(Environment):
     def __init__(self, tier: str | None = None, limit_s: float = LIMIT_S) -> None:
         if not limit_s > 0:
             raise ConfigError(f"CodeInterpreter: limit_s must be above 0, not {limit_s}")
+        check_tier(tier)
         self.tier, self.limit_s = tier, float(limit_s)
         self.cells = 0
         self.replaced = False

@@ -81,10 +81,14 @@ class _Shared:
 _shared: dict[tuple[asyncio.AbstractEventLoop, str | None], _Shared] = {}
 
 
-async def open_session(tier: str | None = None) -> Session:
-    """A fresh session of the named tier; without a name, of the strictest one."""
+def check_tier(tier: str | None) -> None:
     if tier is not None and tier not in TIERS:
         raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join(reversed(TIERS))}")
+
+
+async def open_session(tier: str | None = None) -> Session:
+    """A fresh session of the named tier; without a name, of the strictest one."""
+    check_tier(tier)
     key = asyncio.get_running_loop(), tier
     shared = _shared.get(key)
     if shared is None or not shared.usable:

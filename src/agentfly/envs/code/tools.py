@@ -1,15 +1,13 @@
 """`code_interpreter(code)`: the model's way into the chain's `CodeInterpreter`.
 
 In: code as the model wrote it. Out: an observation: what was printed, the value of the last expression, a short traceback, each
-cut in the middle where it is long, and a line in brackets where the model must know more (out of time, session replaced). A
-chain without a `CodeInterpreter` as its environment gets one of its own, which ends with the chain. Nothing here runs code.
+cut in the middle where it is long, and a line in brackets where the model must know more (out of time, session replaced). The
+interpreter is lent to the chain because the tool asks for one; nothing here runs code itself.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...tools import Context, Tool, tool
+from ...tools import Tool, tool
 from ...tools.text import clean
 from ...types import ToolResult
 from .env import LIMIT_S, CodeInterpreter
@@ -20,34 +18,24 @@ GRACE_S = 40.0
 """Beyond a cell's own limit: for the session to start, to be interrupted and, where it must be, to be killed."""
 
 
-def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float = LIMIT_S, tier: str | None = None) -> Tool:
-    """The tool under another name, with a time limit for a cell or a tier of sessions for chains without an environment."""
+def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float = LIMIT_S) -> Tool:
+    """The tool under another name, or with its own time limit for a cell."""
 
-    async def code_interpreter(code: str, context: Context) -> ToolResult:
+    async def code_interpreter(code: str, interpreter: CodeInterpreter) -> ToolResult:
         """Run Python code. Variables are kept between calls; what is printed and the value of the last line come back.
 
         Args:
             code: Python code
         """
-        interpreter = interpreter_of(context, tier)
         result = await interpreter.run(code, limit_s)
         return ToolResult(
-            observation=describe(result, limit_s, replaced=bool(interpreter.replaced)),
+            observation=describe(result, limit_s, replaced=interpreter.replaced),
             image=result.images[-1] if result.images else None,
             error="timeout" if result.timed_out else None,
         )
 
     # Stateful: the cells of one turn run in the order the model wrote them in. The tool's own deadline is the last resort.
     return tool(code_interpreter, name=name, stateful=True, timeout_s=limit_s + GRACE_S, register=False)
-
-
-def interpreter_of(context: Context, tier: str | None = None) -> Any:
-    """The chain's interpreter: its environment where that runs cells, else one that is opened here and ends with the chain."""
-    if callable(getattr(context.env, "run", None)):
-        return context.env
-    if CodeInterpreter not in context.instances:
-        context.instances[CodeInterpreter] = CodeInterpreter(tier)
-    return context.instances[CodeInterpreter]
 
 
 def describe(result: CellResult, limit_s: float, *, replaced: bool = False) -> str:

@@ -5,6 +5,8 @@ A frame is four bytes of length and JSON. In: {"id", "code"}. Out: {"id", "stdou
 level, is captured in order, cut in the middle, and cannot break a frame. Nothing here is trusted by the host.
 """
 
+import __future__
+
 import ast
 import base64
 import builtins
@@ -13,6 +15,7 @@ import io
 import json
 import linecache
 import os
+import resource
 import signal
 import socket
 import struct
@@ -39,7 +42,8 @@ class Capture:
     def __init__(self, target: int, limit: int) -> None:
         self.target, self.limit = target, limit
         made = os.memfd_create("output")
-        self.kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 100)
+        high = min(200, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 8)  # out of the way of what cells open
+        self.kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, high)
         os.close(made)
         fcntl.fcntl(self.kept, fcntl.F_SETFL, os.O_APPEND)
         os.dup2(self.kept, target)
@@ -213,8 +217,6 @@ class Session:
 
 def _future_flags(tree: ast.Module) -> int:
     """`from __future__` at the top of the cell holds for its last expression as well."""
-    import __future__
-
     flags = 0
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":

@@ -201,7 +201,7 @@ class Server:
                 sys.argv[:] = [""]
                 sys.path.insert(0, "")
                 if "numpy.random" in sys.modules:
-                    sys.modules["numpy.random"].seed()  # or all sessions would draw the same numbers
+                    sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4)))  # or all sessions would draw the same numbers
                 inside = Session(channel, self.config["limits"]["output_chars"])
                 jail.lock(self.walls)
             except OSError as error:

@@ -1,0 +1,163 @@
+"""An environment under examination: calls in, what came back as comparable text out, each call within a deadline.
+
+Used by `check` only. An environment whose `reset` is async lives in the event loop; any other lives in a thread of its own,
+so that one that hangs is noticed and not waited for. `Play` says how to act in it and how to read its score.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, DeadlineError
+from ..resources.env import Spec
+from ..resources.placements import LoopPlaced, Placed, ThreadPlaced
+from ..tools.deadline import Expired, within
+from ..types import Task, ToolResult
+
+Call = tuple[str, dict[str, Any]]
+"""A method's name and its arguments."""
+
+
+@dataclass(slots=True)
+class Play:
+    """How to act, score and tell the end. `actions` is a list of calls, or a function of (rng, observation) that gives the
+    next call; a call is (method, {arguments}), and anything else is an action for `step`."""
+
+    actions: Sequence[Any] | Callable[[random.Random, Any], Any] | None
+    score: Callable[[Any, Task], Any] | None
+    num_steps: int = 12
+
+    def next(self, rng: random.Random, observation: Any) -> Call:
+        assert self.actions is not None
+        chosen = self.actions(rng, observation) if callable(self.actions) else rng.choice(list(self.actions))
+        if isinstance(chosen, tuple) and len(chosen) == 2 and isinstance(chosen[0], str) and isinstance(chosen[1], dict):
+            return chosen
+        return "step", {"action": chosen}
+
+
+class Subject:
+    """One instance, called within deadlines."""
+
+    def __init__(self, spec: Spec, timeout_s: float, number: int) -> None:
+        in_loop = inspect.iscoroutinefunction(getattr(spec.cls, "reset", None))
+        self.placed: Placed = LoopPlaced(spec, number) if in_loop else ThreadPlaced(spec, number)
+        self.timeout_s = timeout_s
+        self.done = False
+        self.rewards = 0.0
+        self.last: Call | None = None
+
+    async def start(self) -> Subject:
+        await self._within(self.placed.start(), "starting")
+        return self
+
+    @property
+    def env(self) -> Any:
+        return self.placed.env
+
+    async def reset(self, task: Task) -> Any:
+        self.done, self.rewards, self.last = False, 0.0, None
+        return await self._within(self.placed.reset(task), "reset")
+
+    async def act(self, call: Call) -> Any:
+        """What the call gave; an exception is a result too, except a missed deadline."""
+        self.last = call
+        value = await self.call(*call)
+        if isinstance(value, ToolResult):
+            self.done |= value.done
+            self.rewards += value.reward or 0.0
+        elif isinstance(value, tuple) and len(value) >= 3 and isinstance(value[1], int | float):
+            self.done |= any(part is True for part in value[2:4])
+            self.rewards += value[1]
+        if getattr(self.env, "done", False) is True:
+            self.done = True
+        return value
+
+    async def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        function = getattr(self.env, method, None)
+        if not callable(function):
+            raise ConfigError(f"the environment has no method {method!r}: see `actions`")
+        return await self._within(self.placed.call(method, (), arguments), method)
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A user's function over the environment, with a longer deadline."""
+        value = function(self.env, *args)
+        return (
+            await self._within(_wait(value), getattr(function, "__name__", "function"), 10)
+            if inspect.isawaitable(value)
+            else value
+        )
+
+    async def score(self, play: Play, task: Task) -> float | None:
+        """The score as it stands; None where nothing says how to read one."""
+        if play.score is not None:
+            value = await self.run(play.score, task)
+        else:
+            value = getattr(self.env, "score", None)
+            if callable(value):
+                value = await self.call("score", {})
+        if value is None:
+            return self.rewards if self.rewards else None
+        return float(value)
+
+    async def close(self) -> None:
+        await self._within(self.placed.call("close", (), {}), "close")
+
+    async def discard(self) -> None:
+        """End it, whatever state it is in."""
+        await self.placed.close(self.timeout_s)
+
+    async def _within(self, coroutine: Any, what: str, times: float = 1) -> Any:
+        try:
+            return await within(coroutine, self.timeout_s * times)
+        except Expired:
+            self.placed.abandon()
+            raise DeadlineError(f"{what} did not return within {self.timeout_s * times:g} s") from None
+
+
+async def _wait(value: Any) -> Any:
+    return await value
+
+
+def text(value: Any) -> str:
+    """A value as comparable text; addresses of objects are no part of it."""
+    if isinstance(value, ToolResult):
+        value = [value.observation, value.reward, value.done, value.error]
+    try:
+        return json.dumps(value, sort_keys=True, default=_simple)
+    except (TypeError, ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+
+
+def _simple(value: Any) -> Any:
+    fields = getattr(value, "__dict__", None)
+    return [type(value).__name__, fields] if fields else type(value).__name__
+
+
+async def episode(subject: Subject, task: Task, play: Play, seed: int) -> list[str]:
+    """Reset and act at random: everything that was seen, as text. Without actions: the first observation only."""
+    steps = steps_of(subject, task, play, seed)
+    return [line async for line in steps]
+
+
+async def steps_of(subject: Subject, task: Task, play: Play, seed: int) -> Any:
+    rng = random.Random(seed)
+    observation = await subject.reset(task)
+    yield text(observation)
+    for _ in range(play.num_steps if play.actions is not None else 0):
+        call = play.next(rng, observation)
+        try:
+            observation = await subject.act(call)
+        except (DeadlineError, ConfigError):
+            raise
+        except Exception as error:  # noqa: BLE001 - what an environment raises is what a chain would see
+            observation = f"{type(error).__name__}: {error}"
+        yield text([call, text(observation)])
+        if subject.done:
+            break
+    score = await subject.score(play, task)
+    yield text(["score", score])
