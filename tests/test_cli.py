@@ -142,3 +142,13 @@ def test_sft_lowers_the_loss_on_held_out_demonstrations(tmp_path: Path, capsys: 
     output = capsys.readouterr().out
     before, after = (float(part.split()[0]) for part in output.split("demonstrations:")[1].split(", "))
     assert after < before - 1.0
+
+
+def test_an_environment_can_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "check", "guess"]) == 0
+    report = capsys.readouterr().out
+    assert "FAILED" not in report
+    assert "steps_per_s" in report
+    assert main(["envs", "check"]) == 2
+    assert main(["envs", "check", "gues"]) == 2
+    assert "did you mean 'guess'" in capsys.readouterr().err

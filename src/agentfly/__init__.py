@@ -26,6 +26,10 @@ _PUBLIC = {
     "evaluate": "training",
     "sft": "training",
     "load_tasks": "data",
+    "Environment": "resources",
+    "Cost": "resources",
+    "ResourceManager": "resources",
+    "check_env": "envs.check",
     "Config": "config",
     "Action": "types",
     "Completion": "types",
@@ -51,7 +55,9 @@ if TYPE_CHECKING:
     from .agents import BaseAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent
     from .config import Config
     from .data import load_tasks
+    from .envs.check import check_env
     from .errors import AgentFlyError, ConfigError, InvariantError, ToolError, WorldError
+    from .resources import Cost, Environment, ResourceManager
     from .rewards import Reward, reward
     from .tools import FromTask, Tool, tool
     from .training import evaluate, sft, train

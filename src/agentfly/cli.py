@@ -5,6 +5,7 @@
     agentfly sft CONFIG.toml [key=value ...]
     agentfly show RUN [--step N] [--outcome NAME]
     agentfly algorithms | agents | tools | rewards | envs | tasks [list]
+    agentfly envs check NAME
     agentfly config
 
 Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2;
@@ -90,8 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
 
     for kind in KINDS:
-        lister = commands.add_parser(kind, help=f"list the {kind} that there are")
-        lister.add_argument("verb", nargs="?", choices=("list",), default="list")
+        verbs = ("list", "check") if kind == "envs" else ("list",)
+        lister = commands.add_parser(kind, help=f"list the {kind} that there are" + (", or check one" if len(verbs) > 1 else ""))
+        lister.add_argument("verb", nargs="?", choices=verbs, default="list")
+        if "check" in verbs:
+            lister.add_argument("name", nargs="?", help="with check: an environment's name, module:Class or file.py:Class")
         lister.set_defaults(run=_list, kind=kind)
 
     config = commands.add_parser("config", help="list every config key with its default")
@@ -243,6 +247,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "check":
+        return _check_env(arguments.name)
     rows = [(name, _describe(arguments.kind, name)) for name in plugins.names(arguments.kind)]
     if not rows:
         print(f"no {arguments.kind} are registered")
@@ -251,6 +257,18 @@ def _list(arguments: argparse.Namespace) -> int:
     for name, text in rows:
         print(f"{name:<{width}}  {text}".rstrip())
     return 0
+
+
+def _check_env(name: str | None) -> int:
+    """The conformance kit over one environment; its class may say how to play it in `conformance()`."""
+    from .envs.check import check_env
+
+    if name is None:
+        raise ConfigError(f"agentfly envs check needs a name: {', '.join(plugins.names('envs'))}, or module:Class")
+    told = getattr(plugins.resolve("envs", name), "conformance", dict)()
+    report = check_env(name, **told)
+    print(report)
+    return 0 if report.ok else 1
 
 
 def _describe(kind: str, name: str) -> str:

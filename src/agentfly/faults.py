@@ -77,8 +77,6 @@ class Faults:
 
     def draw(self, method: str) -> str | None:
         """What happens to this call."""
-        if method in self.schedule.spare:
-            return None
         self.num_calls += 1
         point = self._random.random()
         if self.num_calls <= self.schedule.after:
@@ -121,7 +119,7 @@ def faulty(cls: type, schedule: FaultSchedule) -> type:
     body: dict[str, Any] = {"__init__": __init__, "__doc__": cls.__doc__, "__module__": cls.__module__}
     for name in dir(cls):
         method = inspect.getattr_static(cls, name)
-        if not name.startswith("_") and inspect.isfunction(method):
+        if not name.startswith("_") and name not in schedule.spare and inspect.isfunction(method):
             body[name] = _guard(name, method)
     made = type(f"Faulty{cls.__name__}", (cls,), body)
     target = f"{cls.__module__}:{cls.__qualname__}"

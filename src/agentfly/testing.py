@@ -232,3 +232,14 @@ class GuessEnv:
 
     def close(self) -> None:
         self.secret = None
+
+    @staticmethod
+    def conformance() -> dict[str, Any]:
+        """How `check_env` plays it: tasks, random moves, a solver and the score."""
+        return {
+            "tasks": [{"secret": 3}, {"secret": 8}],
+            "actions": lambda rng, seen: ("guess", {"n": rng.randint(1, 10)}),
+            "solver": lambda env, task: env.guess(task.fields["secret"]),
+            "do_nothing": lambda env, task: None,
+            "score": lambda env, task: float(env.solved),
+        }

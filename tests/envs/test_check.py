@@ -1,0 +1,287 @@
+"""The conformance kit: a good environment passes, and each fault that one can have is found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from typing import Any, ClassVar
+
+import pytest
+
+from agentfly.envs.check import Report, check_env
+from agentfly.errors import ConfigError, WorldError
+from agentfly.testing import GuessEnv
+from agentfly.types import Task, ToolResult
+
+TASKS: list[dict[str, Any]] = [{"secret": 3}, {"secret": 8}]
+
+
+class Door:
+    """A good one: turn the knob to the right number, then it is open and done. The hint depends on the seed of the task."""
+
+    def __init__(self) -> None:
+        self.secret = 0
+        self.done = self.open = False
+        self.tries = 0
+
+    def reset(self, task: Task) -> str:
+        self.secret, self.done, self.open, self.tries = task.fields["secret"], False, False, 0
+        return f"a door with a knob; hint {random.Random(self.secret).randint(0, 99)}"
+
+    def turn(self, n: int) -> ToolResult:
+        if self.done:
+            raise WorldError("it is over")
+        self.tries += 1
+        self.open = n == self.secret
+        self.done = self.open
+        return ToolResult(observation=f"click {self.tries}", reward=1.0 if self.open else 0.0, done=self.open)
+
+    def score(self) -> float:
+        return 1.0 if self.open else 0.0
+
+    def close(self) -> None:
+        self.done = True
+
+
+class AsyncDoor(Door):
+    async def reset(self, task: Task) -> str:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return Door.reset(self, task)
+
+    async def turn(self, n: int) -> ToolResult:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return Door.turn(self, n)
+
+
+def act(rng: random.Random, observation: Any) -> tuple[str, dict[str, Any]]:
+    return "turn", {"n": rng.randint(1, 50)}
+
+
+def solve(door: Any, task: Task) -> Any:
+    return door.turn(n=task.fields["secret"])
+
+
+def check(make: Any, **options: Any) -> Report:
+    return check_env(make, TASKS, **{"actions": act, "solver": solve, "timeout_s": 2.0, **options})
+
+
+@pytest.mark.parametrize("make", [Door, AsyncDoor], ids=["sync", "async"])
+def test_a_good_environment_passes(make: type) -> None:
+    report = check(make)
+    unchecked = [each.name for each in report.checks if each.status == "not checked"]
+    assert report.ok, str(report)
+    assert unchecked == (["a cancelled call leaves it usable or closed"] if make is Door else []), str(report)
+    assert report.complete is (make is AsyncDoor)
+    assert set(report.figures) == {"start_s", "steps_per_s", "memory_kb"}
+    assert "steps_per_s" in str(report)
+
+
+def test_what_is_not_declared_is_reported_as_not_checked() -> None:
+    report = check_env(GuessEnv, TASKS)
+    assert report.ok
+    assert not report.complete
+    skipped = {each.name for each in report.checks if each.status == "not checked"}
+    assert skipped >= {"same seed, same episode", "the solver's score is full", "no reward without acting"}
+    assert report["reset leaves no trace"].detail.startswith("of the first observation alone")
+
+
+def test_the_example_environment_passes_with_few_words() -> None:
+    report = check_env(
+        "guess",
+        TASKS,
+        actions=[("guess", {"n": n}) for n in range(1, 11)],
+        solver=lambda env, task: env.guess(task.fields["secret"]),
+        score=lambda env, task: float(env.solved),
+    )
+    assert report.ok, str(report)
+    assert report["the solver's score is full"].status == "passed"
+
+
+def test_an_environment_that_does_not_start_is_reported_and_not_raised() -> None:
+    report = check_env(GuessEnv)
+    assert not report.ok
+    assert "'secret' must be a whole number" in report["starts and resets"].detail
+    assert all(each.status == "not checked" for each in report.checks[1:])
+
+
+def test_a_wrong_call_of_the_check_itself_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no method 'push'"):
+        check(Door, actions=[("push", {})])
+    with pytest.raises(ConfigError, match="at least one task"):
+        check_env(Door, [])
+
+
+# ---- one fault each
+
+COUNT = iter(range(1_000_000))
+
+
+class Moody(Door):
+    def reset(self, task: Task) -> str:
+        return super().reset(task) + f" {next(COUNT)}"
+
+
+class Dicey(Door):
+    def turn(self, n: int) -> ToolResult:
+        result = super().turn(n)
+        return ToolResult(observation=f"{result.observation} {next(COUNT)}", reward=result.reward, done=result.done)
+
+
+class Forgetful(Door):
+    """Forgets to forget."""
+
+    def reset(self, task: Task) -> str:
+        tries = self.tries
+        text = super().reset(task)
+        self.tries = tries
+        return text
+
+
+class Generous(Door):
+    """The last chain's open door pays the next one."""
+
+    paid = False
+
+    def turn(self, n: int) -> ToolResult:
+        result = super().turn(n)
+        self.paid |= self.open
+        return result
+
+    def score(self) -> float:
+        return 1.0 if self.paid else 0.0
+
+
+class Communal(Door):
+    shared: ClassVar[dict[str, int]] = {"tries": 0}
+
+    def reset(self, task: Task) -> str:
+        self.shared["tries"] = 0
+        return super().reset(task)
+
+    def turn(self, n: int) -> ToolResult:
+        self.shared["tries"] += 1
+        result = super().turn(n)
+        return ToolResult(observation=f"click {self.shared['tries']}", reward=result.reward, done=result.done)
+
+
+class Halfway(AsyncDoor):
+    """A call that is cancelled leaves its lock taken; nothing but a new instance helps."""
+
+    jammed = False
+
+    async def turn(self, n: int) -> ToolResult:  # type: ignore[override]
+        was, self.jammed = self.jammed, True
+        await asyncio.sleep(0)
+        result = Door.turn(self, n)
+        self.jammed = False
+        return ToolResult(observation="jammed", error="raised") if was else result
+
+
+class Stubborn(AsyncDoor):
+    jammed = False
+
+    async def turn(self, n: int) -> ToolResult:  # type: ignore[override]
+        if self.jammed:
+            await asyncio.sleep(3600)
+        self.jammed = True
+        await asyncio.sleep(0)
+        self.jammed = False
+        return Door.turn(self, n)
+
+
+class ClosesOnce(Door):
+    closed = False
+
+    def close(self) -> None:
+        if self.closed:
+            raise RuntimeError("already closed")
+        self.closed = True
+
+
+class Endless(Door):
+    def turn(self, n: int) -> ToolResult:
+        self.done = False
+        return super().turn(n)
+
+
+class Unsolvable(Door):
+    def score(self) -> float:
+        return 0.9 if self.open else 0.0
+
+
+class Open(Door):
+    def score(self) -> float:
+        return 1.0
+
+
+class AnyKnob(Door):
+    def score(self) -> float:
+        return 1.0 if self.tries else 0.0
+
+
+class Hoarder(Door):
+    kept: ClassVar[list[bytes]] = []
+
+    def reset(self, task: Task) -> str:
+        self.kept.append(os.urandom(4096))
+        return super().reset(task)
+
+
+class Leaky(Door):
+    def reset(self, task: Task) -> str:
+        self.handles = [*getattr(self, "handles", []), open(os.devnull)]  # noqa: SIM115
+        return super().reset(task)
+
+    def close(self) -> None:
+        for handle in getattr(self, "handles", []):
+            handle.close()
+
+
+class Thready(Door):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop = threading.Event()
+        STOPS.append(self.stop)
+        threading.Thread(target=self.stop.wait, args=(30,), daemon=True).start()
+
+
+STOPS: list[threading.Event] = []
+
+
+class Hanging(Door):
+    def turn(self, n: int) -> ToolResult:
+        while True:
+            time.sleep(0.01)
+
+
+FAULTS = [
+    (Moody, "same seed, same first observation"),
+    (Dicey, "same seed, same episode"),
+    (Forgetful, "reset leaves no trace"),
+    (Generous, "no reward without acting"),
+    (Communal, "instances do not influence each other"),
+    (Halfway, "a cancelled call leaves it usable or closed"),
+    (Stubborn, "a cancelled call leaves it usable or closed"),
+    (ClosesOnce, "closing twice is fine"),
+    (Endless, "calls after the end are refused"),
+    (Unsolvable, "the solver's score is full"),
+    (Open, "doing nothing is not enough"),
+    (Open, "no reward without acting"),
+    (AnyKnob, "acting at random is not enough"),
+    (Hoarder, "memory and handles do not grow"),
+    (Leaky, "memory and handles do not grow"),
+    (Thready, "memory and handles do not grow"),
+    (Hanging, "same seed, same episode"),
+]
+
+
+@pytest.mark.parametrize(("make", "name"), FAULTS, ids=[f"{make.__name__}-{name[:20]}" for make, name in FAULTS])
+def test_each_fault_is_found(make: type, name: str) -> None:
+    report = check(make, timeout_s=0.3)
+    for stop in STOPS:
+        stop.set()
+    assert report[name].status == "failed", str(report)
+    assert report[name].detail
