@@ -66,3 +66,21 @@ def test_the_same_seed_builds_the_same_weights(tmp_path):
 def test_an_unknown_device_is_refused_in_one_sentence(tmp_path, capsys):
     assert script.main(["--device", "abacus", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.strip() == "--device is auto, cpu or cuda, not 'abacus'"
+
+
+def test_the_evaluation_runs_the_code_of_a_chain_and_reads_its_answer():
+    from agentfly.envs.code.solver import solve
+    from agentfly.envs.code.tasks import easy_code_tasks
+    from agentfly.pocket.build_evaluate import Chain, held_out, read
+
+    cases, rows = held_out("code", 3), easy_code_tasks("test", 3)
+    for case, row in zip(cases, rows, strict=True):
+        chain = Chain([1], case.answer, case.observe, case.form)
+        seen = read(chain, f"```python\n{solve(row)[0]}\n```")
+        assert seen == row["answer"]
+        assert not chain.right
+        assert read(chain, f"Answer: {seen}") is None
+        assert chain.right
+    assert "SyntaxError" in str(read(chain, "```python\nprint((1)\n```"))
+    assert read(chain, "neither") is None
+    assert not chain.right

@@ -74,6 +74,23 @@ def test_a_wait_that_is_too_long_says_who_holds_what() -> None:
     run(main)
 
 
+def test_deadlines_come_in_their_own_order_whatever_the_order_in_line() -> None:
+    async def main() -> None:
+        ended: list[float] = []
+        async with ResourceManager(None, spec_of(Board, max=1)) as manager, manager.lease([Board], TASK, "holder"):
+
+            async def wait(limit: float) -> None:
+                with pytest.raises(WorldError, match="waited"):
+                    await manager.acquire([Board], TASK, f"waits {limit}", limit)
+                ended.append(limit)
+
+            await asyncio.gather(*(wait(limit) for limit in (0.2, 0.05, 0.3, 0.1, 0.25, 0.01)))
+            assert ended == sorted(ended)
+            assert gauge(manager, "Board", "waiting") == 0
+
+    run(main)
+
+
 def test_a_chain_cancelled_while_it_waits_or_in_the_moment_it_is_served_leaks_nothing() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1)) as manager:

@@ -337,3 +337,13 @@ def test_a_run_leaves_the_garbage_collector_as_it_found_it() -> None:
     agent_for(["Action: peek\nInput: {}", ANSWER], tools=[peek]).run_sync([{"question": "q"}], num_chains=2)
     assert seen[0] > before
     assert gc.get_threshold()[0] == before
+
+
+def test_a_tool_whose_config_cannot_work_stops_the_run_instead_of_being_told_to_the_model() -> None:
+    @tool(name="look", register=False)
+    def needs_more() -> str:
+        """Look."""
+        raise ConfigError("the sandbox needs user namespaces")
+
+    with pytest.raises(ConfigError, match="user namespaces"):
+        play(agent_for(["Action: look", ANSWER], tools=[needs_more]))

@@ -1,16 +1,20 @@
 """The attack table: small programs that print PWNED when they get what they want.
 
-Each runs in a sandbox, where it must not print it, and outside, as a plain subprocess of the test's user, where it must: the control,
-which shows that the snippet would work if nothing stopped it. `control`: "same" (the same code), "root" (the same, only where the test
-runs as root), or other code where the attack itself would harm the host. Calls to the kernel are made with arguments that do nothing:
-what counts is whether the kernel looked at them (`reached`) or the wall answered (EPERM, ENOSYS, EACCES).
+Each runs in a sandbox, where it must not print it, and outside, as a plain subprocess of the test's user, where it must:
+the control, which shows that the snippet would work if nothing stopped it. `control`: "same" (the same code), "root" (the
+same, only where the test runs as root), or other code where the attack itself would harm the host. Calls to the kernel are
+made with arguments that do nothing: what counts is whether the kernel looked at them (`reached`) or the wall answered
+(EPERM, ENOSYS, EACCES).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PRELUDE = '''
+from agentfly.resources.sandbox import SandboxLimits
+
+SMALL = SandboxLimits(memory_mb=128, disk_mb=8, inodes=500, processes=10, files=64, cpu_s=60, output_chars=2000)
+PRELUDE = """
 import os, sys, ctypes, errno, socket, signal, stat, mmap, resource, threading, time, glob
 X86 = os.uname().machine == "x86_64"
 libc = ctypes.CDLL(None, use_errno=True)
@@ -22,7 +26,7 @@ def call(x86, arm, *arguments):
     return 0 if libc.syscall(ctypes.c_long(x86 if X86 else arm), *wide) >= 0 else ctypes.get_errno()
 def reached(x86, arm, *arguments):
     won(call(x86, arm, *arguments) not in (errno.EPERM, errno.ENOSYS, errno.EACCES))
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Attack:
     name: str
     code: str
     control: str = "same"
-    landlock: bool = True  # False: this tier does not stop it, and says so
+    landlock: bool = True  # False: the kernel says yes there and does nothing; a test of its own looks at the effect
 
 
 def _calls(*rows: tuple[str, str, str]) -> list[Attack]:
@@ -45,7 +49,8 @@ FILES = [
     Attack("read through a symbolic link", 'os.symlink(HOST["secret"], "link"); won("canary" in open("link").read())'),
     Attack("hard link a file of the host", 'os.link(HOST["secret"], HOST["secret"] + "2"); won()'),
     Attack("read through /proc/self/root", 'won("canary" in open("/proc/self/root" + HOST["secret"]).read())'),
-    Attack("read through another's root", 'won("canary" in open(f"/proc/{HOST[\'victim\']}/root" + HOST["secret"]).read())', "root"),
+    Attack("read through another's root",
+           'won("canary" in open(f"/proc/{HOST[\'victim\']}/root" + HOST["secret"]).read())', "root"),
     Attack("read through another's cwd", 'won("canary" in open(f"/proc/{HOST[\'victim\']}/cwd/secret.txt").read())'),
     Attack("read the trainer's environment", 'won("canary" in str(os.environ))'),
     Attack("read the environment from /proc", 'won(b"canary" in open("/proc/self/environ", "rb").read())'),
@@ -84,7 +89,7 @@ for path in glob.glob("/sys/fs/cgroup/cgroup.procs") + glob.glob("/sys/fs/cgroup
 
 PROCESSES = [
     Attack("signal a process of the host", 'os.kill(HOST["victim"], signal.SIGCONT); won()'),
-    Attack("signal everybody", "os.kill(-1, 0); won()"),
+    Attack("signal everybody", "os.kill(-1, 0); won()", landlock=False),
     Attack("see the host's processes", 'won(str(HOST["victim"]) in os.listdir("/proc"))'),
     Attack("trace a process", 'won(call(101, 117, 0x4206, HOST["victim"], 0, 0) == 0)', "root"),
     Attack("read a process's memory", 'won(call(310, 270, HOST["victim"], None, 0, None, 0, 0) == 0)', "root"),
@@ -124,7 +129,7 @@ won()"""),
 r, w = os.pipe()
 for _ in range(4):
     if os.fork() == 0:
-        kept = b"x" * (100 << 20); time.sleep(1); os.write(w, b"!"); time.sleep(10); os._exit(0)
+        kept = b"x" * (100 << 20); time.sleep(1); os.write(w, b"!"); time.sleep(2); os._exit(0)
 os.close(w)
 seen = b""
 while len(seen) < 4:

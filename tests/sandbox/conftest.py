@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.resources.sandbox import SandboxLimits, SandboxServer
+from agentfly.resources.sandbox import SandboxServer
 
-SMALL = SandboxLimits(memory_mb=128, disk_mb=8, inodes=500, processes=10, files=64, cpu_s=60, output_chars=2000)
+from .attacks import SMALL
 
 
 class Bench:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def outside(secret_in_the_trainer: None) -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.fixture()
+@pytest.fixture
 def host(outside: dict[str, Any], tmp_path: Path) -> Iterator[dict[str, Any]]:
     secret = tmp_path / "secret.txt"
     secret.write_text("canary-5e1f")
@@ -69,7 +70,7 @@ def test_it_is_stopped_by_namespaces(namespace: Bench, host: dict[str, Any], att
 @by_name
 def test_it_is_stopped_by_landlock(landlock: Bench, host: dict[str, Any], attack: Attack) -> None:
     if not attack.landlock:
-        pytest.skip("this tier says that it does not stop it")
+        pytest.skip("there the call succeeds without effect: see the test that looks at the effect")
     result = landlock.cell(program(attack, host))
     assert "PWNED" not in result.stdout, result
     assert not result.timed_out, result
@@ -87,6 +88,39 @@ def test_it_works_outside(host: dict[str, Any], attack: Attack, tmp_path: Path) 
     if "PWNED" not in done.stdout and not done.stderr:
         pytest.skip("this host stops it by itself")
     assert "PWNED" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_a_signal_to_everybody_reaches_nobody_outside(tier: str, request: pytest.FixtureRequest) -> None:
+    bench: Bench = request.getfixturevalue(tier)
+    code = "import signal; signal.signal(28, lambda *_: print('hit', flush=True)); print('up', flush=True)"
+    code += "\nwhile True: signal.pause()"
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True) as victim:
+        try:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == "up\n"
+            bench.cell("import os\nos.kill(-1, 28)")  # SIGWINCH: ignored by whoever does not ask for it
+            ready, _, _ = select.select([victim.stdout], [], [], 0.3)
+            assert not ready
+            victim.send_signal(28)
+            assert victim.stdout.readline() == "hit\n"
+        finally:
+            victim.kill()
+
+
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_killing_the_own_group_leaves_other_sessions_alone(tier: str, request: pytest.FixtureRequest) -> None:
+    bench: Bench = request.getfixturevalue(tier)
+
+    async def both() -> str | None:
+        one, other = await bench.server.session(), await bench.server.session()
+        await one.run("import os\nos.fork()\nos.kill(0, 9)")  # process 1 of a namespace is immune to its own children
+        spared = await other.run("1 + 1")
+        await other.close()
+        await one.close()
+        return spared.value
+
+    assert bench.run(both()) == "2"
 
 
 def test_there_are_enough_attacks_and_no_name_twice() -> None:

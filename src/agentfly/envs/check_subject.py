@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigError, DeadlineError
@@ -67,14 +68,7 @@ class Subject:
         """What the call gave; an exception is a result too, except a missed deadline."""
         self.last = call
         value = await self.call(*call)
-        if isinstance(value, ToolResult):
-            self.done |= value.done
-            self.rewards += value.reward or 0.0
-        elif isinstance(value, tuple) and len(value) >= 3 and isinstance(value[1], int | float):
-            self.done |= any(part is True for part in value[2:4])
-            self.rewards += value[1]
-        if getattr(self.env, "done", False) is True:
-            self.done = True
+        self.note(value)
         return value
 
     async def call(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -83,19 +77,30 @@ class Subject:
             raise ConfigError(f"the environment has no method {method!r}: see `actions`")
         return await self._within(self.placed.call(method, (), arguments), method)
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """A user's function over the environment, with a longer deadline."""
-        value = function(self.env, *args)
-        return (
-            await self._within(_wait(value), getattr(function, "__name__", "function"), 10)
-            if inspect.isawaitable(value)
-            else value
-        )
+    async def run(self, function: Callable[..., Any], env: Any, *args: Any) -> Any:
+        """A user's function over the environment, where the environment lives, with a longer deadline."""
+        return await self._within(self.placed.run(partial(function, env, *args)), getattr(function, "__name__", "function"), 10)
+
+    async def play(self, player: Callable[[Any, Task], Any], task: Task) -> Any:
+        """Let a player act; what it does is written down as if we had acted."""
+        value = await self.run(player, _Recorder(self), task)
+        self.done |= getattr(self.env, "done", False) is True
+        return value
+
+    def note(self, value: Any) -> None:
+        """What a call gave: rewards, and whether it is over."""
+        if isinstance(value, ToolResult):
+            self.done |= value.done
+            self.rewards += value.reward or 0.0
+        elif isinstance(value, tuple) and len(value) >= 3 and isinstance(value[1], int | float):
+            self.done |= any(part is True for part in value[2:4])
+            self.rewards += value[1]
+        self.done |= getattr(self.env, "done", False) is True
 
     async def score(self, play: Play, task: Task) -> float | None:
         """The score as it stands; None where nothing says how to read one."""
         if play.score is not None:
-            value = await self.run(play.score, task)
+            value = await self.run(play.score, self.env, task)
         else:
             value = getattr(self.env, "score", None)
             if callable(value):
@@ -119,8 +124,32 @@ class Subject:
             raise DeadlineError(f"{what} did not return within {self.timeout_s * times:g} s") from None
 
 
-async def _wait(value: Any) -> Any:
-    return await value
+class _Recorder:
+    """The environment as a player sees it, with its calls written down."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._subject.env, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            names = list(inspect.signature(value).parameters)
+            self._subject.last = (name, {**dict(zip(names, args, strict=False)), **kwargs})
+            result = value(*args, **kwargs)
+            if inspect.isawaitable(result):
+                return self._wait(result)
+            self._subject.note(result)
+            return result
+
+        return call
+
+    async def _wait(self, result: Any) -> Any:
+        value = await result
+        self._subject.note(value)
+        return value
 
 
 def text(value: Any) -> str:

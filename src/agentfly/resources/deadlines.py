@@ -1,8 +1,9 @@
 """Many deadlines in, one timer of the event loop: what has one is told when it passes.
 
 One heap per owner, with a timer for the next deadline only. Most never come: one that is no longer wanted stays in the heap
-until it is due, or until half of the heap is such. Times are of `time.monotonic`. An item has `wanted` and `expire()`;
-whoever sets `wanted` to False calls `drop_one`.
+until it is due, or until half of the heap is such. An item has `wanted` and `expire()`; whoever sets `wanted` to False calls
+`drop_one`. A `Line` keeps its own items in the order of their deadlines, as a queue in which all wait equally long does; it is
+only asked for its first one, so its items cost the heap nothing. Times are of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ class Item(Protocol):
     def expire(self) -> None: ...
 
 
+class Line(Protocol):
+    def expire_until(self, now: float) -> float:
+        """Tell those whose deadline has passed; the deadline of the first that is left, or infinity."""
+
+
 class Deadlines:
     """The deadlines of one owner, on one loop."""
 
-    __slots__ = ("_count", "_heap", "_loop", "_next", "_timer", "_unwanted")
+    __slots__ = ("_count", "_heap", "_loop", "_next", "_timer", "_unwanted", "lines")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -32,6 +38,12 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._count = 0
         self._unwanted = 0
+        self.lines: list[Line] = []
+
+    def wake_by(self, when: float) -> None:
+        """A line has an item with this deadline."""
+        if when < self._next:
+            self._arm(when)
 
     def add(self, when: float, item: Item) -> None:
         self._count += 1
@@ -50,7 +62,7 @@ class Deadlines:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._heap, self._next = [], math.inf
+        self._heap, self._next, self.lines = [], math.inf, []
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -64,6 +76,7 @@ class Deadlines:
     def _wake(self) -> None:
         self._next, self._timer = math.inf, None
         now = time.monotonic() + 1e-3
+        first = min((line.expire_until(now) for line in self.lines), default=math.inf)
         heap = self._heap
         while heap and (heap[0][0] <= now or not heap[0][2].wanted):
             item = heapq.heappop(heap)[2]
@@ -73,5 +86,7 @@ class Deadlines:
             else:
                 self._unwanted = max(0, self._unwanted - 1)
             heap = self._heap  # `expire` may have had it compacted
-        if heap and heap[0][0] < self._next:
-            self._arm(heap[0][0])
+        if heap:
+            first = min(first, heap[0][0])
+        if first < self._next:
+            self._arm(first)

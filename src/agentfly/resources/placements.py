@@ -51,6 +51,10 @@ class Placed:
     async def get(self, name: str) -> Any:
         raise NotImplementedError
 
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """A function of our own, where the instance lives. Not in a worker process: functions do not travel."""
+        raise ConfigError(f"a function cannot be run where {self.spec.name} lives")
+
     async def reset(self, task: Task) -> Any:
         return await self.call("reset", (task,), {})
 
@@ -95,6 +99,10 @@ class LoopPlaced(Placed):
     async def get(self, name: str) -> Any:
         return getattr(self.env, name)
 
+    async def run(self, function: Callable[[], Any]) -> Any:
+        value = function()
+        return await value if inspect.isawaitable(value) else value
+
     async def reset(self, task: Task) -> Any:
         value = self.env.reset(task)
         return await value if inspect.isawaitable(value) else value
@@ -125,6 +133,11 @@ class ThreadPlaced(Placed):
         if self._thread is None or self._left:
             raise WorldError(f"{self.spec.name} is closed")
         return await self._thread.run(partial(getattr, self.env, name))
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        if self._thread is None or self._left:
+            raise WorldError(f"{self.spec.name} is closed")
+        return await self._thread.run(function)
 
     def abandon(self) -> None:
         self.alive = False

@@ -12,6 +12,7 @@ who knows the task.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -65,13 +66,15 @@ class Member:
 class Waiter:
     """A place in the line. `future` gets a member with a seat taken, or the reason why not."""
 
-    __slots__ = ("future", "holder", "line", "since", "wanted")
+    __slots__ = ("deadline", "future", "holder", "in_heap", "line", "since", "wanted")
 
-    def __init__(self, line: Pool, holder: str, future: asyncio.Future[Member]) -> None:
+    def __init__(self, line: Pool, holder: str, future: asyncio.Future[Member], deadline: float) -> None:
         self.line = line
         self.holder = holder
         self.future = future
+        self.deadline = deadline
         self.since = time.monotonic()
+        self.in_heap = False
         self.wanted = True
 
     def expire(self) -> None:
@@ -105,6 +108,8 @@ class Pool:
         self._failures = 0
         self.retry_at = 0.0
         self._stale = 0
+        self._horizon = 0.0
+        owner.deadlines.lines.append(self)
 
     # ---- seats
 
@@ -181,13 +186,18 @@ class Pool:
     # ---- the line
 
     def enqueue(self, holder: str, deadline: float, front: bool) -> Waiter:
-        waiter = Waiter(self, holder, self.loop.create_future())
+        waiter = Waiter(self, holder, self.loop.create_future(), deadline)
         if front:
             self.waiters.appendleft(waiter)
         else:
             self.waiters.append(waiter)
         self.waiting += 1
-        self.owner.deadlines.add(deadline, waiter)
+        if front or deadline < self._horizon:
+            waiter.in_heap = True  # it may be due before those in front of it
+            self.owner.deadlines.add(deadline, waiter)
+        else:
+            self._horizon = deadline
+            self.owner.deadlines.wake_by(deadline)
         self.grow()
         return waiter
 
@@ -196,8 +206,7 @@ class Pool:
         if not waiter.wanted and not isinstance(error, asyncio.CancelledError):
             return  # it was refused
         if waiter.wanted:
-            waiter.wanted = False
-            self.owner.deadlines.drop_one()
+            self._unwant(waiter)
             self._gone_from_line()
         elif waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
             self.put_back(waiter.future.result())
@@ -222,6 +231,26 @@ class Pool:
             self.waiters = deque(waiter for waiter in self.waiters if waiter.wanted)
             self._stale = 0
 
+    def _unwant(self, waiter: Waiter) -> None:
+        waiter.wanted = False
+        if waiter.in_heap:
+            self.owner.deadlines.drop_one()
+
+    def expire_until(self, now: float) -> float:
+        """As a line of the manager's deadlines."""
+        while self.waiters:
+            waiter = self.waiters[0]
+            if waiter.wanted and not waiter.future.done():
+                if waiter.deadline > now:
+                    return waiter.deadline
+                self._unwant(waiter)
+                waiter.expire()
+            if self.waiters and self.waiters[0] is waiter:
+                self.waiters.popleft()
+                self._stale = max(0, self._stale - 1)
+        self._horizon = 0.0
+        return math.inf
+
     def _first(self) -> Waiter | None:
         while self.waiters:
             waiter = self.waiters.popleft()
@@ -238,9 +267,8 @@ class Pool:
                 break
             member = self._free_seat()
             assert member is not None
-            waiter.wanted = False
+            self._unwant(waiter)
             self.waiting -= 1
-            self.owner.deadlines.drop_one()
             waiter.future.set_result(member)
         self.grow()
 
@@ -328,8 +356,7 @@ class Pool:
         self.retry_at = time.monotonic() + min(BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S)
         if self.waiting and not self.members and (waiter := self._first()) is not None:
             # Nobody will give one back: the first in line ends with the reason, and the next gets a start of its own.
-            waiter.wanted = False
-            self.owner.deadlines.drop_one()
+            self._unwant(waiter)
             self.refuse(waiter, error)
             self._stale = max(0, self._stale - 1)
             self.grow()

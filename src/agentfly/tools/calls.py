@@ -26,7 +26,7 @@ MAX_TOGETHER = 64
 
 
 async def call_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context) -> tuple[ToolResult, ...]:
-    """Run the calls of one turn. Raises only RolloutError and CancelledError."""
+    """Run the calls of one turn. Raises only RolloutError, CancelledError, and what must stop the run (ConfigError)."""
     if len(calls) == 1:
         call = calls[0]
         tool = tools.get(call.name)

@@ -5,7 +5,8 @@
 
 A class is a tool through its `__call__`: one instance for everybody, or, when `stateful`, one per chain, which the chain's
 Context closes. A tool in a class body binds to its instance as a method does: `shop.search` is a Tool. `Tool.run` never
-raises for what the model or the tool did wrong; only failures of the world (RolloutError) and cancellation pass.
+raises for what the model or the tool did wrong; failures of the world (RolloutError), a config that cannot work and
+cancellation pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Literal, overload
 
 from .. import plugins
-from ..errors import ConfigError, RolloutError, ToolError, WorldError
+from ..errors import ConfigError, InvariantError, RolloutError, ToolError, WorldError
 from ..types import ToolResult
 from .context import Context
 from .deadline import Expired, within
@@ -30,6 +31,8 @@ from .signature import BadArguments, Signature, is_environment
 from .text import clean, cut, describe_error, finite, render
 from .threads import run_in_thread
 
+PASSED_ON = (RolloutError, ConfigError, InvariantError)
+"""What a tool may raise past the model: the world's failure ends the chain, a bad config or a broken promise the run."""
 MAX_LENGTH = 10_000
 TIMEOUT_S = 30.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -204,11 +207,11 @@ class Tool:
     def _raised(self, error: BaseException) -> ToolResult:
         """ToolError speaks to the model; the world's failure is not the model's business; anything else is named in short."""
         if isinstance(error, BaseExceptionGroup):
-            failures = error.subgroup(RolloutError)
+            failures = error.subgroup(PASSED_ON)
             while isinstance(failures, BaseExceptionGroup):
                 failures = failures.exceptions[0]  # type: ignore[assignment]
             error = failures or error
-        if isinstance(error, RolloutError):
+        if isinstance(error, PASSED_ON):
             raise error
         text = str(error) if isinstance(error, ToolError) and str(error) else describe_error(error)
         return self._failed(text, "raised")

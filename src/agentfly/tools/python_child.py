@@ -63,7 +63,7 @@ def run_once(path: str) -> None:
     sys.argv = [path]
     linecache.cache["main.py"] = (len(source), None, source.splitlines(True), "main.py")
     try:
-        exec(compile(source, "main.py", "exec"), names)
+        exec(compile(source, "main.py", "exec", dont_inherit=True), names)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter does
@@ -131,8 +131,8 @@ class Session:
                 steps = []
                 if isinstance(last, ast.Expr):
                     tree.body.pop()
-                    steps.append(compile(ast.Expression(last.value), name, "eval"))
-                steps.insert(0, compile(tree, name, "exec"))
+                    steps.append(compile(ast.Expression(last.value), name, "eval", dont_inherit=True))
+                steps.insert(0, compile(tree, name, "exec", dont_inherit=True))
                 self.running = True
                 for step in steps:
                     result = eval(step, self.names)

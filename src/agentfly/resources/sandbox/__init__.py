@@ -1,7 +1,7 @@
 """A sandbox for Python sessions: a fork server, sessions behind walls, one event loop that drives thousands of them.
 
-`SandboxServer.start()` gives a server that says which tier it got; `server.session()` a session; `session.run(code, timeout_s)` a
-`CellResult`. The names load late: the server process imports this package too, and must stay small.
+`SandboxServer.start()` gives a server that says which tier it got; `server.session()` a session; `session.run(code,
+timeout_s)` a `CellResult`. The names load late: the server process imports this package too, and must stay small.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from .session import SandboxSession
 
 __all__ = ["TIERS", "CellResult", "SandboxLimits", "SandboxServer", "SandboxSession"]
-_WHERE = {"SandboxServer": "host", "SandboxSession": "session", "SandboxLimits": "limits", "CellResult": "limits", "TIERS": "limits"}
+_WHERE = {
+    "SandboxServer": "host",
+    "SandboxSession": "session",
+    "SandboxLimits": "limits",
+    "CellResult": "limits",
+    "TIERS": "limits",
+}
 
 
 def __getattr__(name: str) -> Any:

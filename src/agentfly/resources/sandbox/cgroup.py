@@ -1,8 +1,8 @@
 """A control group per session where one can be had: cgroup v2, or v1's memory and pids hierarchies.
 
-`find` makes one parent group by really trying, and returns None where that is not allowed; a session's group is a directory in it
-with a memory and a process limit. The directories are held by descriptor, so that they stay reachable after the server has left the
-host's file system. The warden removes the parent when the server is gone.
+`find` makes one parent group by really trying, and returns None where that is not allowed; a session's group is a directory
+in it with a memory and a process limit. The directories are held by descriptor, so that they stay reachable after the
+server has left the host's file system. The warden removes the parent when the server is gone.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def find(memory_mb: int, processes: int) -> Cgroups | None:
             paths["v2"] = path_v2
         if not paths:
             return None
-        groups = Cgroups({kind: (path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for kind, path in paths.items()}, memory_mb, processes)
+        groups = Cgroups(
+            {kind: (path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for kind, path in paths.items()}, memory_mb, processes
+        )
         groups.make("probe")
         pid = os.fork()
         if pid == 0:

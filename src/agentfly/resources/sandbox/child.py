@@ -1,8 +1,8 @@
 """The inside of a session: reads cells from its socket, runs them like a notebook, replies. Runs behind the walls of `jail`.
 
-A frame is four bytes of length and JSON. In: {"id", "code"}. Out: {"id", "stdout", "stderr", "value", "error", "images"}. One
-`__main__` module lives as long as the session. File descriptors 1 and 2 are memory files, so whatever writes to them, at whatever
-level, is captured in order, cut in the middle, and cannot break a frame. Nothing here is trusted by the host.
+A frame is four bytes of length and JSON. In: {"id", "code"}. Out: {"id", "stdout", "stderr", "value", "error", "images"}.
+One `__main__` module lives as long as the session. File descriptors 1 and 2 are memory files, so whatever writes to them,
+at whatever level, is captured in order, cut in the middle, and cannot break a frame. Nothing here is trusted by the host.
 """
 
 import __future__
@@ -54,7 +54,10 @@ class Capture:
         size = os.fstat(self.kept).st_size
         text = ""
         if size > 4 * self.limit:
-            raw_head, raw_tail = os.pread(self.kept, 4 * self.limit, 0), os.pread(self.kept, 4 * self.limit, size - 4 * self.limit)
+            raw_head, raw_tail = (
+                os.pread(self.kept, 4 * self.limit, 0),
+                os.pread(self.kept, 4 * self.limit, size - 4 * self.limit),
+            )
             text = raw_head.decode("utf-8", "replace")[: self.limit] + raw_tail.decode("utf-8", "replace")[-self.limit :]
             text = cut(text, self.limit, size)
         elif size:
@@ -83,8 +86,9 @@ class Session:
         self.count = 0
         self.captures = [Capture(1, output_chars), Capture(2, output_chars)]
         self.streams = [self.stream(1), self.stream(2)]
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self.streams
-        sys.stdin = sys.__stdin__ = open(os.devnull)  # noqa: SIM115 - for the session's life
+        sys.stdout, sys.stderr = self.streams
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for the session's life
+        vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
         builtins.input = no_input
         main = types.ModuleType("__main__")
         self.names = vars(main)
@@ -224,5 +228,3 @@ def _future_flags(tree: ast.Module) -> int:
                 feature = getattr(__future__, alias.name, None)
                 flags |= feature.compiler_flag if feature else 0
     return flags
-
-

@@ -1,8 +1,8 @@
 """The host's side of the server: starts it, finds the tier that works, hands out sessions, and knows how each of them ended.
 
-The server is a subprocess with an environment of its own (nothing of this process's environment but the path of the loader), so no
-secret can reach a session. One event loop drives everything: no thread per session. Where no tier at or above `min_tier` works, `start`
-raises ConfigError with what to enable; it never falls below in silence.
+The server is a subprocess with an environment of its own (nothing of this process's environment but the path of the
+loader), so no secret can reach a session. One event loop drives everything: no thread per session. Where no tier at or
+above `min_tier` works, `start` raises ConfigError with what to enable; it never falls below in silence.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import resource
@@ -84,9 +83,9 @@ class SandboxServer:
         visible: Sequence[str] = (),
         cgroup: bool = True,
     ) -> SandboxServer:
-        """A server of the given tier, or of the best that works here and is not below `min_tier` (`namespace`, or the tier that is
-        typed out). `preload`: modules every session shares when they are installed. `visible`: more paths that sessions may read.
-        `cgroup=False`: do not even try to make cgroups."""
+        """A server of the given tier, or of the best that works here and is not below `min_tier` (`namespace`, or the tier
+        that is typed out). `preload`: modules every session shares when they are installed. `visible`: more paths that
+        sessions may read. `cgroup=False`: do not even try to make cgroups."""
         for name in (tier, min_tier):
             if name is not None and name not in TIERS:
                 raise ConfigError(f"no sandbox tier is called {name!r}; known: {', '.join(reversed(TIERS))}")
@@ -100,7 +99,8 @@ class SandboxServer:
         for name in candidates:
             server = cls(name, limits or SandboxLimits())
             try:
-                await server._launch(preload, visible, cgroup)
+                server._spawn(preload, visible, cgroup)
+                await server._launch()
             except WorldError as error:
                 failures.append(f"the sandbox tier {name!r} cannot be had here ({error}): {CURES[name]}")
                 continue
@@ -129,7 +129,10 @@ class SandboxServer:
     def stats(self) -> dict[str, int]:
         """Counts since the start, and the sessions alive now."""
         names = ("started", "cells", "timed_out", "ended")
-        return {"live": sum(session.alive for session in self._sessions.values()), **{name: self._counts[name] for name in names}}
+        return {
+            "live": sum(session.alive for session in self._sessions.values()),
+            **{name: self._counts[name] for name in names},
+        }
 
     async def close(self) -> None:
         """End every session, the server and its warden. Any number of times."""
@@ -146,11 +149,11 @@ class SandboxServer:
 
     # ---- starting ----
 
-    async def _launch(self, preload: Sequence[str], visible: Sequence[str], cgroup: bool) -> None:
+    def _spawn(self, preload: Sequence[str], visible: Sequence[str], cgroup: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "fd": theirs.fileno(), "host": os.getpid(), "tier": self.tier, "limits": dataclasses.asdict(self.limits),
-            "preload": [name for name in preload if importlib.util.find_spec(name.partition(".")[0])], "site": _package_folders(),
+            "preload": list(preload), "site": _package_folders(),
             "visible": [os.path.abspath(path) for path in visible], "cgroup": cgroup,
         }  # fmt: skip
         _raise_open_files()
@@ -163,6 +166,8 @@ class SandboxServer:
         self._control = ours
         ours.setblocking(False)
         self._loop.add_reader(ours.fileno(), self._on_control)
+
+    async def _launch(self) -> None:
         try:
             self.facts = await asyncio.wait_for(asyncio.shield(self._up), self.start_timeout_s)
             probe = await self.session()  # the tier is what really works, not what the kernel promises

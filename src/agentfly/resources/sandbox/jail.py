@@ -1,7 +1,9 @@
-"""The walls. `build_root` makes the read-only world all sessions of a server share; `enter_*` puts one forked process behind them.
+"""The walls. `build_root` makes the read-only world all sessions of a server share; `enter_*` puts one forked process behind
+them.
 
-Order matters, and each line has its reason beside it. After `enter_*` only the system call filter (`lock`) is missing: it comes last,
-because the session still has to open its output files. What cannot be put up raises OSError; nothing is skipped in silence.
+Order matters, and each line has its reason beside it. After `enter_*` only the system call filter (`lock`) is missing: it
+comes last, because the session still has to open its output files. What cannot be put up raises OSError; nothing is skipped
+in silence.
 """
 
 from __future__ import annotations
@@ -161,7 +163,7 @@ def lock(walls: Walls) -> None:
         seccomp.install(seccomp.program(lone, keep_session=True))
 
 
-_namespace_filter = seccomp.program() if sys.platform == "linux" else None
+_namespace_filter = seccomp.program()
 landlock_scopes = False  # set by the server: the kernel fences signals
 
 

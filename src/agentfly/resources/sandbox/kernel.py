@@ -1,7 +1,8 @@
 """The system calls a sandbox is made of, through ctypes: no external binary, no compiled extension.
 
-Every function either does what its name says or raises OSError with the call's name in it. Linux only; the numbers are those of
-x86_64 and aarch64, any other machine is refused by `machine()`. This file imports nothing of AgentFly: it runs in the server.
+Every function either does what its name says or raises OSError with the call's name in it. Linux only; the numbers are
+those of x86_64 and aarch64, any other machine is refused by `machine()`. This file imports nothing of AgentFly: it runs in
+the server.
 """
 
 from __future__ import annotations
@@ -88,16 +89,19 @@ def pivot_root(new: str, old: str) -> None:
 
 
 class _MountAttributes(ctypes.Structure):
-    _fields_ = (("set", ctypes.c_uint64), ("clear", ctypes.c_uint64), ("propagation", ctypes.c_uint64), ("userns", ctypes.c_uint64))
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns", ctypes.c_uint64),
+    )
 
 
 def restrict_mount(target: str, flags: int) -> None:
     """Add MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC to a mount and to all below it (before Linux 5.12: to it alone)."""
     attributes = _MountAttributes(set=flags)  # the four flags have the same bits in both interfaces
     try:
-        syscall(
-            "mount_setattr", _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE, ctypes.byref(attributes), 32
-        )
+        syscall("mount_setattr", _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE, ctypes.byref(attributes), 32)
     except OSError as error:
         if error.errno != 38:
             raise
@@ -113,7 +117,9 @@ def bind(source: str, target: str, flags: int) -> None:
 
 def prctl(option: int, first: int = 0, second: object = 0) -> None:
     last = ctypes.c_ulong(second) if isinstance(second, int) else second
-    _check(f"prctl({option})", _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(first), last, ctypes.c_ulong(0), ctypes.c_ulong(0)))
+    _check(
+        f"prctl({option})", _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(first), last, ctypes.c_ulong(0), ctypes.c_ulong(0))
+    )
 
 
 class _CapHeader(ctypes.Structure):

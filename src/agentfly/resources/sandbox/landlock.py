@@ -1,7 +1,8 @@
 """Landlock: a process gives up the file system but for a few paths, without privileges and without namespaces.
 
-`abi()` says how much the kernel knows (0: nothing). `restrict` is for good and for all children. From ABI 6 on, signals and abstract
-sockets of processes outside are out of reach too; network ports from ABI 4 (the system call filter refuses sockets anyway).
+`abi()` says how much the kernel knows (0: nothing). `restrict` is for good and for all children. From ABI 6 on, signals and
+abstract sockets of processes outside are out of reach too; network ports from ABI 4 (the system call filter refuses sockets
+anyway).
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ TIERS = ("process", "landlock", "namespace")  # weakest first
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Per session. `memory_mb` is what a session may take on top of the preloaded interpreter, all its processes together where
-    a cgroup or the watchdog can add them up; `disk_mb` and `inodes` bound its private /tmp; `cpu_s` is its lifetime's CPU time
-    per process; `output_chars` cuts stdout, stderr and the shown value each; `grace_s` is how long an interrupted cell has to
-    come back before it is killed."""
+    """Per session. `memory_mb` is what a session may take on top of the preloaded interpreter, all its processes together
+    where a cgroup or the watchdog can add them up; `disk_mb` and `inodes` bound its private /tmp; `cpu_s` is its lifetime's
+    CPU time per process; `output_chars` cuts stdout, stderr and the shown value each; `grace_s` is how long an interrupted
+    cell has to come back before it is killed."""
 
     memory_mb: int = 512
     disk_mb: int = 64
@@ -33,8 +33,9 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell printed and came to. `value` is the repr of its last expression, `error` a short traceback or the sentence why
-    the session ended, `images` PNG bytes. `timed_out` and `alive` are the host's own observations, never the session's words."""
+    """What a cell printed and came to. `value` is the repr of its last expression, `error` a short traceback or the sentence
+    why the session ended, `images` PNG bytes. `timed_out` and `alive` are the host's own observations, never the session's
+    words."""
 
     stdout: str = ""
     stderr: str = ""

@@ -1,9 +1,9 @@
 """The system call filter of a session, assembled by hand as classic BPF.
 
-A deny list by name over both machines' numbers: what reaches into other processes, the kernel, mounts, namespaces, the network, or
-memory that no limit counts is refused with EPERM; calls newer than the table, and `clone3`, whose flags a filter cannot read, are
-ENOSYS, so that libraries fall back. A few calls are refused by argument (TABLE at the end). `program()` builds the filter once, in
-the server; `install` puts it on for good. A wrong architecture (32-bit calls on a 64-bit kernel) kills.
+A deny list by name over both machines' numbers: what reaches into other processes, the kernel, mounts, namespaces, the
+network, or memory that no limit counts is refused with EPERM; calls newer than the table, and `clone3`, whose flags a
+filter cannot read, are ENOSYS, so that libraries fall back. A few calls are refused by argument. `program()` builds the
+filter once, in the server; `install` puts it on for good. A wrong architecture (32-bit calls on a 64-bit kernel) kills.
 """
 
 from __future__ import annotations
@@ -40,15 +40,26 @@ DENIED: dict[str, tuple[int, int]] = {
     "vmsplice": (278, 75),
     # memory and queues that rlimits do not count
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
-    "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189), "semget": (64, 190), "semctl": (66, 191),
+    "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189), "semget": (64, 190),
+    "semctl": (66, 191),
     "semtimedop": (220, 192), "semop": (65, 193), "mq_open": (240, 180), "mq_unlink": (241, 181),
     # the network: a session has pipes and socket pairs, nothing else
-    "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
+    "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
+    "connect": (42, 203),
+}  # fmt: skip
+# Landlock does not look at these, and they work on whatever the user owns, wherever it is.
+METADATA: dict[str, tuple[int, int]] = {
+    "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1),
+    "fchown": (93, 55),
+    "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1),
+    "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
+    "lremovexattr": (198, 15), "fremovexattr": (199, 16),
 }  # fmt: skip
 CLONE3 = 435
 NEWEST = 462
 _ARGUMENT_CALLS = {
-    "clone": (56, 220), "socketpair": (53, 199), "ioctl": (16, 29), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+    "clone": (56, 220), "socketpair": (53, 199), "ioctl": (16, 29), "kill": (62, 129), "tkill": (200, 130),
+    "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
     "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
 }  # fmt: skip
@@ -78,8 +89,9 @@ def _on(call: int, body: list[bytes]) -> list[bytes]:
 
 
 def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False) -> bytes:
-    """The filter as bytes. `lone_pid`: signals only to this process (where no PID namespace and no Landlock scope fences them).
-    `keep_session`: no setsid, setpgid, and no look at or change of another process's limits and priority (no PID namespace)."""
+    """The filter as bytes. `lone_pid`: signals only to this process (where no PID namespace and no Landlock scope fences
+    them). `keep_session`: for the tier without namespaces: no setsid or setpgid, so that the watchdog knows whose a process
+    is, no hand on another process's limits and priority, none on modes, owners and times of files."""
     column = 0 if arch == "x86_64" else 1
     calls = {name: numbers[column] for name, numbers in _ARGUMENT_CALLS.items()}
     refuse, allow = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW)
@@ -88,7 +100,7 @@ def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False)
         _op(_LD, 0), _op(_JGT, NEWEST, 0, 1), _op(_RET, _ERRNO | _ENOSYS),  # x32 calls have a high bit, so they end here too
         *_on(CLONE3, [_op(_RET, _ERRNO | _ENOSYS)]),
     ]  # fmt: skip
-    for numbers in DENIED.values():
+    for numbers in (*DENIED.values(), *(METADATA.values() if keep_session else ())):
         code += _on(numbers[column], [refuse])
     code += _on(calls["clone"], [_argument(0), _op(_JSET, _CLONE_REFUSED, 0, 1), refuse, allow])
     code += _on(calls["ioctl"], [_argument(1), _op(_JEQ, _TIOCSTI, 1, 0), _op(_JEQ, _TIOCLINUX, 0, 1), refuse, allow])

@@ -1,12 +1,12 @@
 """The fork server: a warden, and under it the process that forks sessions. Started by the host, not imported by it.
 
-    host -- control socket --> server (process 1 of its own PID namespace) --> sessions, each with a socket of its own to the host
+    host -- control socket --> server (process 1 of its own PID namespace) --> sessions, each with its own socket to the host
       `---- started --> warden, which waits for the host or the server to end, ends the other, and tidies up
 
-Control messages are JSON packets. In: {"op": "new", "id"} with the session's socket attached, {"op": "int", "id"}, {"op": "kill",
-"id"}. Out: {"op": "up", ...} or {"op": "down", "error"} once, {"op": "int", "id"} when a signal has been sent, {"op": "exit", "id",
-"code", "cpu_s", "oom", "why", "error"}. End of file on the control socket ends everything. The server's environment is what the host
-gave it, which holds no secrets; sessions get no descriptor but their own socket.
+Control messages are JSON packets. In: {"op": "new", "id"} with the session's socket attached, {"op": "int", "id"}, {"op":
+"kill", "id"}. Out: {"op": "up", ...} or {"op": "down", "error"} once, {"op": "int", "id"} when a signal has been sent,
+{"op": "exit", "id", "code", "cpu_s", "oom", "why", "error"}. End of file on the control socket ends everything. The
+server's environment is what the host gave it, which holds no secrets; sessions get no descriptor but their own socket.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from .child import Session
 from .watchdog import Watchdog, disk_use
 
 SWEEP_S = 0.2
-PRELOAD = ("ast", "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools", "math")
-PRELOAD += ("operator", "random", "re", "statistics", "string", "textwrap", "time", "typing", "dataclasses", "enum", "subprocess")
+PRELOAD = ["ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "subprocess", "textwrap", "time", "typing"]  # fmt: skip
 
 
 class Server:
@@ -201,7 +200,9 @@ class Server:
                 sys.argv[:] = [""]
                 sys.path.insert(0, "")
                 if "numpy.random" in sys.modules:
-                    sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4)))  # or all sessions would draw the same numbers
+                    sys.modules["numpy.random"].seed(
+                        int.from_bytes(os.urandom(4))
+                    )  # or all sessions would draw the same numbers
                 inside = Session(channel, self.config["limits"]["output_chars"])
                 jail.lock(self.walls)
             except OSError as error:

@@ -1,7 +1,7 @@
 """The host's side of one session: a non-blocking socket on the event loop, one cell at a time.
 
-What the session says is data to be checked: a frame that is too long, malformed, unasked for or of the wrong type ends it. Whether
-the cell timed out and how the session ended is known from the host's clock and the server's waitpid alone.
+What the session says is data to be checked: a frame that is too long, malformed, unasked for or of the wrong type ends it.
+Whether the cell timed out and how the session ended is known from the host's clock and the server's waitpid alone.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SandboxSession:
         return self.ended is None
 
     async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
-        """Run one cell. A cell that takes longer is interrupted; one that does not stop then is ended with its session. Cancelling
-        the call ends the session. WorldError when the session has ended before."""
+        """Run one cell. A cell that takes longer is interrupted; one that does not stop is ended with its session.
+        Cancelling the call ends the session. WorldError when the session has ended before."""
         if self.ended is not None:
             raise WorldError(f"the sandbox session has ended: {self.ended}")
         if self._waiter is not None:
@@ -161,7 +161,7 @@ class SandboxSession:
             self._waiter.set_result(reply)
 
     def _check(self, reply: dict[str, Any]) -> CellResult | None:
-        """The reply as a value, or None when it is not one. The limits are applied again: the session may have lifted its own."""
+        """The reply as a value, or None when it is not one. Limits are applied again: the session may have lifted its own."""
         longest = self._server.limits.output_chars + 100
         texts: list[str | None] = []
         for name in ("stdout", "stderr", "value", "error"):

@@ -1,7 +1,8 @@
 """Adds up what no limit of the kernel adds up: the memory and number of all processes of a session, and its files on disk.
 
-Used where there is no cgroup (processes of one session together) and in the tiers without a private tmpfs (disk). It reads /proc
-through a descriptor, which the server opened before it left the host's file system. It says which sessions to end, and why.
+Used where there is no cgroup (processes of one session together) and in the tiers without a private tmpfs (disk). It reads
+/proc through a descriptor, which the server opened before it left the host's file system. It says which sessions to end,
+and why.
 """
 
 from __future__ import annotations

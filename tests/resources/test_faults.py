@@ -1,0 +1,72 @@
+"""Faults on purpose: they come by the seed, and each kind does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentfly.errors import ConfigError, DeadlineError, WorldError
+from agentfly.faults import GARBAGE, KINDS, FaultSchedule, faulty, kill_worker
+from agentfly.resources import ResourceManager, spec_of
+
+from .worlds import TASK, Board
+
+
+def test_the_same_seed_gives_the_same_faults_and_another_gives_others() -> None:
+    def drawn(seed: int, number: int) -> list[str | None]:
+        faults = FaultSchedule(seed, {"crash": 0.2, "slow": 0.2}, after=3).instance(number)
+        return [faults.draw("write") for _ in range(200)]
+
+    assert drawn(1, 0) == drawn(1, 0)
+    assert drawn(1, 0) != drawn(2, 0)
+    assert drawn(1, 0) != drawn(1, 1)
+    assert drawn(1, 0)[:3] == [None] * 3
+    assert 20 < drawn(1, 0).count("crash") < 70
+
+
+def test_a_schedule_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no fault 'explode'; known: kill, crash"):
+        FaultSchedule(0, {"explode": 0.1})
+    with pytest.raises(ConfigError, match="add up to at most 1"):
+        FaultSchedule(0, {"kill": 0.7, "hang": 0.7})
+
+
+EXPECTED: dict[str, Any] = {
+    "kill": (WorldError, WorldError),
+    "crash": (RuntimeError, RuntimeError),
+    "hang": (DeadlineError, DeadlineError),
+    "slow": (1, 1),
+    "corrupt": (GARBAGE, WorldError),  # in a worker the stream itself is broken
+}
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_strikes_in_threads_and_processes_and_the_next_chain_is_served(kind: str, placement: str) -> None:
+    schedule = FaultSchedule(0, {kind: 1.0}, spare=("close", "reset"), slow_s=0.01)
+    world = faulty(Board, schedule)
+    expected = EXPECTED[kind][placement == "process"]
+
+    async def main() -> None:
+        spec = spec_of(world, placement=placement, max=1, call_timeout_s=0.5)
+        async with ResourceManager(None, spec) as manager:
+            async with manager.lease([world], TASK, "one", 30) as lease:
+                if isinstance(expected, type):
+                    with pytest.raises(expected):
+                        await lease.call(world, "write", "x")
+                else:
+                    assert await lease.call(world, "write", "x") == expected
+            async with manager.lease([world], TASK, "two", 30) as lease:
+                assert lease.observation(world) == "board of t"
+
+    asyncio.run(main())
+
+
+def test_there_is_no_worker_to_kill_in_the_loop() -> None:
+    async def main() -> None:
+        async with ResourceManager(None, Board) as manager, manager.lease([Board], TASK):
+            assert kill_worker(manager, Board) is None
+
+    asyncio.run(main())
