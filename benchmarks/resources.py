@@ -161,7 +161,8 @@ async def bare_thread(calls: int) -> float:
 
 async def bare_process(calls: int) -> float:
     ours, theirs = socket.socketpair()
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(theirs.fileno())], pass_fds=(theirs.fileno(),))
+    command = [sys.executable, "-c", CHILD, str(theirs.fileno())]
+    child = await asyncio.to_thread(subprocess.Popen, command, pass_fds=(theirs.fileno(),))
     theirs.close()
     reader, writer = await asyncio.open_connection(sock=ours)
 

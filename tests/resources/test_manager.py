@@ -321,6 +321,23 @@ def test_tools_of_one_chain_that_need_a_kind_together_get_one_instance() -> None
     run(main)
 
 
+def test_a_second_kind_that_does_not_come_leaves_the_first_in_hand() -> None:
+    async def main() -> None:
+        specs = (spec_of(Board, max=1), spec_of(Chalk, max=1))
+        async with ResourceManager(None, *specs) as manager, manager.lease([Chalk], TASK, "other"):
+            lease = await manager.acquire([Board], TASK, "chain")
+            lease[Board].write("mine")
+            with pytest.raises(WorldError, match="lent \\(to other for"):
+                await lease.need([Chalk], 0.02)
+            assert lease[Board].read() == ["mine"]
+            await lease.release()
+            with pytest.raises(WorldError):
+                await manager.acquire([Board, Chalk], TASK, "both", 0.02)  # all or none
+            assert gauge(manager, "Board", "idle") == 1
+
+    run(main)
+
+
 def test_pools_that_the_budget_cannot_hold_are_refused_before_anything_starts() -> None:
     budget = Budget(memory_mb=100)
     with pytest.raises(ConfigError, match=r"11 instances of 'Board' need 1\.1 CPUs and 110 MB.*set max to 10 or less"):

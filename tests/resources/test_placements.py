@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,6 +22,7 @@ from agentfly.faults import kill_worker
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.nursery import NURSERY
 from agentfly.resources.wire import RemoteError
+from agentfly.tools.threads import run_in_thread
 from agentfly.types import Message, Task, ToolCall, ToolResult
 
 from .worlds import TASK, Board, NeverUp, SlowUp, Worker, exists, soon_gone, task
@@ -97,6 +100,43 @@ def test_blocking_code_does_not_block_the_loop_and_is_ended_at_its_deadline(plac
             await lease.release()
 
     run(main)
+
+
+@pytest.mark.parametrize("placement", ["loop", "thread", "process"])
+def test_a_sync_tool_that_is_given_up_inside_a_call_costs_the_instance_and_not_the_pool(placement: str) -> None:
+    async def main() -> None:
+        async with ResourceManager(None, spec_of(Board, placement=placement, max=1)) as manager:
+            lease = await manager.acquire([Board], TASK, "c")
+            board = lease[Board]
+            tool = asyncio.create_task(run_in_thread(lambda: board.block(60)))
+            await asyncio.sleep(0.1)
+            tool.cancel()
+            await asyncio.wait([tool], timeout=5)
+            await lease.release()
+            async with manager.lease([Board], TASK, "next", 20) as other:
+                assert await other.call(Board, "read") == []
+            assert manager.metrics()["resources/Board/failed"] == 1
+
+    run(main)
+
+
+def test_directories_of_dead_trainers_are_removed_and_those_of_living_ones_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, living = tmp_path / "agentfly-workers-dead", tmp_path / "agentfly-workers-living"
+    for home in (dead, living):
+        home.mkdir()
+        (home / "lock").touch()
+    with (living / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        async def main() -> None:
+            async with ResourceManager(None, Worker) as manager, manager.lease([Worker], TASK, "c", 30):
+                assert len(os.listdir(tmp_path)) == 2  # the living one's and ours
+
+        run(main)
+        assert os.listdir(tmp_path) == [living.name]
 
 
 def test_from_the_loop_an_attribute_of_a_far_environment_is_refused_with_the_cure() -> None:
@@ -224,6 +264,21 @@ def test_a_worker_that_does_not_come_up_is_given_up(placement: str) -> None:
             if placement == "process":  # a thread that sleeps for half a minute cannot be ended, as its documentation says
                 with pytest.raises(WorldError, match="SlowUp did not come up within 1 s"):
                     await manager.acquire([SlowUp], TASK, "b", 30)
+
+    run(main)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.01, 0.1])
+def test_closing_while_workers_start_leaves_none_of_them(pause_s: float) -> None:
+    async def main() -> None:
+        async with ResourceManager(
+            None, spec_of(Worker, max=3), spec_of(Worker, name="shared", per_process=3, max=3)
+        ) as manager:
+            manager.expect(3)
+            waiting = asyncio.create_task(manager.acquire([Worker], TASK, "c", 30))
+            await asyncio.sleep(pause_s)
+        with pytest.raises(WorldError, match="closed"):
+            await waiting
 
     run(main)
 

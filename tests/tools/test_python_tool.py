@@ -158,7 +158,7 @@ def test_surrogates_and_strange_text_do_not_break_the_line(context):
 
 def test_each_chain_has_its_own_session_and_closing_ends_it_with_its_children(context):
     other = Context(context.task, context.trajectory)
-    tools = {"python": as_tool("python")}
+    tools = {"python": as_tool("python_process")}
     start = "import os, subprocess\nchild = subprocess.Popen(['sleep', '1000'])\nprint(os.getpid(), child.pid, os.getcwd())"
 
     async def main() -> list[list[str]]:

@@ -51,25 +51,24 @@ class Capture:
 
     def take(self) -> str:
         """What was written since the last call; a cell that closed or replaced the descriptor gets it back."""
-        size = os.fstat(self.kept).st_size
+        try:
+            seen = os.fstat(self.target)
+        except OSError:
+            seen = None
+        if seen is None or seen.st_ino != self.inode:
+            os.dup2(self.kept, self.target)
+            seen = os.fstat(self.kept)
+        size = seen.st_size
         text = ""
         if size > 4 * self.limit:
-            raw_head, raw_tail = (
-                os.pread(self.kept, 4 * self.limit, 0),
-                os.pread(self.kept, 4 * self.limit, size - 4 * self.limit),
+            head, tail = (
+                os.pread(self.kept, 4 * self.limit, place).decode("utf-8", "replace") for place in (0, size - 4 * self.limit)
             )
-            text = raw_head.decode("utf-8", "replace")[: self.limit] + raw_tail.decode("utf-8", "replace")[-self.limit :]
-            text = cut(text, self.limit, size)
+            text = cut(head[: self.limit] + tail[-self.limit :], self.limit, size)
         elif size:
             text = cut(os.pread(self.kept, size, 0).decode("utf-8", "replace"), self.limit)
         if size:
             os.ftruncate(self.kept, 0)
-        try:
-            lost = os.fstat(self.target).st_ino != self.inode
-        except OSError:
-            lost = True
-        if lost:
-            os.dup2(self.kept, self.target)
         return text
 
 

@@ -26,6 +26,7 @@ PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 28, 36, 38
 _NUMBERS = {
     "pivot_root": (155, 41),
     "capset": (126, 91),
+    "sched_setattr": (314, 274),
     "mount_setattr": (442, 442),
     "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445),
@@ -120,6 +121,20 @@ def prctl(option: int, first: int = 0, second: object = 0) -> None:
     _check(
         f"prctl({option})", _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(first), last, ctypes.c_ulong(0), ctypes.c_ulong(0))
     )
+
+
+class _Schedule(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64), ("nice", ctypes.c_int32),
+        ("priority", ctypes.c_uint32), ("runtime", ctypes.c_uint64), ("deadline", ctypes.c_uint64), ("period", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+def shorten_slices(nanoseconds: int) -> None:
+    """Ask the scheduler to switch sooner among the processes forked from here, at the same share for each (Linux 6.12; before,
+    the wish has no effect): a call to one session then does not wait for the full slice of another that spins."""
+    wish = _Schedule(48, 0, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, nanoseconds, 0, 0)
+    syscall("sched_setattr", 0, ctypes.byref(wish), 0)
 
 
 class _CapHeader(ctypes.Structure):

@@ -31,7 +31,21 @@ from .child import Session
 from .watchdog import Watchdog, disk_use
 
 SWEEP_S = 0.2
-PRELOAD = ["ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re", "statistics", "string", "subprocess", "textwrap", "time", "typing"]  # fmt: skip
+PRELOAD = ["ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools"]
+PRELOAD += [
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "subprocess",
+    "textwrap",
+    "time",
+    "typing",
+]
 
 
 class Server:
@@ -77,6 +91,8 @@ class Server:
         if not self.namespaces or not self.walls.cgroups:
             limits = self.config["limits"]
             self.watchdog = Watchdog(self.proc_fd, limits["memory_mb"], limits["processes"], self.namespaces)
+        with contextlib.suppress(OSError):  # not allowed here: sessions are no less safe
+            kernel.shorten_slices(200_000)
         gc.collect()
         gc.freeze()
         gc.disable()

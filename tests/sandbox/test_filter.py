@@ -1,0 +1,89 @@
+"""The system call filter, looked at as a program: a few lines of BPF interpreter, and the kernel's own list of numbers."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from agentfly.resources.sandbox.seccomp import _ARCH, _ARGUMENT_CALLS, CLONE3, DENIED, METADATA, assemble
+
+ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+COLUMN = {"x86_64": 0, "aarch64": 1}
+READ = {"x86_64": 0, "aarch64": 63}
+
+
+def verdict(arch: str, call: int, *arguments: int, data_arch: int | None = None, **options: object) -> int:
+    """What the filter answers: the program run by hand."""
+    padded = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    data = struct.pack("<iIQ6Q", call, _ARCH[arch] if data_arch is None else data_arch, 0, *padded)
+    code = assemble(arch, **options)  # type: ignore[arg-type]
+    program = [struct.unpack_from("<HBBI", code, place) for place in range(0, len(code), 8)]
+    place = value = 0
+    while True:
+        op, yes, no, constant = program[place]
+        place += 1
+        if op == 0x20:
+            value = struct.unpack_from("<I", data, constant)[0]
+        elif op == 0x54:
+            value &= constant
+        elif op == 0x06:
+            return constant
+        else:
+            test = {0x15: value == constant, 0x25: value > constant, 0x35: value >= constant, 0x45: bool(value & constant)}[op]
+            place += yes if test else no
+
+
+@pytest.mark.parametrize("arch", COLUMN)
+def test_denied_calls_are_refused_and_ordinary_ones_pass(arch: str) -> None:
+    for name, numbers in DENIED.items():
+        if numbers[COLUMN[arch]] >= 0:
+            assert verdict(arch, numbers[COLUMN[arch]]) == EPERM, name
+    assert verdict(arch, READ[arch]) == ALLOW
+    assert verdict(arch, CLONE3) == ENOSYS
+    assert verdict(arch, 999) == ENOSYS
+    assert verdict(arch, 0x40000000 | READ[arch]) == ENOSYS
+    assert verdict(arch, READ[arch], data_arch=0x40000003) == KILL
+
+
+@pytest.mark.parametrize("arch", COLUMN)
+def test_some_calls_depend_on_their_arguments(arch: str) -> None:
+    calls = {name: numbers[COLUMN[arch]] for name, numbers in _ARGUMENT_CALLS.items()}
+    assert verdict(arch, calls["clone"], 17) == ALLOW
+    for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x8000):
+        assert verdict(arch, calls["clone"], 17 | flag) == EPERM
+    assert verdict(arch, calls["socketpair"], 1, 1 | 0o2000000) == ALLOW
+    assert verdict(arch, calls["socketpair"], 1, 2) == EPERM
+    assert verdict(arch, calls["socketpair"], 2, 1) == EPERM
+    assert verdict(arch, calls["ioctl"], 0, 0x5412) == EPERM
+    assert verdict(arch, calls["ioctl"], 0, 0x5401) == ALLOW
+    assert verdict(arch, calls["kill"], 1, 9) == ALLOW
+    assert verdict(arch, calls["kill"], 77, 9, lone_pid=77) == ALLOW
+    assert verdict(arch, calls["kill"], 0, 9, lone_pid=77) == EPERM
+    assert verdict(arch, calls["kill"], 0xFFFFFFFF, 9, lone_pid=77) == EPERM
+    assert verdict(arch, calls["setsid"]) == ALLOW
+    assert verdict(arch, calls["setsid"], keep_session=True) == EPERM
+    assert verdict(arch, METADATA["fchmod"][COLUMN[arch]], keep_session=True) == EPERM
+    assert verdict(arch, METADATA["fchmod"][COLUMN[arch]]) == ALLOW
+
+
+def test_the_numbers_are_the_kernels() -> None:
+    """aarch64 uses the generic table; x86_64 has its own. Whichever header is installed is compared."""
+    compared = 0
+    for column, paths in (
+        (1, ["/usr/include/asm-generic/unistd.h"]),
+        (0, ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"]),
+    ):
+        for path in map(Path, paths):
+            if not path.is_file():
+                continue
+            known = {name: int(number) for name, number in re.findall(r"#define __NR3?2?6?4?_?(\w+)\s+(\d+)", path.read_text())}
+            for name, numbers in {**DENIED, **METADATA, **_ARGUMENT_CALLS}.items():
+                if name in known:
+                    assert numbers[column] == known[name], name
+                    compared += 1
+    if not compared:
+        pytest.skip("no kernel headers here")
+    assert compared > 60
