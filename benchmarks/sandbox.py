@@ -2,9 +2,9 @@
 
     python benchmarks/sandbox.py [--sessions 1000] [--tier namespace] [--no-cgroup] [--json [PATH]]
 
-Floors: a plain fork of an equally large interpreter with a round trip over a pipe (for starting), and a JSON round trip with an
-`eval` over a socket pair (for a call). Memory is the growth of the private and of the proportional set size of the server's
-processes. Nothing is asserted here: the figures are printed as they are, with the load of the machine beside them.
+Floors: a plain fork of an equally large interpreter with a round trip over a pipe (for starting), and a JSON round trip
+with an `eval` over a socket pair (for a call). Memory is the growth of the private and of the proportional set size of the
+server's processes. Nothing is asserted here: the figures are printed as they are, with the load of the machine beside them.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def test_a_shared_instance_serves_so_many_chains_and_is_reset_when_it_was_empty(
 
 def test_a_chain_that_holds_too_long_or_gives_no_sign_of_life_loses_its_instance() -> None:
     async def main() -> None:
-        specs = (spec_of(Board, max=1, max_hold_s=0.03), spec_of(Chalk, max=1, heartbeat_s=0.05))
+        specs = (spec_of(Board, max=1, max_hold_s=0.03), spec_of(Chalk, max=1, heartbeat_s=0.5))
         async with ResourceManager(None, *specs, sweep_s=0.01) as manager:
             greedy = await manager.acquire([Board], TASK, "greedy")
             async with manager.lease([Board], TASK, "patient", 5):

@@ -137,7 +137,6 @@ def test_how_a_session_ended_is_the_servers_word(namespace: Bench, code: str, wo
 
 FORGERIES = {
     "the wrong cell": 'send(b\'{"id": 99, "stdout": "forged"}\')',
-    "the right cell, before it has ended": 'send(b\'{"id": 1, "stdout": "forged"}\' ); send(b\'{"id": 1}\')',
     "no JSON": "send(b'hello')",
     "JSON too deep": "send(b'[' * 50_000)",
     "a number too long": "send(b'{\"id\": ' + b'1' * 5000 + b'}')",
@@ -162,6 +161,18 @@ def test_forged_replies_end_the_session_and_nothing_else(namespace: Bench, name:
     assert result.alive is False
     assert not result.timed_out
     assert cells(namespace, "1 + 1")[0].value == "2"
+
+
+def test_a_forged_reply_is_only_that_sessions_word_and_a_second_one_ends_it(namespace: Bench) -> None:
+    async def work() -> Any:
+        session = await namespace.server.session()
+        forged = await session.run(FORGE + 'send(b\'{"id": 1, "stdout": "forged"}\')\ntime.sleep(0.2)', 5)
+        while session.alive:  # its true reply to the cell comes unasked for now
+            await asyncio.sleep(0.01)
+        await session.close()
+        return forged
+
+    assert namespace.run(work()).stdout == "forged"
 
 
 def test_a_session_cannot_claim_more_time(namespace: Bench) -> None:

@@ -22,7 +22,7 @@ class SandboxLimits:
     cpu_s: int = 600
     output_chars: int = 20_000
     files: int = 256
-    grace_s: float = 0.1
+    grace_s: float = 0.08
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

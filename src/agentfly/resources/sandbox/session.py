@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .host import SandboxServer
 
 MAX_CODE_CHARS = 2_000_000
+SLOW_S = 0.02
 MAX_IMAGES, MAX_IMAGE_CHARS = 4, 2_000_000
 
 
@@ -39,7 +40,8 @@ class SandboxSession:
         self._signalled: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()  # the server has reaped it
         self._timer: asyncio.TimerHandle | None = None
-        self._late = False
+        self._late = self._slow = False
+        self._deadline = 0.0
         self._cell = 0
         # Two outputs and an error and a value, every character escaped, the images, and room for the names.
         self._max_frame = 4 * 6 * (server.limits.output_chars + 100) + MAX_IMAGES * MAX_IMAGE_CHARS + 100_000
@@ -61,8 +63,12 @@ class SandboxSession:
         self._cell += 1
         self._late = False
         self._server.count("cells")
-        self._timer = self._loop.call_later(timeout_s, self._on_late)
+        self._deadline = self._loop.time() + timeout_s
+        self._timer = self._loop.call_later(min(timeout_s, SLOW_S), self._on_slow if timeout_s > SLOW_S else self._on_late)
         reply = await self._exchange({"id": self._cell, "code": code})
+        if self._slow:
+            self._slow = False
+            self._server.command("quick", self.number)
         if reply is None:
             error = f"the session has ended and its variables are lost: {self.ended}"
             return CellResult(error=error, timed_out=self._late, alive=False)
@@ -181,6 +187,12 @@ class SandboxSession:
         return CellResult(texts[0] or "", texts[1] or "", texts[2], texts[3], pictures)
 
     # ---- time and ends ----
+
+    def _on_slow(self) -> None:
+        """Not a short call: from now on it gives way to those that are."""
+        self._slow = True
+        self._server.command("slow", self.number)
+        self._timer = self._loop.call_at(self._deadline, self._on_late)
 
     def _on_late(self) -> None:
         self._late = True
