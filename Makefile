@@ -23,7 +23,7 @@ quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (about
 	$(BIN)/agentfly train recipes/quickstart.toml
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP) ## lint, format, types and the house's own test
 	$(BIN)/ruff check .
@@ -39,6 +39,8 @@ bench: $(STAMP) ## run the benchmarks and print their tables
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/resources.py
+	$(BIN)/python benchmarks/sandbox.py
 
 pocket: $(STAMP) ## build the bundled model again (minutes on a GPU, longer on a CPU)
 	$(BIN)/python -m agentfly.pocket.build
