@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for kind in KINDS:
         verbs = ("list", "check") if kind == "envs" else ("list",)
-        lister = commands.add_parser(kind, help=f"list the {kind} that there are" + (", or check one" if len(verbs) > 1 else ""))
+        lister = commands.add_parser(kind, help=f"list the {kind} that there are" + ", or check one" * ("check" in verbs))
         lister.add_argument("verb", nargs="?", choices=verbs, default="list")
         if "check" in verbs:
             lister.add_argument("name", nargs="?", help="with check: an environment's name, module:Class or file.py:Class")
@@ -265,7 +265,7 @@ def _check_env(name: str | None) -> int:
 
     if name is None:
         raise ConfigError(f"agentfly envs check needs a name: {', '.join(plugins.names('envs'))}, or module:Class")
-    told = getattr(plugins.resolve("envs", name), "conformance", dict)()
+    told: dict[str, Any] = getattr(plugins.resolve("envs", name), "conformance", dict)()
     report = check_env(name, **told)
     print(report)
     return 0 if report.ok else 1

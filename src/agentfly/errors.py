@@ -70,6 +70,17 @@ class DeadlineError(RolloutError):
     """Something took longer than it may."""
 
 
+def mark_as_environments(error: Exception, what: str) -> None:
+    """Write on an exception which call of an environment it came out of, for whoever has to say whose fault it was."""
+    error.__dict__.setdefault("environment_call", what)
+
+
+def environment_call(error: BaseException) -> str | None:
+    """The call of an environment that an exception came out of, if it did."""
+    found = getattr(error, "environment_call", None)
+    return found if isinstance(found, str) else None
+
+
 @contextmanager
 def blame(kind: type[RolloutError], what: str) -> Iterator[None]:
     """Re-raise a foreign exception as `kind`; errors of our own pass unchanged."""

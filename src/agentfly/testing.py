@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from .errors import ConfigError, EngineError, WorldError
+from .faults import FaultSchedule, faulty, kill_worker
 from .types import Completion, Extension, Message, Request, Task
+
+__all__ = ["ByteRenderer", "FaultSchedule", "GuessEnv", "ScriptedEngine", "faulty", "kill_worker"]
 
 START_ID, END_ID, PAD_ID = 256, 257, 258
 SPECIALS = {START_ID: "<|im_start|>", END_ID: "<|im_end|>", PAD_ID: "<|pad|>"}

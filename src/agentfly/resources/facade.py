@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DeadlineError, WorldError
+from ..errors import DeadlineError, WorldError, mark_as_environments
 from ..tools.deadline import Expired, within
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Grip:
             what = f"{spec.name}.{name} took longer than {spec.call_timeout_s:g} s"
             self.spoil(f"{what}; the environment was closed")
             raise DeadlineError(what) from None
-        except Exception:
+        except Exception as error:
+            mark_as_environments(error, f"{spec.name}.{name}")
             raise
         except BaseException:
             self.spoil(f"a call of {spec.name}.{name} was cancelled; the environment was closed")
@@ -167,7 +168,8 @@ def _local(grip: Grip, name: str, function: Callable[..., Any]) -> Callable[...,
         grip.busy += 1
         try:
             value = function(*args, **kwargs)
-        except Exception:
+        except Exception as error:
+            mark_as_environments(error, f"{grip.member.pool.spec.name}.{name}")
             raise
         except BaseException:
             # Its thread was told to stop in the middle (this may not be the loop's): the instance is closed when it comes back.

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, overload
 
 from .. import plugins
-from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError
+from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError, WorldError, environment_call
 from ..tools.signature import env_parameters
 from ..types import Trajectory
 from .base import RESERVED, Lend, Reward, Score
@@ -138,6 +138,8 @@ class FunctionReward(Reward):
         except AgentFlyError:
             raise
         except Exception as error:
+            if (call := environment_call(error)) is not None:  # the world failed, not the reward
+                raise WorldError(f"{self._who(trajectory)}: {call} raised {type(error).__name__}: {error}") from error
             raise RewardError(f"{self._who(trajectory)} raised {type(error).__name__}: {error}") from error
         return read(value, self._who(trajectory), len(trajectory.turns))
 

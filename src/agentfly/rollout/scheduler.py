@@ -60,6 +60,8 @@ async def run_chains(
             if on_trajectory is not None:
                 on_trajectory(trajectory)
 
+    if plan.manager is not None and plan.env_kind is not None:
+        plan.manager.expect(min(max_concurrency, total), [plan.env_kind])  # started ahead of the chains that will ask
     workers = [asyncio.create_task(work()) for _ in range(min(max_concurrency, total))]
     with fewer_collections():
         try:

@@ -75,6 +75,28 @@ class CodeInterpreter(Environment):
     def healthy(self) -> bool:
         return not self._closed
 
+    @staticmethod
+    def conformance() -> dict[str, Any]:
+        """How `check_env` plays it: the solver's cells must print the answer of two easy tasks."""
+        from ...data import load_tasks
+        from .solver import solve
+        from .tasks import easy_code_tasks
+
+        async def play(env: CodeInterpreter, task: Task) -> float:
+            shown = ""
+            for cell in solve(task):
+                result = await env.run(cell)
+                shown = (result.stdout or result.value or "").strip()
+            return float(shown == str(task.fields["answer"]))
+
+        cells = ["x = 1", "x = 2\nprint(x)", "sorted([3, 1, 2])", "1 / 0", "print('a' * 5)"]
+        return {
+            "tasks": load_tasks(easy_code_tasks("test", 2)),
+            "actions": lambda rng, seen: ("run", {"code": rng.choice(cells)}),
+            "solver": play,
+            "do_nothing": lambda env, task: 0.0,
+        }
+
     async def _drop(self) -> None:
         session, self._session = self._session, None
         if session is not None:
