@@ -1,4 +1,4 @@
-"""`python`: a session of Python for each chain, in a subprocess that keeps its variables from call to call.
+"""`python_process`: a session of Python for each chain, in a subprocess that keeps its variables from call to call.
 
 This is process isolation, not a sandbox. It protects the training process from crashes, hangs, memory bombs and leaked
 variables; it does not stop code that means harm: the child runs as the same user, sees the same files and the same network.
@@ -295,4 +295,4 @@ def python_tool(*, name: str = "python", limit_s: float = LIMIT_S, memory_mb: in
     return tool(session, name=name, stateful=True, timeout_s=limit_s + START_S + 2 * GRACE_S, register=False)
 
 
-python = python_tool()
+python_process = python_tool(name="python_process")
