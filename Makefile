@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## make .venv and install everything into it
 
-quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (about 4 minutes on two cores)
+quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (a few minutes on two cores, setup included)
 	$(BIN)/agentfly train recipes/quickstart.toml
 
 test: $(STAMP) ## run the tests

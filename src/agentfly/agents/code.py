@@ -37,8 +37,9 @@ class CodeAgent(BaseAgent):
         agent = CodeAgent("Qwen/Qwen2.5-Coder-7B-Instruct", reward="math_equal")
 
     The model replies with a ```python block and reads what it printed as `Observation: ...`. A line `Answer: ...` outside a
-    block ends the chain; so does a reply without a block, which is then the answer as a whole. The tool `python`, a sandboxed
-    session for each chain, is added unless one of that name is given (`agentfly.tools.python.python_tool()` makes one without a sandbox).
+    block ends the chain; so does a reply without a block, which is then the answer as a whole. The tool `python`, a
+    sandboxed session for each chain, is added unless one of that name is given (`agentfly.tools.python.python_tool()` makes
+    one without a sandbox).
     """
 
     required_tools: ClassVar[tuple[str, ...]] = ("python",)
