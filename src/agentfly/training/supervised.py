@@ -59,6 +59,7 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     progress.directory = directory.path
     before = learner.evaluate(held)["eval/loss"]
     order = random.Random(config.seed)
+    step, stopped = 0, False
     with progress:
         try:
             for step in range(1, config.train.steps + 1):
@@ -68,6 +69,8 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
                 store.add_metrics(step, metrics)
                 trackers.log(metrics, step)
                 progress.step(step, metrics)
+        except KeyboardInterrupt:
+            stopped = True  # what was learned so far is saved below
         finally:
             trackers.close()
             store.close()
@@ -75,13 +78,16 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     engine.publish(engine.version + 1)
     checkpoint = save_checkpoint(
         directory.checkpoints,
-        config.train.steps,
+        step,
         model=engine.model,
         tokenizer=engine.tokenizer,
-        state={"step": config.train.steps},
+        state={"step": step},
         keep=config.train.keep_checkpoints,
     )
-    return SftResult(directory.path, checkpoint, before, after, config.train.steps)
+    if stopped:
+        progress.note(f"stopped at step {step} and saved in {checkpoint}")
+        raise KeyboardInterrupt
+    return SftResult(directory.path, checkpoint, before, after, step)
 
 
 def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
@@ -109,6 +115,8 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         new = messages[position + 1 : following]
         if following == len(messages):
             break
+        if not new:
+            raise DataError(f"row {index}: messages {position} and {following} are both the assistant's; join them into one")
         trajectory.messages += new
         extension = renderer.extend(trajectory.messages, len(new), completion, schemas)
         ids, restarts = extension.ids, extension.restarts
