@@ -20,6 +20,8 @@ from .cgroup import Cgroups
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _RO = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 _MB = 1 << 20
+PUT_BY = "/.below-tmp"
+"""Where the root keeps what the sessions' own /tmp would hide."""
 
 
 @dataclass
@@ -42,6 +44,7 @@ class Walls:
     user_processes: int = 0
     last_capability: int = 40
     directory: str = ""
+    below_tmp: list[str] = field(default_factory=list)  # visible paths that the session's own /tmp would hide
 
     def uid(self, session: int) -> int | None:
         return None if self.uids is None else self.uids[0] + session % self.uids[1]
@@ -67,16 +70,28 @@ def visible_paths(site: list[str]) -> list[str]:
     return [path for path in dict.fromkeys(wanted) if path not in ("", "/") and os.path.exists(path)]
 
 
+def tops(paths: list[str]) -> list[str]:
+    """Where the paths really are, without those inside others."""
+    real = sorted({os.path.realpath(path) for path in paths})
+    return [path for path in real if not any(path.startswith(other + "/") for other in real)]
+
+
+def below_tmp(paths: list[str]) -> list[str]:
+    """The visible paths below /tmp (a virtual environment made there, say)."""
+    return [path for path in tops(paths) if path.startswith("/tmp/")]
+
+
 def build_root(paths: list[str]) -> bool:
     """Leave the host's file system for a new root with only `paths` in it. True when /proc could be mounted."""
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    real = sorted({os.path.realpath(path) for path in paths})
-    tops = [path for path in real if not any(path.startswith(other + "/") for other in real)]
+    outer = tops(paths)
     free = [place for place in ("/mnt", "/media", "/srv", "/opt", "/tmp", "/var") if os.path.isdir(place)]
-    new = next(place for place in free if not any(f"{path}/".startswith(f"{place}/") for path in tops))
+    new = next(place for place in free if not any(f"{path}/".startswith(f"{place}/") for path in outer))
     kernel.mount("tmpfs", new, "tmpfs", kernel.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
-    for path in tops:
+    for path in outer:
         _expose(path, new + path, _RO)
+    for number, path in enumerate(below_tmp(paths)):
+        _expose(path, f"{new}{PUT_BY}/{number}", _RO)
     for path in paths:
         if not os.path.lexists(new + path):  # a symbolic link on the host, to something that is in
             os.makedirs(os.path.dirname(new + path), exist_ok=True)
@@ -114,6 +129,16 @@ def _expose(source: str, target: str, flags: int) -> None:
     kernel.bind(source, target, flags)
 
 
+def _open_path(path: str) -> None:
+    """Make a directory and those above it, open to every session's user whatever the umask."""
+    made = "/"
+    for part in path.strip("/").split("/"):
+        made = os.path.join(made, part)
+        if not os.path.isdir(made):
+            os.mkdir(made)
+            os.chmod(made, 0o755)
+
+
 def enter_namespace(walls: Walls, session: int) -> None:
     """Called in the fresh child, which is process 1 of its own PID namespace already."""
     os.setsid()  # or kill(0, SIGKILL) would reach the server
@@ -125,6 +150,9 @@ def enter_namespace(walls: Walls, session: int) -> None:
     owner = "" if uid is None else f",uid={uid},gid={uid}"
     options = f"size={walls.disk_mb}m,nr_inodes={walls.inodes},mode=700{owner}"
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    for number, path in enumerate(walls.below_tmp):
+        _open_path(path)
+        kernel.bind(f"{PUT_BY}/{number}", path, _RO)
     if walls.proc:
         kernel.mount("proc", "/proc", "proc", _RO | kernel.MS_NOEXEC, walls.proc_options)
     if uid is not None:

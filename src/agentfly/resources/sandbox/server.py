@@ -77,6 +77,7 @@ class Server:
             self.own_space = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             kernel.unshare(kernel.NEW_NS | kernel.NEW_NET | kernel.NEW_UTS | kernel.NEW_IPC | kernel.NEW_CGROUP)
             kernel.sethostname("sandbox")
+            self.walls.below_tmp = jail.below_tmp(paths)  # before the root is another one
             self.walls.proc = jail.build_root(paths)
             if self.walls.proc:
                 self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
