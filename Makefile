@@ -23,7 +23,8 @@ quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (a few
 	$(BIN)/agentfly train recipes/quickstart.toml
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/sandbox
+	$(BIN)/python -m pytest tests/sandbox
 
 check: $(STAMP) ## lint, format, types and the house's own test
 	$(BIN)/ruff check .

@@ -32,11 +32,17 @@ def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+def our_threads() -> list[str]:
+    """Those of environments; the tools' own pool keeps its threads a while, and they hold nothing."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("agentfly-") and name != "agentfly-tool"]
+
+
 def left_behind() -> tuple[set[int], int, list[str], list[str]]:
     until = time.monotonic() + 10
-    while time.monotonic() < until and any(thread.name.startswith("agentfly-") for thread in threading.enumerate()):
+    while time.monotonic() < until and our_threads():
         time.sleep(0.01)
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("agentfly-")]
+    threads = our_threads()
     files = sorted(path.name for path in Path(tempfile.gettempdir()).iterdir())
     return children(), len(os.listdir("/proc/self/fd")), threads, files
 
