@@ -38,6 +38,10 @@ SMALL = {
     "data.train_count": 32,
     "data.validation_count": 4,
 }
+READ_BY = {
+    "eval": {"data.train_count", "data.validation_count"},
+    "sft": {"train.steps", "train.validate_every", "rollout.num_tasks", "data.train_count", "data.validation_count"},
+}
 
 
 @dataclass
@@ -177,7 +181,8 @@ def miniature(words: list[str]) -> list[str]:
     place = configs[0] + 1
     while place < len(words) and "=" in words[place] and not words[place].startswith("-"):
         place += 1
-    return [*words[:place], *(f"{key}={value}" for key, value in SMALL.items()), *words[place:]]
+    small = {key: value for key, value in SMALL.items() if words[0] == "train" or key in READ_BY[words[0]]}
+    return [*words[:place], *(f"{key}={value}" for key, value in small.items()), *words[place:]]
 
 
 def _existing_checkpoint(word: str) -> str:

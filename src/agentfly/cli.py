@@ -28,6 +28,24 @@ if TYPE_CHECKING:
     from .config import Config
     from .training import TrainResult
 
+# The keys that a command reads (`train` reads all): an override that would change nothing is refused. A config file is shared
+# by the commands, so what stands in it is not.
+READS = {
+    "eval": ("agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "seed"),
+    "sft": ("agent.", "data.", "train.", "run.", "rollout.num_tasks", "seed"),
+}
+NOT_READ = {
+    "sft": (
+        "train.critic_lr",
+        "train.validate_chains",
+        "train.validate_temperature",
+        "train.validate_at_start",
+        "train.save_every",
+        "train.max_logprob_gap",
+        "train.max_failed_share",
+    )
+}
+
 KINDS = ("algorithms", "agents", "tools", "rewards", "envs", "tasks")
 
 
@@ -111,6 +129,10 @@ def _takes_config(parser: argparse.ArgumentParser, *, required: bool = True) -> 
 def _load(arguments: argparse.Namespace) -> Config:
     from .config import Config
 
+    for override in arguments.overrides:
+        key = override.partition("=")[0]
+        if not key.startswith(READS[arguments.command]) or key in NOT_READ.get(arguments.command, ()):
+            raise ConfigError(f"agentfly {arguments.command} does not read {key}: remove it")
     return Config.load(arguments.config, arguments.overrides)
 
 
@@ -197,6 +219,10 @@ def _eval(arguments: argparse.Namespace) -> int:
     from .watch.tables import metrics_table
 
     config = _load(arguments)
+    if config.run.threads is not None:
+        from .learn.storage import set_threads
+
+        set_threads(config.run.threads)
     if arguments.model:
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=arguments.model))
     evaluation = evaluate(

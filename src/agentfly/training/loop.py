@@ -271,7 +271,7 @@ async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        await asyncio.wait([task])  # no deadline: a second Ctrl-C leaves at once, without a checkpoint of half a step
         raise
 
 
