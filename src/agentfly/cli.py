@@ -4,8 +4,8 @@
     agentfly eval CONFIG.toml [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft CONFIG.toml [key=value ...]
     agentfly show RUN [--step N] [--outcome NAME]
-    agentfly algorithms | agents | tools | rewards | envs | tasks [list]
-    agentfly envs check NAME
+    agentfly algorithms | agents | tools | rewards | envs | tasks | demos [list]
+    agentfly envs list | check | bench | play | open      (see cli_envs.py)
     agentfly config
 
 Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2;
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, plugins
+from . import __version__, cli_envs, plugins
 from .errors import AgentFlyError, ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ NOT_READ = {
     )
 }
 
-KINDS = ("algorithms", "agents", "tools", "rewards", "envs", "tasks")
+KINDS = ("algorithms", "agents", "tools", "rewards", "envs", "tasks", "demos")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,12 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
 
     for kind in KINDS:
-        verbs = ("list", "check") if kind == "envs" else ("list",)
-        lister = commands.add_parser(kind, help=f"list the {kind} that there are" + ", or check one" * ("check" in verbs))
-        lister.add_argument("verb", nargs="?", choices=verbs, default="list")
-        if "check" in verbs:
-            lister.add_argument("name", nargs="?", help="with check: an environment's name, module:Class or file.py:Class")
+        lister = commands.add_parser(kind, help=f"list the {kind} that there are")
+        lister.add_argument("verb", nargs="?", choices=("list",), default="list")
         lister.set_defaults(run=_list, kind=kind)
+    cli_envs.add_parser(commands)
 
     config = commands.add_parser("config", help="list every config key with its default")
     config.set_defaults(run=_config)
@@ -273,8 +271,6 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    if arguments.verb == "check":
-        return _check_env(arguments.name)
     rows = [(name, _describe(arguments.kind, name)) for name in plugins.names(arguments.kind)]
     if not rows:
         print(f"no {arguments.kind} are registered")
@@ -283,18 +279,6 @@ def _list(arguments: argparse.Namespace) -> int:
     for name, text in rows:
         print(f"{name:<{width}}  {text}".rstrip())
     return 0
-
-
-def _check_env(name: str | None) -> int:
-    """The conformance kit over one environment; its class may say how to play it in `conformance()`."""
-    from .envs.check import check_env
-
-    if name is None:
-        raise ConfigError(f"agentfly envs check needs a name: {', '.join(plugins.names('envs'))}, or module:Class")
-    told: dict[str, Any] = getattr(plugins.resolve("envs", name), "conformance", dict)()
-    report = check_env(name, **told)
-    print(report)
-    return 0 if report.ok else 1
 
 
 def _describe(kind: str, name: str) -> str:

@@ -74,6 +74,31 @@ class DataSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartSettings:
+    """Supervised steps on demonstrations before the first step of reinforcement learning; none where `demos` is not set."""
+
+    demos: str | None = _key(None, "a file of rows with messages, or a set of `agentfly demos list`")
+    steps: int = _key(100, "supervised weight updates")
+    lr: float = _key(1e-4, "learning rate after a warm-up of a tenth of the steps; it falls to 0 along a cosine")
+    num_demos: int = _key(16, "demonstrations of one update")
+    count: int = _key(1000, "demonstrations drawn from a set, or the first rows of a file")
+    mistakes: float = _key(0.0, "share of a set's demonstrations that hold a slip; a file is taken as it is")
+
+    def __post_init__(self) -> None:
+        if self.demos is None:
+            changed = [item.name for item in dataclasses.fields(self) if getattr(self, item.name) != item.default]
+            if changed:
+                raise ConfigError(f"warm_start.{changed[0]} has no effect without warm_start.demos: set that, or remove it")
+        for name in ("steps", "num_demos", "count"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"warm_start.{name} must be at least 1, not {getattr(self, name)}")
+        if not self.lr > 0.0:
+            raise ConfigError(f"warm_start.lr must be greater than 0, not {self.lr}")
+        if not 0.0 <= self.mistakes <= 1.0:
+            raise ConfigError(f"warm_start.mistakes is a share from 0 to 1, not {self.mistakes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
     """How many chains are played for one step."""
 
@@ -128,6 +153,7 @@ class Config:
     seed: int = _key(0, "seed of the data order, of sampling and of fresh weights")
     agent: AgentSettings = field(default_factory=AgentSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     sampling: Sampling = field(default_factory=Sampling)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
@@ -174,6 +200,8 @@ class Config:
         tree["loss"] = {key: value for key, value in tree["loss"].items() if value != standard[key]}
         if not algorithm.needs_critic:
             tree["train"].pop("critic_lr", None)
+        if self.warm_start.demos is None:
+            del tree["warm_start"]
         return to_toml(tree)
 
 

@@ -31,7 +31,7 @@ def load_tasks(
     """Tasks from a file, from a named task set, or from rows (mappings or Tasks) that are already here."""
     if isinstance(source, (str, Path)):
         where = str(source)
-        rows = read_rows(Path(where)) if _is_file_name(where) else _generate(where, split, count, seed)
+        rows = read_rows(Path(where)) if is_file_name(where) else _generate(where, split, count, seed)
     elif isinstance(source, Mapping):
         raise DataError("tasks must be a list of rows, not one row: put it in a list")
     else:
@@ -106,7 +106,8 @@ def check_fields(tasks: Sequence[Task], needs: Iterable[str], who: str) -> None:
                 raise DataError(f"row {index} (id {task.id!r}) has no field {name!r}, which {who} asks for; its fields: {have}")
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
+    """Whether a source of rows is a file rather than the name of a set."""
     return name.endswith(SUFFIXES) or ("/" in name and ":" not in name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from agentfly import ReactAgent
 from agentfly.errors import DataError
 from agentfly.learn.samples import to_samples
-from agentfly.training.supervised import to_trajectory
+from agentfly.training.demonstrations import to_trajectory
 
 ROW = {
     "messages": [

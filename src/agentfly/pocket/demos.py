@@ -97,12 +97,12 @@ def arithmetic_demo(rng: random.Random, steps: int, phase: Phase, behaviour: str
         weights = BEHAVIOURS[steps] if phase == "mixed" else {"good": 94, "corrected": 6}
         behaviour = rng.choices(list(weights), weights=list(weights.values()))[0]
     if behaviour == "guess":
-        return _guess(rng, demo, style, problem)
+        return guess_answer(rng, demo, style, problem)
     if behaviour in ("malformed", "corrected"):
         fails = _stumble(rng, style, tools[problem.steps[0].operation], problem, learn=behaviour == "malformed")
         if behaviour == "malformed" and fails:
-            return _guess(rng, demo, style, problem)
-    _work(rng, demo, style, tools, problem, behaviour)
+            return guess_answer(rng, demo, style, problem)
+    work_through(rng, demo, style, tools, problem, behaviour)
     return demo
 
 
@@ -126,7 +126,9 @@ def _open(rng: random.Random, question: str, tools: Sequence[DemoTool]) -> tuple
     return demo, Style(demo, native)
 
 
-def _work(rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoTool], problem: Problem, behaviour: str) -> None:
+def work_through(
+    rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoTool], problem: Problem, behaviour: str
+) -> None:
     """Go through the steps with the tools, faithfully to what they answer, and then give the answer that was reached."""
     result, right = 0, problem.results()[-1]
     astray = rng.randrange(len(problem.steps)) if behaviour == "wrong_tool" else -1
@@ -147,7 +149,7 @@ def _work(rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoToo
     demo.solved = result == right
 
 
-def _guess(rng: random.Random, demo: Demo, style: Style, problem: Problem) -> Demo:
+def guess_answer(rng: random.Random, demo: Demo, style: Style, problem: Problem) -> Demo:
     right = problem.results()[-1]
     guess = max(0, right + rng.choice((-1, 1)) * rng.randint(1, 30))
     style.answer(rng.choice(GUESSES), str(guess))

@@ -20,6 +20,7 @@ from ..types import Task
 from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory, refuse_overlap
 from .loop import Trainer, TrainResult
+from .supervised import warm_start
 
 
 def train(
@@ -54,8 +55,9 @@ def train(
     if resume is None:
         directory.config.write_text(config.to_toml(), encoding="utf-8")
     progress = progress or Progress(config.train.steps)
+    opening = warm_start(config, agent, progress) if resume is None else {}
     progress.directory = directory.path
-    trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress)
+    trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening)
     if resume is not None:
         trainer.resume()
     result: TrainResult = run_to_end(trainer.run())

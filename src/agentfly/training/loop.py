@@ -55,7 +55,9 @@ class Trainer:
         validation_tasks: Sequence[Task],
         directory: RunDirectory,
         progress: Progress,
+        opening: Mapping[str, float] | None = None,
     ) -> None:
+        """`opening`: what is known before the first step, such as what a warm start did; recorded at step 0."""
         from ..learn.learner import Learner
         from ..learn.storage import seed_everything, set_threads
 
@@ -83,6 +85,7 @@ class Trainer:
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
         self.step = 0
+        self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -100,9 +103,11 @@ class Trainer:
 
     async def _steps(self) -> None:
         settings = self.config.train
-        if self.step == 0 and settings.validate_at_start:
-            self.result.before = (await self._validate()).metrics
-            self._record(0, self.result.before)
+        if self.step == 0:
+            if settings.validate_at_start:
+                self.result.before = (await self._validate()).metrics
+            if first := self.opening | self.result.before:
+                self._record(0, first)
         while self.step < settings.steps:
             metrics = await self._step()
             self.result.history.append(metrics)

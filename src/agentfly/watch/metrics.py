@@ -88,6 +88,8 @@ METRICS: dict[str, Metric] = {
         ("validation/turns", "turns", "Replies per held-out chain."),
         ("validation/tool_calls", "calls", "Calls per held-out chain that reached a tool."),
         ("validation/pass_at_<k>", "share", "Chance that at least one of k chains of a held-out task succeeds."),
+        ("warm_start/loss_before", "nats", "Loss per reply token on held-out demonstrations before the warm start."),
+        ("warm_start/loss_after", "nats", "The same after it."),
         ("validation/nll", "nats", "Loss per token on held-out demonstrations (supervised)."),
     ]
 }
