@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .learn.algorithms import find_algorithm
-from .learn.settings import LossSettings, OptimSettings
+from .learn.settings import LoraSettings, LossSettings, OptimSettings
+from .resources.env import check_settings
 from .types import Sampling
 
 
@@ -48,7 +50,7 @@ class AgentSettings:
     on_invalid_call: Literal["continue", "end", "raise"] = _key("continue", "unknown tool or bad arguments")
     on_tool_error: Literal["continue", "end", "raise"] = _key("continue", "a tool that raised or ran out of time")
     success_at: float = _key(1.0, "a reward of at least this counts as success")
-    engine: dict[str, Any] = _key({}, "options of the engine, such as max_batch")
+    engine: str | dict[str, Any] = _key({}, '"local", "vllm" or "openai", or a table: its `kind` and options, such as max_batch')
     options: dict[str, Any] = _key({}, "further arguments of the agent's class, such as parser")
 
 
@@ -59,6 +61,10 @@ class ResourceSettings:
     cpu: float | None = _key(None, "CPUs for all environments together; no limit when not set")
     memory_mb: float | None = _key(None, "memory for all environments together; no limit when not set")
     pools: dict[str, Any] = _key({}, "per kind of environment: placement, max, min_warm, idle_s, max_uses, ...")
+
+    def __post_init__(self) -> None:
+        for name, settings in self.pools.items():
+            check_settings(name, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +129,10 @@ class TrainSettings(OptimSettings):
     validate_at_start: bool = _key(True, "validate before the first step, for the closing comparison")
     save_every: int = _key(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_checkpoints: int = _key(2, "older checkpoints are removed")
-    max_logprob_gap: float = _key(
-        0.05, "largest mean difference between sampled and recomputed log-probs (nats) before the run stops"
+    max_logprob_gap: float | None = _key(
+        None,
+        "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
+        "not set: 0.05 in float32, 0.15 in half precision, whose rounding alone makes 0.04 on an unsure model",
     )
     max_failed_share: float = _key(0.5, "largest share of chains lost to the world in one step before the run stops")
 
@@ -159,6 +167,7 @@ class Config:
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
+    lora: LoraSettings = field(default_factory=LoraSettings)
     run: RunSettings = field(default_factory=RunSettings)
 
     @classmethod
@@ -185,6 +194,9 @@ class Config:
         rest = {key: value for key, value in tree.items() if key != "loss"}
         config: Config = _build(cls, {**rest, "algorithm": algorithm.name}, "")
         algorithm.check_num_chains(config.rollout.num_chains)
+        check_engine(config.agent.model, config.agent.engine, config.sampling)
+        if "api_key" in engine_options(config.agent.engine):
+            raise ConfigError("agent.engine.api_key would be written into the run's folder: set OPENAI_API_KEY instead")
         if not algorithm.needs_critic and config.train.critic_lr is not None:
             raise ConfigError(f"train.critic_lr is not used by {algorithm.name}, which has no critic: remove it")
         return dataclasses.replace(config, loss=algorithm.settings(loss))
@@ -202,6 +214,8 @@ class Config:
             tree["train"].pop("critic_lr", None)
         if self.warm_start.demos is None:
             del tree["warm_start"]
+        if not self.lora.rank:
+            del tree["lora"]
         return to_toml(tree)
 
 

@@ -10,17 +10,23 @@ row attends to its keys and values; gradients flow back through them, so values 
                            C . .
 
 Used only where a probe has shown, once per model, that the two runs agree: a model whose cache is not a plain list of keys and
-values per layer (recurrent state, sliding windows) is run plainly.
+values per layer (recurrent state, sliding windows) is run plainly. A batch that is packed (see `packed`) is read by a twin,
+after a probe of its own. Where activations are not kept (`checkpoints`), each layer is run again in the backward pass; the
+layers' switch for that is one of training mode, so it is set around the run, and dropout stays off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from .batching import MicroBatch
+from .packed import packed_twin, run_packed
 
 # Sharing spares (rows - 1) x prefix tokens and costs a second, short run: not worth it below this share of the batch.
 WORTH_SHARING = 0.1
@@ -33,9 +39,37 @@ class Backbone:
         """`shares` skips the probe, for a copy of a backbone that has passed or failed it."""
         self.module = module
         self.shares = _can_share(module) if shares is None else shares
+        self.checkpoints = False
+        self._twin: nn.Module | None = None
+
+    @property
+    def packs(self) -> bool:
+        """Whether it is ready for packed batches."""
+        return self._twin is not None
+
+    def pack(self) -> bool:
+        """Make ready for packed batches; False where this model cannot read them."""
+        if self._twin is None and _can_pack(self.module):
+            self._twin = packed_twin(self.module)
+            if self.checkpoints:
+                _enable_checkpoints(self._twin)
+        return self._twin is not None
+
+    def checkpoint(self) -> None:
+        """From now on keep no activations inside layers. Refuses a model whose layers cannot be run again."""
+        for module in filter(None, (self.module, self._twin)):
+            _enable_checkpoints(module)
+        self.checkpoints = True
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states [sampled tokens, width]."""
+        if batch.lengths is not None:
+            assert self._twin is not None  # whoever packs has asked
+            with self._layers_again(self._twin):
+                return run_packed(self._twin, batch.input_ids, batch.lengths)[0][batch.where]
+        if self.checkpoints and torch.is_grad_enabled():
+            with self._layers_again(self.module):
+                return _run(self.module, batch.input_ids).flatten(0, 1)[batch.where]
         rows, width = batch.input_ids.shape
         if self.shares and (rows - 1) * batch.prefix > WORTH_SHARING * rows * width:
             hidden = _run_shared(self.module, batch.input_ids, batch.prefix)
@@ -43,6 +77,50 @@ class Backbone:
         else:
             hidden, where = _run(self.module, batch.input_ids), batch.where
         return hidden.flatten(0, 1)[where]
+
+    @contextmanager
+    def _layers_again(self, module: nn.Module) -> Iterator[None]:
+        layers = _layers(module) if self.checkpoints and torch.is_grad_enabled() else []
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def _enable_checkpoints(module: nn.Module) -> None:
+    if not _layers(module):
+        raise ConfigError(f"{type(module).__name__} cannot run its layers again: remove train.gradient_checkpointing")
+    enable: Any = module.gradient_checkpointing_enable
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False})
+
+
+def _can_pack(module: nn.Module) -> bool:
+    """On two short rows: does the twin, which reads them as one line, say what the model says of each?"""
+    parameter = next(module.parameters())
+    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 0, 0]], device=parameter.device)
+    lengths = (5, 3)
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            packed = run_packed(packed_twin(module), torch.cat([ids[0], ids[1, :3]])[None], lengths)[0]
+            plain = _run(module, ids)
+    except (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError):  # not this kind of model
+        return False
+    finally:
+        module.train(was_training)
+    tolerance = 1e-4 if parameter.dtype == torch.float32 else 5e-2
+    same = torch.cat([plain[0], plain[1, :3]]).float()
+    return torch.allclose(packed.float(), same, rtol=tolerance, atol=tolerance)
 
 
 def _run(module: nn.Module, input_ids: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvariantError
@@ -40,6 +42,8 @@ class MicroBatch:
     targets: Tensor
     tokens: Tensor
     prefix: int = 0
+    lengths: tuple[int, ...] | None = None
+    """Of a packed batch: all rows stand in one line [1, tokens], one behind the other, and there is no padding."""
 
 
 class Rows:
@@ -60,9 +64,23 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def micro_batches(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    def micro_batches(self, rows: Sequence[int], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
         """The given rows in micro batches."""
-        return [[rows[i] for i in batch] for batch in micro_batches([self.lengths[row] for row in rows], max_tokens)]
+        divide = packs if packed else micro_batches
+        return [[rows[i] for i in batch] for batch in divide([self.lengths[row] for row in rows], max_tokens)]
+
+    def batches(self, rows: Sequence[int], max_tokens: int, device: torch.device, *, packed: bool) -> Iterator[MicroBatch]:
+        """The given rows as the tensors of one micro batch after the other."""
+        for members in self.micro_batches(rows, max_tokens, packed=packed):
+            yield self.packed(members, device) if packed else self.tensors(members, device)
+
+    def packed(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
+        """The tensors of one packed micro batch."""
+        lengths = [self.lengths[row] for row in rows]
+        starts = np.cumsum([0, *lengths[:-1]])
+        line = np.concatenate([self.ids[row][:-1] for row in rows])
+        where = np.concatenate([start + self.positions[row] - 1 for start, row in zip(starts, rows, strict=True)])
+        return self._batch(rows, line[None], where, device, lengths=tuple(lengths))
 
     def tensors(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
         width = max(self.lengths[row] for row in rows)
@@ -70,17 +88,22 @@ class Rows:
         for i, row in enumerate(rows):
             input_ids[i, : self.lengths[row]] = self.ids[row][:-1]
         where = np.concatenate([i * width + self.positions[row] - 1 for i, row in enumerate(rows)])
-        targets = np.concatenate([self.ids[row][self.positions[row]] for row in rows])
-        tokens = np.concatenate([np.arange(self.starts[row], self.starts[row + 1]) for row in rows])
         first = min(int(self.positions[row][0]) - 1 for row in rows)
         alike = (input_ids[:, :first] == input_ids[0, :first]).all(axis=0)
         prefix = first if alike.all() else int(alike.argmin())
+        return self._batch(rows, input_ids, where, device, prefix=prefix)
+
+    def _batch(
+        self, rows: Sequence[int], input_ids: NDArray[Any], where: NDArray[Any], device: torch.device, **more: Any
+    ) -> MicroBatch:
+        targets = np.concatenate([self.ids[row][self.positions[row]] for row in rows])
+        tokens = np.concatenate([np.arange(self.starts[row], self.starts[row + 1]) for row in rows])
         return MicroBatch(
             input_ids=torch.from_numpy(input_ids).to(device),
             where=torch.from_numpy(where).to(device),
             targets=torch.from_numpy(targets).to(device),
             tokens=torch.from_numpy(tokens).to(device),
-            prefix=prefix,
+            **more,
         )
 
 
@@ -97,6 +120,21 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, *, max_waste: float =
                 continue
         batches.append([index])
         real = lengths[index]
+    return batches
+
+
+def packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of rows, longest first, each into the first batch that still has room for it."""
+    batches: list[list[int]] = []
+    left: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        room = next((number for number, free in enumerate(left) if free >= lengths[index]), None)
+        if room is None:
+            batches.append([index])
+            left.append(max_tokens - lengths[index])
+        else:
+            batches[room].append(index)
+            left[room] -= lengths[index]
     return batches
 
 

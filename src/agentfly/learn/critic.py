@@ -2,13 +2,13 @@
 
 In: a policy and a micro batch. Out: one value per sampled token. Two kinds. "copy": its own copy of the policy's backbone
 with a scalar head, learning with its own optimizer, which leaves the policy's features alone and costs the memory of a
-second backbone with its Adam state (nothing for a small model, a lot for a large one). "shared": only a head on the
+second backbone with its Adam state (nothing for a small model, a lot for a large one). What is frozen in the policy, such as
+the weights beside adapters, is frozen in the copy and held once. "shared": only a head on the
 policy's hidden states. The head begins at zero, so that the first advantages are the plain rewards and not noise.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from .backbone import Backbone
 from .batching import MicroBatch
 from .logprobs import Head
+from .lora import copy_sharing_frozen
 
 
 class ValueHead(nn.Module):
@@ -44,9 +45,12 @@ class Critic(nn.Module):
                 "the backbone of this model cannot be told apart from its head, so it cannot be copied for a critic: "
                 'set loss.critic = "shared"'
             )
-        self.backbone = copy.deepcopy(head.backbone.module)
-        self.backbone.requires_grad_(True)
+        self.backbone = copy_sharing_frozen(head.backbone.module)
         self._run = Backbone(self.backbone, shares=head.backbone.shares)
+        if head.backbone.checkpoints:
+            self._run.checkpoint()
+        if head.backbone.packs:
+            self._run.pack()
         self.head = ValueHead(width, next(self.backbone.parameters()).device)
 
     def forward(self, batch: MicroBatch) -> Tensor:

@@ -13,7 +13,6 @@ on-policy. The learning rate's schedule counts calls of `update`, so it ends whe
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from .batching import MicroBatch, passes
 from .critic import Critic, ValueHead, hidden_width
 from .experience import Experience, gather
 from .logprobs import EntropyMode, Scorer
+from .lora import copy_sharing_frozen
 from .losses import kl_divergence, token_weights
 from .objective import Share, critic_loss, measure_gap, old_logprobs, policy_loss
 from .optim import Optimizer
@@ -77,13 +77,15 @@ class Learner:
         self._version = 0
         self._updates = 0
         self._scorer = Scorer(self.model, temperature=temperature, chunk=self.optim.logprob_chunk)
+        self._packed = self._scorer.prepare(self.optim)
         self._make_critic()
         self._own_reference = reference is None
         self._reference: Scorer | None = None
         if self.loss.kl_coef > 0:
-            frozen = copy.deepcopy(self.model) if reference is None else reference.to(self.device)
+            frozen = copy_sharing_frozen(self.model) if reference is None else reference.to(self.device)
             frozen.requires_grad_(False).eval()
             self._reference = Scorer(frozen, temperature=temperature, chunk=self.optim.logprob_chunk)
+            self._reference.prepare(self.optim)
 
     def _make_critic(self) -> None:
         self._critic: Critic | None = None
@@ -209,13 +211,12 @@ class Learner:
         per_chain = token_weights(lengths, self.loss.aggregation, divisor=self.loss.sequence_divisor)
         for chain, weight in zip(chains, per_chain, strict=True):
             weights[experience.tokens_of(chain)] = weight
-        micro = experience.rows.micro_batches(rows, self.optim.max_tokens_per_batch)
+        micro = list(self._batches(experience, rows))
         share = Share(weights.to(self.device), sum(lengths), 1.0 / len(micro), untouched)
         whole = torch.zeros((), device=self.device)
-        for members in micro:
-            batch = experience.rows.tensors(members, self.device)
-            size = batch.input_ids.numel()
-            totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in members), size)
+        size = sum(batch.input_ids.numel() for batch in micro)
+        totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in rows), size)
+        for batch in micro:
             if train_policy:
                 scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
                 loss = policy_loss(experience, self.loss, batch, scores, share, totals)
@@ -252,8 +253,7 @@ class Learner:
     # -- what the weights say before they are changed -----------------------------------------------------------------------
 
     def _batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
-        for members in experience.rows.micro_batches(rows, self.optim.max_tokens_per_batch):
-            yield experience.rows.tensors(members, self.device)
+        return experience.rows.batches(rows, self.optim.max_tokens_per_batch, self.device, packed=self._packed)
 
     @torch.no_grad()
     def _score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:

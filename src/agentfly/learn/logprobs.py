@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..errors import ConfigError
 from .backbone import Backbone
 from .batching import MicroBatch
 from .losses import entropy as entropy_of
+from .settings import OptimSettings
 
 # Logits that may exist at the same time where no chunk is set.
 MAX_LOGITS = 2**26
@@ -62,6 +64,22 @@ class Scorer:
         self.temperature = temperature
         self.head = find_head(model)
         self._chunk = chunk
+
+    def prepare(self, optim: OptimSettings) -> bool:
+        """Set the model up as the settings ask; whether its batches are to be packed."""
+        if optim.gradient_checkpointing:
+            if self.head is None:
+                raise ConfigError("this model cannot run its layers again: remove train.gradient_checkpointing")
+            self.head.backbone.checkpoint()
+        if optim.packing == "off":
+            return False
+        cuda = next(self.model.parameters()).is_cuda
+        if optim.packing == "auto" and not cuda:
+            return False
+        packs = self.head is not None and self.head.backbone.pack()
+        if optim.packing == "on" and not packs:
+            raise ConfigError("the rows of this model cannot be packed: its attention is of another kind; remove train.packing")
+        return packs
 
     def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
         if self.head is None:

@@ -179,6 +179,19 @@ class OptimSettings:
             "takes."
         },
     )
+    packing: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={
+            "help": "Rows of a batch one behind the other, without padding. auto: on a GPU, where the model can be read so; "
+            "elsewhere rows of like length are padded, and what they begin with alike is run once."
+        },
+    )
+    gradient_checkpointing: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep no activations inside layers and compute them again in the backward pass: less memory, slower."
+        },
+    )
     logprob_chunk: int | None = field(
         default=None,
         metadata={"help": "Tokens whose logits exist at the same time; unset: as many as make 64 million logits (256 MB)."},
@@ -196,6 +209,8 @@ class OptimSettings:
         _number(self, "train", "weight_decay", low=0.0)
         _number(self, "train", "max_grad_norm", above=0.0)
         _choice(self, "train", "schedule", ("constant", "linear", "cosine"))
+        _choice(self, "train", "packing", ("auto", "on", "off"))
+        _flag(self, "train", "gradient_checkpointing")
         for name, low, optional in (
             ("warmup_steps", 0, False),
             ("total_steps", 1, True),
@@ -221,6 +236,31 @@ class OptimSettings:
             raise ConfigError(f"a {self.schedule} schedule needs its end: set train.total_steps")
         done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         return 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Train small matrices beside frozen weights, in place of all weights."""
+
+    rank: int = field(default=0, metadata={"help": "Rank of the adapters; 0 trains every weight."})
+    alpha: float = field(default=32.0, metadata={"help": "What an adapter adds is multiplied by alpha / rank."})
+    targets: list[str] = field(
+        default_factory=lambda: ["all"],
+        metadata={
+            "help": 'Linear layers by the last part of their name, such as q_proj; "all": every one but the output head.'
+        },
+    )
+
+    def __post_init__(self) -> None:
+        _number(self, "lora", "rank", low=0, whole=True)
+        _number(self, "lora", "alpha", above=0.0)
+        if not self.targets:
+            raise ConfigError("lora.targets is empty: name layers, or leave it out")
+        if self.rank == 0 and (self.alpha != 32.0 or self.targets != ["all"]):
+            raise ConfigError("lora.alpha and lora.targets have no effect without lora.rank: set that, or remove them")
+
+    def wants(self, name: str) -> bool:
+        return "all" in self.targets or name in self.targets
 
 
 def _number(

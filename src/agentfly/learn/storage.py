@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
+from .lora import FOLDER, is_adapted, load_adapter, merged_weights, save_adapter
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
@@ -24,14 +25,21 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A folder that `from_pretrained` loads, written without a progress bar into the middle of ours."""
+    """A folder that `from_pretrained` loads, written without a progress bar into the middle of ours.
+
+    An adapted model is written merged, as a plain one, with its adapters in a folder beside.
+    """
     from transformers.utils import logging
 
     bars: Any = logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
     try:
-        model.save_pretrained(folder)
+        if is_adapted(model):
+            model.save_pretrained(folder, state_dict=merged_weights(model))
+            save_adapter(model, folder / FOLDER)
+        else:
+            model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     finally:
         if shown:
@@ -42,6 +50,9 @@ def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
     """Copy a checkpoint's weights into a model that is already here, in place, so that all who share it see them."""
     from safetensors.torch import load_file
 
+    if is_adapted(model):
+        load_adapter(model, checkpoint / FOLDER)
+        return
     shards = sorted(checkpoint.glob("*.safetensors"))
     if not shards:
         raise ConfigError(f"{checkpoint} holds no .safetensors weights")

@@ -38,6 +38,7 @@ class SupervisedLearner:
         self.model.eval()
         self.device = next(self.model.parameters()).device
         self._scorer = Scorer(self.model, chunk=self.optim.logprob_chunk)
+        self._packed = self._scorer.prepare(self.optim)
         self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
         self._seed = seed
         self._version = 0
@@ -67,13 +68,13 @@ class SupervisedLearner:
     def _step(self, rows: Rows, members: Sequence[int], totals: Totals) -> None:
         num_tokens = sum(len(rows.positions[row]) for row in members)
         whole = torch.zeros((), device=self.device)
-        for micro in rows.micro_batches(members, self.optim.max_tokens_per_batch):
-            batch = rows.tensors(micro, self.device)
+        size = 0
+        for batch in rows.batches(members, self.optim.max_tokens_per_batch, self.device, packed=self._packed):
             loss = -self._scorer(batch).logprobs.sum() / num_tokens
             loss.backward()  # type: ignore[no-untyped-call]
             whole += loss.detach()
-            size = batch.input_ids.numel()
-            totals.add("train/padding_waste", size - sum(rows.lengths[row] for row in micro), size)
+            size += batch.input_ids.numel()
+        totals.add("train/padding_waste", size - sum(rows.lengths[row] for row in members), size)
         loss_value, norm = float(whole), float(self._optimizer.clip())
         if not (math.isfinite(loss_value) and math.isfinite(norm)):
             self._optimizer.zero_grad()
@@ -86,8 +87,8 @@ class SupervisedLearner:
     def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Mean negative log-likelihood of held-out rows, per token."""
         rows, totals = Rows(samples), Totals()
-        for micro in rows.micro_batches(range(len(rows)), self.optim.max_tokens_per_batch):
-            logprobs = self._scorer(rows.tensors(micro, self.device)).logprobs
+        for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, packed=self._packed):
+            logprobs = self._scorer(batch).logprobs
             totals.add("eval/loss", -logprobs.sum(), len(logprobs))
         return totals.means()
 

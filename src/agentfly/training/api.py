@@ -15,11 +15,12 @@ from typing import Any
 from ..agents.base import BaseAgent, run_to_end
 from ..config import SECTIONS, Config, apply_overrides, keys
 from ..data import load_tasks, split_rows
+from ..engines import check_engine
 from ..errors import ConfigError
 from ..types import Task
 from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory, refuse_overlap
-from .loop import Trainer, TrainResult
+from .loop import Trainer, TrainResult, adapt_model
 from .supervised import warm_start
 
 
@@ -49,12 +50,15 @@ def train(
         train_tasks, validation_tasks = _tasks_for(config, data, validation)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
+    if isinstance(agent.model, (str, Path)):
+        check_engine(agent.model, agent.engine_options, config.sampling, training=True)
     agent.check(train_tasks)
     agent.check(validation_tasks)
     directory = open_directory(config, resume)
     if resume is None:
         directory.config.write_text(config.to_toml(), encoding="utf-8")
     progress = progress or Progress(config.train.steps)
+    adapt_model(config, agent)
     opening = warm_start(config, agent, progress) if resume is None else {}
     progress.directory = directory.path
     trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening)
@@ -89,11 +93,11 @@ def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Conf
 
 
 def full_key(name: str) -> str:
-    """`lr` to `train.lr`; dotted keys, top-level keys and section names stay as they are."""
+    """`lr` to `train.lr`; dotted, top-level and section names stay as they are, and a warm start's keys are written whole."""
     every = [key for key, *_ in keys()]
     if "." in name or name in every or any(key.startswith(f"{name}.") for key in every):
         return name
-    found = [key for key in every if key.rpartition(".")[2] == name]
+    found = [key for key in every if key.rpartition(".")[2] == name and not key.startswith("warm_start.")]
     if len(found) == 1:
         return found[0]
     if found:

@@ -30,9 +30,9 @@ def save_checkpoint(folder: Path, step: int, *, model: Any, tokenizer: Any, stat
     temporary.mkdir(parents=True)
     save_model(model, tokenizer, temporary)
     save_state(temporary / STATE, state)
-    sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir()) if path.is_file()}
+    sums = {path.relative_to(temporary).as_posix(): _sha256(path) for path in sorted(temporary.rglob("*")) if path.is_file()}
     (temporary / MANIFEST).write_text(json.dumps({"step": step, "sha256": sums}, indent=1))
-    for path in temporary.iterdir():
+    for path in temporary.rglob("*"):
         _flush(path)
     shutil.rmtree(final, ignore_errors=True)
     os.replace(temporary, final)

@@ -21,7 +21,7 @@ from ..watch.trackers import Trackers
 from .build import build_agent, open_directory
 from .checkpoint import save_checkpoint
 from .demonstrations import demo_rows, demo_samples
-from .loop import trainable_engine
+from .loop import adapt_model, trainable_engine
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     seed_everything(config.seed)
     agent = agent or build_agent(config)
     engine = trainable_engine(agent)
+    adapt_model(config, agent)
     train, held = _demonstrations(config, agent)
     optim = replace(config.train, total_steps=config.train.total_steps or config.train.steps)
     learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)

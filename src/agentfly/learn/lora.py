@@ -1,0 +1,168 @@
+"""Low-rank adapters: a frozen model learns through small matrices beside its linear layers; arXiv:2106.09685.
+
+    y = W x + (alpha / rank) B A x        W frozen, A [rank, in] drawn, B [out, rank] zero: at first nothing changes
+
+In: a model and `LoraSettings`. Out: the same model, changed in place, so that an engine that shares it samples from the adapted
+weights with nothing copied. `merged_weights` gives the weights of a plain model that computes the same; `save_adapter` writes
+the adapters as PEFT reads them. Refuses a model without the named layers, and to adapt one twice with other settings.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .settings import LoraSettings
+
+FOLDER = "adapter"
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+class LoraLinear(nn.Module):
+    """A linear layer that is frozen, and the two small ones that learn beside it."""
+
+    def __init__(self, base: nn.Linear, settings: LoraSettings, generator: torch.Generator) -> None:
+        super().__init__()
+        weight = base.weight
+        self.base = base.requires_grad_(False)
+        self.scale = settings.alpha / settings.rank
+        bound = 1.0 / math.sqrt(base.in_features)
+        drawn = torch.empty(settings.rank, base.in_features).uniform_(-bound, bound, generator=generator)
+        self.lora_a = nn.Parameter(drawn.to(weight.device, weight.dtype))
+        self.lora_b = nn.Parameter(torch.zeros(base.out_features, settings.rank, device=weight.device, dtype=weight.dtype))
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight, for code that asks a linear layer for its type or place."""
+        return self.base.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        down = nn.functional.linear(x, self.lora_a)
+        out: Tensor = self.base(x) + nn.functional.linear(down, self.lora_b) * self.scale
+        return out
+
+    def merged(self) -> Tensor:
+        """The weight of one linear layer that does the same."""
+        return (self.base.weight.float() + self.scale * (self.lora_b.float() @ self.lora_a.float())).to(self.base.weight.dtype)
+
+
+def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
+    """Freeze the model and put adapters beside its linear layers, in place; how many. Where they are already, they stay."""
+    there = list(adapters(model))
+    if there:
+        rank = there[0][1].lora_a.shape[0]
+        if rank != settings.rank or there[0][1].scale != settings.alpha / settings.rank:
+            raise ConfigError(f"the model has adapters of rank {rank} already: train on with the [lora] they were made with")
+        return len(there)
+    found = [
+        (parent, name, child, path)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+        if _is_linear(child) and child is not _head(model) and settings.wants(name)
+    ]
+    if not found:
+        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if _is_linear(child)})
+        raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(names)}")
+    missing = set(settings.targets) - {"all"} - {name for _, name, _, _ in found}
+    if missing:
+        raise ConfigError(f"lora.targets: the model has no linear layer called {sorted(missing)[0]!r}")
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for parent, name, child, _ in found:
+        setattr(parent, name, LoraLinear(child, settings, generator))
+    return len(found)
+
+
+def adapters(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            yield name, module
+
+
+def is_adapted(model: nn.Module) -> bool:
+    return next(adapters(model), None) is not None
+
+
+def copy_sharing_frozen(model: nn.Module) -> nn.Module:
+    """A copy with weights of its own where they can change; what is frozen is held once."""
+    frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
+    return copy.deepcopy(model, frozen)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the plain model that computes the same, under the names it had before it was adapted."""
+    here = dict(adapters(model))
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        path, _, last = name.rpartition(".")
+        if path in here:  # lora_a, lora_b
+            continue
+        inner, _, base = path.rpartition(".")
+        if base == "base" and inner in here:
+            state[f"{inner}.{last}"] = here[inner].merged() if last == "weight" else tensor
+        else:
+            state[name] = tensor
+    return state
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """The adapters alone, in PEFT's format."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    last: LoraLinear | None = None
+    for name, module in adapters(model):
+        tensors[f"base_model.model.{name}.lora_A.weight"] = module.lora_a.detach().contiguous().cpu()
+        tensors[f"base_model.model.{name}.lora_B.weight"] = module.lora_b.detach().contiguous().cpu()
+        last = module
+    assert last is not None
+    rank = last.lora_a.shape[0]
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": getattr(getattr(model, "config", None), "_name_or_path", None),
+        "r": rank,
+        "lora_alpha": last.scale * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.rpartition(".")[2] for name, _ in adapters(model)}),
+    }
+    save_file(tensors, folder / _WEIGHTS)
+    (folder / _CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+@torch.no_grad()
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Adapters of a checkpoint into a model that has been adapted alike, in place."""
+    from safetensors.torch import load_file
+
+    file = folder / _WEIGHTS
+    if not file.is_file():
+        raise ConfigError(f"{folder.parent} holds no adapters: it was saved without [lora]; resume it without, too")
+    saved = load_file(file)
+    wanted = {
+        f"base_model.model.{name}.lora_{part}.weight": (module, part) for name, module in adapters(model) for part in "AB"
+    }
+    if set(saved) != set(wanted):
+        raise ConfigError(f"{folder} holds other adapters than [lora] asks for: resume with the settings it was saved with")
+    for key, (module, part) in wanted.items():
+        (module.lora_a if part == "A" else module.lora_b).copy_(saved[key])
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _head(model: nn.Module) -> Any:
+    get: Any = getattr(model, "get_output_embeddings", None)
+    return get() if get is not None else None

@@ -1,0 +1,144 @@
+"""Rows in one line, without padding: each token attends to its own row alone.
+
+    rows           A A A A      B B      C C C
+    packed         a a a a b b c c c            input_ids [1, 9], position_ids 0 1 2 3 0 1 0 1 2
+
+In: a transformers backbone. Out: a twin of it (the same tensors, another attention) that reads such lines. On a GPU all rows
+attend in one kernel (torch's varlen attention, half precision); elsewhere row by row. Refuses attention it would compute
+wrongly (sinks, position biases, soft caps); whether a model can be packed at all is decided by a probe in `backbone`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..errors import ConfigError
+
+NAME = "agentfly_packed"
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(slots=True)
+class Line:
+    """Where the rows of one packed line lie."""
+
+    lengths: Sequence[int]
+    device: torch.device
+    starts: Tensor = field(init=False)
+    longest: int = field(init=False)
+    positions: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = torch.tensor(self.lengths)
+        ends = lengths.cumsum(0)
+        self.longest = max(self.lengths)
+        self.starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(self.device, torch.int32)
+        offsets = torch.repeat_interleave(ends - lengths, lengths)
+        self.positions = (torch.arange(int(ends[-1])) - offsets)[None].to(self.device)
+
+
+def packed_twin(module: nn.Module) -> nn.Module:
+    """The same tensors with attention that reads packed lines."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    shared = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
+    twin: Any = copy.deepcopy(module, shared)  # type: ignore[arg-type]
+    twin.set_attn_implementation(NAME)
+    if twin.config._attn_implementation != NAME:
+        raise ConfigError(f"the attention of {type(module).__name__} cannot be replaced")
+    return twin.eval()  # type: ignore[no-any-return]
+
+
+def run_packed(twin: nn.Module, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Hidden states [1, tokens, width] of a packed line."""
+    line = Line(lengths, input_ids.device)
+    output: Any = twin(input_ids=input_ids, position_ids=line.positions, use_cache=False, agentfly_line=line)
+    hidden: Tensor = output.last_hidden_state
+    return hidden
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    agentfly_line: Line | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Called by each layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    unknown = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None] + ["softcap"] * (
+        softcap is not None
+    )
+    if agentfly_line is None or unknown:
+        why = f"uses {unknown[0]} in its attention" if unknown else "does not hand its arguments on to attention"
+        raise ConfigError(f"{type(module).__name__} {why}: its rows cannot be packed")
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    kernel = _one_kernel() if query.is_cuda and query.dtype in _HALF else None
+    if kernel is not None:
+        out = kernel(query, key, value, agentfly_line, scaling, sliding_window)
+    else:
+        out = _row_by_row(query, key, value, agentfly_line, scaling, sliding_window)
+    return out[None], None
+
+
+def _row_by_row(query: Tensor, key: Tensor, value: Tensor, line: Line, scale: float | None, window: int | None) -> Tensor:
+    outs, start = [], 0
+    for length in line.lengths:
+        part = (tensor[start : start + length].transpose(0, 1)[None] for tensor in (query, key, value))
+        mask = None
+        if window is not None and window < length:
+            reach = torch.arange(length, device=query.device)
+            distance = reach[:, None] - reach[None]
+            mask = (distance >= 0) & (distance < window)
+        out = scaled_dot_product_attention(
+            *part, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        outs.append(out[0].transpose(0, 1))
+        start += length
+    return torch.cat(outs)
+
+
+@cache
+def _one_kernel() -> Callable[..., Tensor] | None:
+    """torch's varlen attention, in whichever of its spellings this torch has; None where it has none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, line: Line, scale: float | None, window: int | None) -> Tensor:
+        options: dict[str, Any] = {}
+        if scale is not None:
+            options["scale"] = scale
+        if "window_size" in known:
+            options["window_size"] = (-1 if window is None else window - 1, 0)
+        elif window is None or window >= line.longest:
+            options["is_causal"] = True
+        else:
+            return _row_by_row(query, key, value, line, scale, window)
+        if query.shape[1] != key.shape[1]:
+            if "enable_gqa" in known:
+                options["enable_gqa"] = True
+            else:
+                times = query.shape[1] // key.shape[1]
+                key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        out: Tensor = varlen_attn(query, key, value, line.starts, line.starts, line.longest, line.longest, **options)
+        return out
+
+    return attend if "scale" in known else None

@@ -1,0 +1,169 @@
+"""Adapters: nothing changes at first, only they learn, the engine samples from them, and they are saved merged and alone."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentfly.config import Config
+from agentfly.engines.local.engine import LocalEngine
+from agentfly.errors import ConfigError
+from agentfly.learn.learner import Learner
+from agentfly.learn.lora import adapt, adapters, is_adapted, load_adapter, merged_weights, save_adapter
+from agentfly.learn.settings import LoraSettings, OptimSettings
+from agentfly.types import Request, Sampling
+from tests.learn.chains import chain_of_ids, tiny_llama
+
+IDS = torch.tensor([[3, 9, 4, 11, 7, 2, 30, 5]])
+LORA = LoraSettings(rank=4, alpha=16.0)
+
+
+def moved(model: Any, by: float = 0.3) -> Any:
+    """An adapted model whose adapters do something."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for _, module in adapters(model):
+            module.lora_b.normal_(std=by)
+    return model
+
+
+def groups() -> list[list[Any]]:
+    return [[chain_of_ids([3, 9, 4], [11 + n, 7, 2], float(n), logprobs=[-4.0] * 3, number=n) for n in range(3)]]
+
+
+def test_a_new_adapter_changes_nothing_and_only_adapters_can_learn() -> None:
+    model = tiny_llama()
+    before = model(IDS).logits
+    assert adapt(model, LORA) == 2 * 7
+    assert torch.equal(model(IDS).logits, before)
+    trainable = {name.rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    assert trainable == {"lora_a", "lora_b"}
+
+
+def test_a_step_changes_the_adapters_and_leaves_every_frozen_weight() -> None:
+    model = tiny_llama()
+    adapt(model, LORA)
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
+    before = model(IDS).logits
+    learner = Learner(model, "grpo", optim=OptimSettings(lr=1e-2))
+    metrics = learner.update(groups())
+    assert metrics["train/optimizer_steps"] == 1
+    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+    assert not torch.allclose(model(IDS).logits, before)
+
+
+def test_the_merged_weights_are_those_of_a_plain_model_that_computes_the_same() -> None:
+    model = tiny_llama()
+    plain = copy.deepcopy(model)
+    adapt(model, LORA)
+    moved(model)
+    plain.load_state_dict(merged_weights(model))
+    assert not torch.allclose(tiny_llama()(IDS).logits, plain(IDS).logits, atol=1e-3)
+    assert torch.allclose(model(IDS).logits, plain(IDS).logits, atol=1e-4)
+
+
+def test_the_engine_samples_from_the_adapters_with_nothing_copied() -> None:
+    model = tiny_llama()
+    engine = LocalEngine(model, Tokens(), stop_ids=[])
+    adapt(model, LORA)
+    moved(model)
+    engine.publish(1)
+    request = Request(prompt_ids=IDS[0].tolist(), sampling=Sampling(temperature=1.0, max_tokens=6, seed=3))
+    try:
+        completion = asyncio.run(engine.generate(request))
+    finally:
+        engine.shut()
+    ids = [*IDS[0].tolist(), *completion.token_ids]
+    logits = model(torch.tensor([ids])).logits[0, len(IDS[0]) - 1 : -1]
+    want = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(completion.logprobs), want, atol=1e-4)
+    assert {id(p) for p in engine._twin.parameters()} == {id(p) for p in model.parameters()}
+
+
+def test_critic_and_reference_hold_what_is_frozen_once() -> None:
+    model = tiny_llama()
+    adapt(model, LORA)
+    from agentfly.learn.algorithms import ALGORITHMS
+
+    learner = Learner(model, "ppo", loss=ALGORITHMS["ppo"].settings({"kl_coef": 0.1}), optim=OptimSettings(lr=1e-3))
+    assert learner._critic is not None
+    assert learner._reference is not None
+    frozen = {id(p) for p in model.parameters() if not p.requires_grad}
+    for copied in (learner._critic.backbone, learner._reference.model):
+        shared = [p for p in copied.parameters() if id(p) in frozen]
+        own = [p for p in copied.parameters() if id(p) not in frozen]
+        assert len(own) == 2 * 2 * 7
+        assert len(shared) == len(list(copied.parameters())) - len(own)
+    learner.update(groups())
+    assert learner.version == 1
+
+
+def test_adapters_are_written_as_peft_reads_them_and_come_back(tmp_path: Path) -> None:
+    model = tiny_llama()
+    adapt(model, LORA)
+    moved(model)
+    save_adapter(model, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 16.0)
+    other = tiny_llama()
+    adapt(other, LORA, seed=5)
+    load_adapter(other, tmp_path)
+    assert torch.equal(other(IDS).logits, model(IDS).logits)
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    theirs = peft.PeftModel.from_pretrained(tiny_llama(), tmp_path)
+    assert torch.allclose(theirs(IDS).logits, model(IDS).logits, atol=1e-4)
+
+
+def test_a_run_with_adapters_saves_a_plain_model_and_resumes(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from agentfly.training import train
+    from tests.tiny import ROWS, TwoTurns, even, look, save_tiny_model
+
+    folder = save_tiny_model(tmp_path / "model")
+
+    def agent() -> Any:
+        return TwoTurns(str(folder), tools=[look], reward=even, max_turns=2, sampling={"max_tokens": 8})
+
+    def run(steps: int, **more: Any) -> Any:
+        return train(
+            agent(), ROWS, steps=steps, num_tasks=2, num_chains=4, lora={"rank": 2}, **{"train.lr": 1e-2, **settings}, **more
+        )
+
+    settings: dict[str, Any] = {"run.dir": str(tmp_path / "runs"), "run.threads": 1, "train.validate_at_start": False}
+    whole = run(3, **{"run.name": "whole"})
+    half = run(2, **{"run.name": "half"})
+    assert (half.checkpoint / "adapter" / "adapter_model.safetensors").is_file()
+    resumed = run(3, **{"run.name": "half"}, resume=half.directory)
+    first, second = (AutoModelForCausalLM.from_pretrained(result.checkpoint) for result in (whole, resumed))
+    assert not is_adapted(first)
+    assert torch.allclose(first(IDS).logits, second(IDS).logits, atol=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    assert not torch.allclose(first(IDS).logits, base(IDS).logits, atol=1e-4)
+
+
+def test_settings_that_would_do_nothing_and_layers_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no effect without lora.rank"):
+        Config.from_dict({"lora": {"alpha": 8.0}})
+    with pytest.raises(ConfigError, match="no linear layer called 'w_proj'"):
+        adapt(tiny_llama(), LoraSettings(rank=2, targets=["q_proj", "w_proj"]))
+    with pytest.raises(ConfigError, match="it has down_proj"):
+        adapt(tiny_llama(), LoraSettings(rank=2, targets=["query"]))
+    model = tiny_llama()
+    assert adapt(model, LoraSettings(rank=2, targets=["q_proj"])) == 2
+    assert adapt(model, LoraSettings(rank=2, targets=["q_proj"])) == 2
+    with pytest.raises(ConfigError, match="rank 2 already"):
+        adapt(model, LoraSettings(rank=3))
+
+
+class Tokens:
+    eos_token_id = None
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return " ".join(map(str, ids))
