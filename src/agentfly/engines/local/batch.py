@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from ...types import Request, Sampling
 from .attention import Plan, order
 from .sampler import draw
-from .slots import Slot, Slots
+from .slots import Slot
 from .text import TextStream
 
 
@@ -32,8 +33,8 @@ class Row:
     """One request while it runs. The last three fields are its news, read and cleared by whoever delivers them."""
 
     __slots__ = (
-        "error", "finished", "future", "logprobs", "loop", "new_text", "num_prompt", "on_text", "rng", "sampling", "session",
-        "slot", "source", "stop_ids", "stream", "tokens", "versions",
+        "ahead", "error", "finished", "future", "logprobs", "loop", "new_text", "num_prompt", "on_text", "rng", "sampling",
+        "session", "slot", "source", "stop_ids", "stream", "tokens", "versions",
     )  # fmt: skip
 
     def __init__(self, request: Request, stop_ids: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
@@ -44,6 +45,7 @@ class Row:
         self.num_prompt = len(self.tokens)
         self.stop_ids = stop_ids.union(request.sampling.stop_ids)
         self.rng = random.Random(request.sampling.seed)
+        self.ahead: deque[float] = deque()
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.stream = TextStream(decode, request.sampling.stop) if request.on_text or request.sampling.stop else None
@@ -55,11 +57,18 @@ class Row:
         self.finished: Literal["stop", "length"] | None = None
         self.error: str | None = None
 
+    def uniforms(self, count: int) -> list[float]:
+        """The numbers of the next draws. They stay next until a token is accepted: a draw thrown away is drawn again."""
+        while len(self.ahead) < count:
+            self.ahead.append(self.rng.random())
+        return list(islice(self.ahead, count))
+
     def accept(self, token: int, logprob: float, version: int, max_context: int) -> None:
         """Take a drawn token, and see whether the reply ends with it."""
         if logprob != logprob:
             self.error = "the model's logits are not numbers (NaN): its weights are damaged, or training has diverged"
             return
+        self.ahead.popleft()
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
@@ -83,10 +92,10 @@ class Batch:
     """The queue, the rows that run, and the step."""
 
     def __init__(
-        self, model: Any, slots: Slots, *, max_batch: int, max_step_tokens: int, max_context: int, device: torch.device
+        self, model: Any, slots: Any, *, max_batch: int, max_step_tokens: int, max_context: int, device: torch.device
     ) -> None:
         self.model = model
-        self.slots = slots
+        self.slots: Any = slots
         self.max_batch = max_batch
         self.max_step_tokens = max_step_tokens
         self.max_context = max_context
@@ -105,6 +114,11 @@ class Batch:
     @property
     def busy(self) -> bool:
         return bool(self.queue or self.running)
+
+    def memory(self) -> dict[str, float]:
+        """What the cache holds now."""
+        cache = self.slots.cache
+        return {"slots": cache.num_slots, "slot_length": cache.length, "kv_bytes": cache.num_bytes}
 
     def add(self, row: Row) -> None:
         self.queue.append(row)
@@ -159,7 +173,7 @@ class Batch:
         return news
 
     def _draw(self, rows: list[Row], logits: Tensor, version: int) -> None:
-        tokens, logprobs = draw(logits, [row.sampling for row in rows], [row.rng.random() for row in rows])
+        tokens, logprobs = draw(logits, [row.sampling for row in rows], [row.uniforms(1)[0] for row in rows])
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             row.accept(token, logprob, version, self.max_context)
         self.counts["sampled_tokens"] += len(rows)

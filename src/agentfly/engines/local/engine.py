@@ -28,8 +28,11 @@ from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Request
 from .batch import Batch, Row
 from .cache import SlotCache
+from .paged import Pools
+from .paged_batch import PagedBatch
+from .pages import PAGE, Pages
 from .slots import Slots
-from .twin import check_twin, make_twin, same_tensors
+from .twin import check_paged_twin, check_twin, make_twin, same_tensors
 
 IDLE_S = 5.0  # a thread without work ends after this long, and starts again with the next request
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
@@ -43,6 +46,7 @@ class LocalEngine:
     max_step_tokens   how many prompt tokens one step may read, so that long prompts do not hold up those who are sampling
     kv_tokens         how many tokens all caches may hold together; None: from `kv_gib`
     kv_gib            the same in memory; None: 2 GiB, or less where less is free (on a GPU, 40 % of what is free)
+    cache             "slots": grows as it is used; "pages": one pool of fixed size, decoding in rounds (CUDA graphs on a GPU)
     stop_ids          ids that end every reply; None: the end tokens of the model's generation config
     """
 
@@ -58,9 +62,12 @@ class LocalEngine:
         max_step_tokens: int = 1024,
         kv_tokens: int | None = None,
         kv_gib: float | None = None,
+        cache: Literal["slots", "pages"] = "slots",
         stop_ids: Iterable[int] | None = None,
         version: int = 0,
     ) -> None:
+        if cache not in ("slots", "pages"):
+            raise ConfigError(f"engine: cache is 'slots' or 'pages', not {cache!r}")
         for name, number in [
             ("max_context", max_context), ("max_batch", max_batch), ("max_step_tokens", max_step_tokens),
             ("kv_tokens", kv_tokens), ("kv_gib", kv_gib),
@@ -75,27 +82,33 @@ class LocalEngine:
         self.device = next(model.parameters()).device
         _tune(next(model.parameters()))
         self._twin = make_twin(model)
-        token_bytes = check_twin(model, self._twin, self.device)
+        probe = check_twin(model, self._twin, self.device)
         if kv_tokens is None:
-            kv_tokens = int(_kv_bytes(kv_gib, self.device) // token_bytes)
+            kv_tokens = int(_kv_bytes(kv_gib, self.device) // probe.bytes_per_token)
         self.max_context = min(max_context or _model_context(model), kv_tokens)
         if self.max_context < 2:
             raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens or kv_gib")
-        length = min(self.max_context, 256)
-        slots = Slots(
-            SlotCache(max(1, min(8, kv_tokens // length)), length),
-            max_tokens=kv_tokens,
-            max_slots=2 * max_batch,
-            max_length=self.max_context,
-        )
-        self._batch = Batch(
-            self._twin,
-            slots,
-            max_batch=max_batch,
-            max_step_tokens=max_step_tokens,
-            max_context=self.max_context,
-            device=self.device,
-        )
+        self.capacity = 2 * max_batch  # chains in flight: with more, what is cached of one is lost while its tools run
+        self._on_pages = cache == "pages"
+        sizes: dict[str, Any] = {
+            "max_batch": max_batch, "max_step_tokens": max_step_tokens, "max_context": self.max_context, "device": self.device,
+        }  # fmt: skip
+        self._batch: Batch
+        if self._on_pages:
+            self._twin = make_twin(model, on_pages=True)
+            check_paged_twin(model, self._twin, probe, self.device)
+            num_pages = 1 + -(-kv_tokens // PAGE)
+            pools = Pools(num_pages, [probe.layers[index] for index in sorted(probe.layers)])
+            self._batch = PagedBatch(self._twin, Pages(num_pages), pools, **sizes)
+        else:
+            length = min(self.max_context, 256)
+            slots = Slots(
+                SlotCache(max(1, min(8, kv_tokens // length)), length),
+                max_tokens=kv_tokens,
+                max_slots=self.capacity,
+                max_length=self.max_context,
+            )
+            self._batch = Batch(self._twin, slots, **sizes)
         self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
         self._wake = threading.Condition()
         self._forward = threading.Lock()
@@ -127,7 +140,7 @@ class LocalEngine:
         """
         if not same_tensors(self.model, self._twin):
             with self.hold():
-                self._twin = self._batch.model = make_twin(self.model)
+                self._twin = self._batch.model = make_twin(self.model, on_pages=self._on_pages)
         self.version = version
         self._published += 1
 
@@ -155,9 +168,7 @@ class LocalEngine:
             "evicted": batch.slots.num_evicted,
             "running": len(batch.running),
             "queued": len(batch.queue),
-            "slots": batch.slots.cache.num_slots,
-            "slot_length": batch.slots.cache.length,
-            "kv_bytes": batch.slots.cache.num_bytes,
+            **batch.memory(),
             "busy_s": self._busy_s,
         }
 

@@ -9,20 +9,23 @@ model itself: every new twin reads a few tokens in two pieces and compares.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ...errors import ConfigError
-from .attention import NAME, Plan, attention
+from . import attention, paged
+from .attention import Plan
 from .batch import forward
 from .cache import SlotCache
+from .pages import PAGE
 
 KINDS = {"full_attention", "sliding_attention"}
 
 
-def make_twin(model: Any) -> Any:
-    """The same weights with our attention."""
+def make_twin(model: Any, *, on_pages: bool = False) -> Any:
+    """The same weights with our attention, over slots or over pages."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     name = type(model).__name__
@@ -32,14 +35,15 @@ def make_twin(model: Any) -> Any:
         raise ConfigError(
             f"the local engine serves full and sliding attention only; {name} also has {', '.join(sorted(kinds - KINDS))}"
         )
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    ours = paged if on_pages else attention
+    ALL_ATTENTION_FUNCTIONS.register(ours.NAME, ours.attention)
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     twin = copy.deepcopy(model, shared)
     try:
-        twin.set_attn_implementation(NAME)
+        twin.set_attn_implementation(ours.NAME)
     except (ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"the local engine cannot serve {name}: {error}") from error
-    if twin.config._attn_implementation != NAME:
+    if twin.config._attn_implementation != ours.NAME:
         raise ConfigError(f"the local engine cannot serve {name}: its attention cannot be replaced")
     if getattr(twin, "is_gradient_checkpointing", False):
         twin.gradient_checkpointing_disable()
@@ -53,17 +57,51 @@ def same_tensors(model: Any, twin: Any) -> bool:
 
 
 @torch.no_grad()
-def check_twin(model: Any, twin: Any, device: torch.device) -> int:
-    """Compare a few tokens, read in two pieces, with the model's own forward. Returns the cache's bytes per token."""
+def check_twin(model: Any, twin: Any, device: torch.device) -> SlotCache:
+    """Compare a few tokens, read in two pieces, with the model's own forward. Returns the cache they were read into."""
+    cache = SlotCache(2, 8)
+
+    def read(ids: list[int]) -> torch.Tensor:
+        forward(twin, ids[:5] + ids[:2], Plan(cache, [(1, 0, 5), (0, 0, 2)], device), [4])
+        return forward(twin, [ids[2], *ids[5:]], Plan(cache, [(0, 2, 1), (1, 5, 3)], device), [3])[0]
+
+    _compare(model, read, device)
+    return cache
+
+
+@torch.no_grad()
+def check_paged_twin(model: Any, twin: Any, like: SlotCache, device: torch.device) -> None:
+    """The same for a twin over pages: two rows read, the one across two pages, and its last token decoded."""
+    pools = paged.Pools(4, [like.layers[index] for index in sorted(like.layers)])
+
+    def run(ids: list[int], positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        line = torch.tensor([ids], device=device)
+        out: torch.Tensor = twin(input_ids=line, position_ids=positions[None], use_cache=False, agentfly_plan=plan).logits[0]
+        return out
+
+    def read(ids: list[int]) -> torch.Tensor:
+        long = ids * 3
+        for pages, text in (([3, 1], long[:-1]), ([2], ids[:2])):
+            plan = paged.Reading(pools, [(pages, 0, len(text))], device)
+            run(text, plan.positions, plan)
+        position = torch.tensor([len(long) - 1, 0], device=device)
+        table = torch.tensor([[3, 1], [2, 0]], dtype=torch.int32, device=device)
+        places = torch.tensor([1 * PAGE + (len(long) - 1) % PAGE, 0], device=device)
+        lengths = torch.tensor([len(long), 0], dtype=torch.int32, device=device)
+        return run([long[-1], 0], position, paged.Decoding(pools, table, places, lengths))[0]
+
+    _compare(model, read, device, times=3)
+
+
+def _compare(model: Any, read: Callable[[list[int]], torch.Tensor], device: torch.device, times: int = 1) -> None:
+    """What `read` says of the last of a few tokens against the model's own logits."""
     size = model.config.get_text_config().vocab_size
     ids = [(7 * i + 3) % size for i in range(8)]
-    cache = SlotCache(2, 8)
     training = model.training
     model.eval()
     try:
-        want = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1].float()
-        forward(twin, ids[:5] + ids[:2], Plan(cache, [(1, 0, 5), (0, 0, 2)], device), [4])
-        got = forward(twin, [ids[2], *ids[5:]], Plan(cache, [(0, 2, 1), (1, 5, 3)], device), [3])[0].float()
+        want = model(input_ids=torch.tensor([ids * times], device=device), use_cache=False).logits[0, -1].float()
+        got = read(ids).float()
     except ConfigError:
         raise
     except Exception as error:
@@ -80,4 +118,3 @@ def check_twin(model: Any, twin: Any, device: torch.device) -> int:
         raise ConfigError(
             f"the local engine cannot serve {name}: its log-probs differ from the model's own by {gap:.3g} nats{hint}"
         )
-    return cache.bytes_per_token

@@ -1,0 +1,200 @@
+"""Attention over pages, in Triton: one query per chain (decode), and many per chain (reading prompts).
+
+In: queries of the new tokens, the pools of keys and values, and for each row its pages and lengths. Out: the attention's
+result, with float32 sums. Heads that share a key are computed together in `decode`, so a key is read once; nowhere is one
+copied. `decode` splits long pasts over several programs where there are few chains, and joins their parts by their log-sums. It
+can run inside a CUDA graph: no size depends on the data and nothing waits for the host. Imported only where Triton is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .pages import PAGE
+
+BLOCK = 64  # keys looked at together
+
+
+@triton.jit
+def _scores(q, k, scale, SOFTCAP: tl.constexpr, EXACT: tl.constexpr):
+    """Products of queries and keys, in units of log2."""
+    s = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale
+    if SOFTCAP > 0:
+        x = s * (2.0 / SOFTCAP)
+        s = SOFTCAP * (1.0 - 2.0 / (tl.exp(x) + 1.0))
+    return s * 1.4426950408889634  # log2(e)
+
+
+@triton.jit
+def _decode(
+    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, part_ptr, sum_ptr,
+    scale, table_width, q_row, kv_page, kv_token, kv_head,
+    FOLDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1) * FOLDS
+    length = tl.load(length_ptr + row)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0)
+    blocks = tl.cdiv(length - first, BLOCK)
+    share = tl.cdiv(blocks, SPLITS)
+    begin = first + split * share * BLOCK
+    end = tl.minimum(begin + share * BLOCK, length)
+    folds, dims = tl.arange(0, ROWS), tl.arange(0, DIM_2)
+    inside = (folds[:, None] < FOLDS) & (dims[None, :] < DIM)
+    q = tl.load(q_ptr + row * q_row + (head * FOLDS + folds[:, None]) * DIM + dims[None, :], mask=inside, other=0.0)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIM_2], tl.float32)
+    for start in range(begin, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        here = at < end
+        page = tl.load(table_ptr + row * table_width + at // PAGE, mask=here, other=0)
+        where = page.to(tl.int64) * kv_page + (at % PAGE) * kv_token + head * kv_head
+        take = here[:, None] & (dims[None, :] < DIM)
+        k = tl.load(k_ptr + where[:, None] + dims[None, :], mask=take, other=0.0)
+        v = tl.load(v_ptr + where[:, None] + dims[None, :], mask=take, other=0.0)
+        s = tl.where(here[None, :], _scores(q, k, scale, SOFTCAP, EXACT), float("-inf"))
+        top = tl.maximum(best, tl.max(s, 1))
+        p = tl.exp2(s - top[:, None])
+        fade = tl.exp2(best - top)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=EXACT).to(tl.float32)
+        best = top
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    place = row * heads + head * FOLDS + folds
+    if SPLITS == 1:
+        tl.store(out_ptr + place[:, None] * DIM + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        part = place * SPLITS + split
+        tl.store(part_ptr + part[:, None] * DIM + dims[None, :], acc, mask=inside)
+        weight = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(sum_ptr + part, weight, mask=folds < FOLDS)
+
+
+@triton.jit
+def _join(part_ptr, sum_ptr, out_ptr, DIM: tl.constexpr, DIM_2: tl.constexpr, SPLITS: tl.constexpr):
+    place = tl.program_id(0)
+    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM_2)
+    weight = tl.load(sum_ptr + place * SPLITS + splits)
+    top = tl.max(weight, 0)
+    share = tl.where(weight > float("-inf"), tl.exp2(weight - tl.where(top > float("-inf"), top, 0.0)), 0.0)
+    take = (dims[None, :] < DIM) & (splits[:, None] < SPLITS)
+    part = tl.load(part_ptr + (place * SPLITS + splits[:, None]) * DIM + dims[None, :], mask=take, other=0.0)
+    total = tl.sum(share, 0)
+    out = tl.sum(part * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + place * DIM + dims, out.to(out_ptr.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit
+def _read(
+    q_ptr, k_ptr, v_ptr, table_ptr, tile_row_ptr, tile_query_ptr, start_ptr, past_ptr, out_ptr,
+    scale, table_width, kv_page, kv_token, kv_head, heads,
+    FOLDS: tl.constexpr, DIM: tl.constexpr, DIM_2: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One tile: up to TILE new tokens of one row, for one head."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(tile_row_ptr + tile)
+    query = tl.load(tile_query_ptr + tile)
+    token = tl.load(start_ptr + row)
+    count = tl.load(start_ptr + row + 1) - token
+    past = tl.load(past_ptr + row)
+    numbers, dims = query + tl.arange(0, TILE), tl.arange(0, DIM_2)
+    inside = (numbers[:, None] < count) & (dims[None, :] < DIM)
+    place = ((token + numbers[:, None]) * heads + head) * DIM + dims[None, :]
+    q = tl.load(q_ptr + place, mask=inside, other=0.0)
+    positions = past + numbers
+    end = past + tl.minimum(query + TILE, count)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(past + query - WINDOW + 1, 0) // BLOCK * BLOCK
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, DIM_2], tl.float32)
+    for start in range(first, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        here = at < end
+        page = tl.load(table_ptr + row * table_width + at // PAGE, mask=here, other=0)
+        where = page.to(tl.int64) * kv_page + (at % PAGE) * kv_token + (head // FOLDS) * kv_head
+        take = here[:, None] & (dims[None, :] < DIM)
+        k = tl.load(k_ptr + where[:, None] + dims[None, :], mask=take, other=0.0)
+        v = tl.load(v_ptr + where[:, None] + dims[None, :], mask=take, other=0.0)
+        seen = here[None, :] & (at[None, :] <= positions[:, None])
+        if WINDOW > 0:
+            seen = seen & (at[None, :] > positions[:, None] - WINDOW)
+        s = tl.where(seen, _scores(q, k, scale, SOFTCAP, EXACT), float("-inf"))
+        top = tl.maximum(best, tl.max(s, 1))
+        safe = tl.where(top > float("-inf"), top, 0.0)
+        p = tl.exp2(s - safe[:, None])
+        fade = tl.exp2(best - safe)
+        total = total * fade + tl.sum(p, 1)
+        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision=EXACT).to(tl.float32)
+        best = top
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def decode(
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, *,
+    scale: float, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """query [rows, heads, dim] -> the same; row i attends to its first `lengths[i]` tokens; one of length 0 gives zeros."""
+    rows, heads, dim = query.shape
+    kv_heads = keys.shape[2]
+    folds = heads // kv_heads
+    splits = num_splits(rows * kv_heads)
+    query = query.contiguous()
+    out = torch.empty_like(query)
+    part = query.new_empty((rows, heads, splits, dim) if splits > 1 else (1,), dtype=torch.float32)
+    sums = query.new_empty((rows, heads, splits) if splits > 1 else (1,), dtype=torch.float32)
+    _decode[(rows, kv_heads, splits)](
+        query, keys, values, table, lengths, out, part, sums,
+        scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2),
+        FOLDS=folds, ROWS=max(16, _power(folds)), DIM=dim, DIM_2=max(16, _power(dim)), BLOCK=BLOCK, PAGE=PAGE,
+        SPLITS=splits, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    if splits > 1:
+        _join[(rows * heads,)](part, sums, out, DIM=dim, DIM_2=max(16, _power(dim)), SPLITS=splits, num_warps=4)
+    return out
+
+
+def read(
+    query: Tensor, keys: Tensor, values: Tensor, plan: Any, *, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """query [tokens, heads, dim] of the rows of `plan` (see `paged.Reading`) -> the same."""
+    _, heads, dim = query.shape
+    query = query.contiguous()
+    out = torch.empty_like(query)
+    _read[(len(plan.tile_rows), heads)](
+        query, keys, values, plan.table, plan.tile_rows, plan.tile_queries, plan.starts, plan.past, out,
+        scale, plan.table.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), heads,
+        FOLDS=heads // keys.shape[2], DIM=dim, DIM_2=max(16, _power(dim)), TILE=plan.tile, BLOCK=BLOCK, PAGE=PAGE,
+        WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def num_splits(programs: int) -> int:
+    """Enough programs to fill a large GPU (a power of two; 1 where there are many chains)."""
+    splits = 1
+    while splits < 16 and programs * splits < 512:
+        splits *= 2
+    return splits
+
+
+def _precision(tensor: Tensor) -> str:
+    """float32 is multiplied as float32: the tensor cores' short form would cost four digits."""
+    return "ieee" if tensor.dtype == torch.float32 else "tf32"
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,299 @@
+"""The engine over pages says what the engine over slots says, and its books of pages always balance."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from agentfly.engines.local import paged
+from agentfly.engines.local.pages import PAGE, Pages
+from agentfly.engines.local.sampler import draw, draw_lanes
+from agentfly.errors import ConfigError
+from agentfly.types import Sampling
+
+from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until
+
+DRAWS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_p": 0.8},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1, "top_k": 20, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_chains_of_several_turns_are_those_of_the_slots(family: str) -> None:
+    model = make_model(family)
+
+    async def chain(engine: Any, number: int) -> list[Any]:
+        prompt = [*prompt_of(20), *prompt_of(5 + 3 * number, number)]
+        said = []
+        for turn in range(3):
+            options = {**DRAWS[number % len(DRAWS)], "seed": 10 * number + turn, "max_tokens": 6 + number}
+            completion = await ask(engine, prompt, f"chain {number}", **options)
+            temperature = options["temperature"] or 1.0
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids, temperature), 2e-4)
+            said.append((completion.token_ids, completion.stop))
+            prompt = [*prompt, *completion.token_ids, *prompt_of(7, turn + 50)]
+        engine.release(f"chain {number}")
+        return said
+
+    async def work(engine: Any) -> Any:
+        return await asyncio.gather(*(chain(engine, number) for number in range(9)))
+
+    ours = run(work, model, cache="pages", max_step_tokens=48, max_batch=6)
+    assert ours == run(work, model, max_step_tokens=48, max_batch=6)
+
+
+def test_siblings_read_the_full_pages_of_their_prompt_once() -> None:
+    model = make_model()
+    prompt = prompt_of(100)
+
+    async def work(engine: Any) -> Any:
+        chains = [ask(engine, prompt, f"chain {i}", temperature=1, seed=i, max_tokens=8) for i in range(8)]
+        return await asyncio.gather(*chains), engine.stats()
+
+    done, stats = run(work, model, cache="pages", max_step_tokens=32)
+    full = 99 // PAGE * PAGE
+    assert stats["shared_tokens"] == 7 * full
+    assert stats["prefilled_tokens"] == 99 + 7 * (99 - full)
+    for completion in done:
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
+
+
+def test_later_turns_read_only_what_is_new() -> None:
+    async def work(engine: Any) -> Any:
+        prompt, read = prompt_of(40), []
+        for turn in range(3):
+            before = engine.stats()["prefilled_tokens"]
+            completion = await ask(engine, prompt, "chain", temperature=0, max_tokens=8)
+            read.append(engine.stats()["prefilled_tokens"] - before)
+            prompt = [*prompt, *completion.token_ids, *prompt_of(10, turn + 1)]
+        return read
+
+    assert run(work, cache="pages") == [39, 10, 10]
+
+
+def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> None:
+    model = make_model()
+
+    async def work(engine: Any) -> Any:
+        asked = [ask(engine, prompt_of(30 + i, i), f"chain {i}", seed=i, max_tokens=40) for i in range(6)]
+        done = await asyncio.gather(*asked)
+        return [completion.token_ids for completion in done], engine.stats()["preempted"]
+
+    tight, preempted = run(work, model, cache="pages", kv_tokens=160, max_context=96)
+    roomy, _ = run(work, model, cache="pages", kv_tokens=4096, max_context=96)
+    assert preempted > 0
+    assert tight == roomy
+
+
+def test_stop_ids_and_stop_strings_end_a_reply_inside_a_round() -> None:
+    model = make_model()
+
+    async def work(engine: Any) -> Any:
+        whole = await ask(engine, prompt_of(12), temperature=1, seed=3, max_tokens=20)
+        third = whole.token_ids[2]
+        by_id = await ask(engine, prompt_of(12), temperature=1, seed=3, max_tokens=20, stop_ids=(third,))
+        text = engine.tokenizer.decode(whole.token_ids[:5])
+        by_text = await ask(engine, prompt_of(12), temperature=1, seed=3, max_tokens=20, stop=(text[-1],))
+        after = await ask(engine, [*prompt_of(12), *by_text.token_ids, 9, 9], "x", temperature=0, max_tokens=4)
+        return whole, by_id, by_text, after
+
+    whole, by_id, by_text, after = run(work, model, cache="pages")
+    assert by_id.token_ids == whole.token_ids[: whole.token_ids.index(whole.token_ids[2]) + 1]
+    assert by_id.stop == "stop"
+    assert by_text.stop == "stop"
+    assert by_text.token_ids == whole.token_ids[: len(by_text.token_ids)]
+    assert len(by_text.token_ids) <= 5
+    again = [*prompt_of(12), *by_text.token_ids, 9, 9]
+    assert close_to(after.logprobs, full_logprobs(model, again, after.token_ids))
+
+
+def test_new_weights_are_used_from_the_next_token_and_old_keys_never() -> None:
+    model = make_model()
+
+    async def work(engine: Any) -> Any:
+        prompt = prompt_of(40)
+        await ask(engine, prompt, "chain", temperature=0, max_tokens=8)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+        engine.publish(1)
+        return await ask(engine, prompt, "chain", temperature=0, max_tokens=8)
+
+    completion = run(work, model, cache="pages")
+    assert set(completion.versions) == {1}
+    assert close_to(completion.logprobs, full_logprobs(model, prompt_of(40), completion.token_ids))
+
+
+def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights() -> None:
+    model = make_model()
+
+    async def work(engine: Any) -> Any:
+        asked = asyncio.ensure_future(ask(engine, prompt_of(20), "chain", temperature=1, seed=1, max_tokens=200))
+        await until(lambda: engine.stats()["sampled_tokens"] > 10)
+        with engine.hold():
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.9)
+            engine.publish(1)
+        return await asked
+
+    completion = run(work, model, cache="pages", stop_ids=[])
+    first = completion.versions.index(1)
+    assert completion.versions == [0] * first + [1] * (len(completion.versions) - first)
+    now = full_logprobs(model, prompt_of(20), completion.token_ids)
+    assert close_to(completion.logprobs[first:], now[first:])
+
+
+def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_balanced() -> None:
+    model = make_model()
+    rng = random.Random(4)
+
+    async def chain(engine: Any, number: int) -> None:
+        prompt = [*prompt_of(rng.choice([10, 33, 64])), *prompt_of(rng.randint(1, 30), number)]
+        for turn in range(rng.randint(1, 4)):
+            asked = asyncio.ensure_future(ask(engine, prompt, f"s{number % 17}", seed=turn, max_tokens=rng.randint(1, 12)))
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() * 0.02)
+                asked.cancel()
+            try:
+                completion = await asked
+            except asyncio.CancelledError:
+                continue
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
+            cut = rng.randint(5, len(prompt)) if rng.random() < 0.2 else len(prompt)
+            prompt = [*prompt[:cut], *completion.token_ids, *prompt_of(rng.randint(1, 9), turn)]
+        engine.release(f"s{number % 17}")
+
+    async def work(engine: Any) -> None:
+        for _ in range(3):
+            await asyncio.gather(*(chain(engine, number) for number in range(40)))
+            await until(lambda: not engine._batch.busy and not engine._inbox)
+            engine._batch.slots.check()
+
+    run(work, model, cache="pages", kv_tokens=1200, max_context=160, max_batch=12, max_step_tokens=64)
+
+
+def test_pages_balance_under_ten_thousand_random_events() -> None:
+    rng = random.Random(7)
+    pages = Pages(24)
+    running: list[Any] = []
+    for event in range(10_000):
+        what = rng.random()
+        if what < 0.4 and len(running) < 6:
+            tokens = [rng.randrange(3) for _ in range(rng.randint(2, 60))]
+            if rng.random() < 0.7:
+                tokens[: len(tokens) // 2] = [1] * (len(tokens) // 2)
+            slot, source, count = pages.lend(tokens, rng.choice(["", "a", "b", "c"]))
+            if source is not None and source.tokens[:count] == tokens[:count] and source.cached >= count:
+                pages.share(slot, source, count)
+            running.append(slot)
+        elif what < 0.7 and running:
+            slot = rng.choice(running)
+            length = min(len(slot.tokens), slot.cached + rng.randint(1, 20))
+            if pages.grow(slot, length):
+                writes = {slot.pages[at // PAGE] for at in range(slot.cached, length)}
+                assert all(pages._holders[page] == 1 for page in writes), "a page that others read was written"
+                slot.cached = length
+        elif what < 0.9 and running:
+            slot = running.pop(rng.randrange(len(running)))
+            pages.give_back(slot) if rng.random() < 0.7 else pages.drop(slot)
+        elif what < 0.95:
+            pages.release(rng.choice("abc"))
+        elif what < 0.96:
+            pages.forget()
+        if event % 7 == 0:
+            pages.check()
+    for slot in running:
+        pages.give_back(slot)
+    for session in "abc":
+        pages.release(session)
+    pages.forget()
+    pages.check()
+    assert pages.num_free == 23
+
+
+def test_lanes_draw_what_rows_draw() -> None:
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(len(DRAWS) * 8, 50)
+    samplings = [Sampling(**DRAWS[i % len(DRAWS)]) for i in range(len(logits))]
+    uniforms = torch.rand(len(logits))
+    want_ids, want = draw(logits, samplings, uniforms.tolist())
+    temperature, top_p, min_p = (
+        torch.tensor([getattr(s, name) for s in samplings]) for name in ("temperature", "top_p", "min_p")
+    )
+    top_k = torch.tensor([s.top_k for s in samplings])
+    ids, logprobs = draw_lanes(logits, uniforms, temperature, top_k, top_p, min_p)
+    assert ids.tolist() == want_ids
+    assert close_to(logprobs.tolist(), want, 1e-5)
+    plain = [i for i, s in enumerate(samplings) if s.top_k == 0 and s.top_p == 1.0 and s.min_p == 0.0]
+    ids, _ = draw_lanes(logits[plain], uniforms[plain], temperature[plain], None, top_p[plain], min_p[plain])
+    assert ids.tolist() == [want_ids[i] for i in plain]
+
+
+def test_an_unknown_cache_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'slots' or 'pages'"):
+        run(lambda engine: asyncio.sleep(0), cache="books")
+
+
+KERNELS = """
+import torch
+from agentfly.engines.local import kernels, paged
+torch.manual_seed(0)
+for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
+    for window, softcap in ((None, None), (20, None), (None, 5.0)):
+        pools = paged.Pools(40, [(torch.zeros(1, kv_heads, 1, dim),) * 2])
+        keys, values = pools.layers[0]
+        keys.normal_(), values.normal_()
+        table = torch.randint(1, 40, (3, 12), dtype=torch.int32)
+        lengths = torch.tensor([150, 0, 37], dtype=torch.int32)
+        options = dict(scale=dim**-0.5, window=window, softcap=softcap)
+        query = torch.randn(3, heads, dim)
+        for splits in (1, 4):
+            kernels.num_splits = lambda _: splits
+            got = kernels.decode(query, keys, values, table, lengths, **options)
+            want = paged.decode_plainly(query, keys, values, table, lengths, **options)
+            assert (got - want).abs().max() < 1e-5
+        rows = [(table[0].tolist(), 70, 75), (table[2].tolist(), 0, 5), (table[1].tolist(), 33, 1)]
+        plan = paged.Reading(pools, rows, torch.device("cpu"))
+        query = torch.randn(81, heads, dim)
+        got = kernels.read(query, keys, values, plan, **options)
+        assert (got - paged.read_plainly(query, keys, values, plan, **options)).abs().max() < 1e-5
+print("equal")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_compute_what_torch_computes() -> None:
+    """In Triton's interpreter, which needs no GPU; a process of its own, because it is chosen before the first import."""
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
+
+
+def test_a_lane_without_tokens_gives_zeros() -> None:
+    pools = paged.Pools(3, [(torch.ones(1, 2, 1, 8),) * 2])
+    keys, values = pools.layers[0]
+    values.normal_()
+    query = torch.randn(2, 4, 8)
+    table = torch.tensor([[1], [2]], dtype=torch.int32)
+    out = paged.decode_plainly(query, keys, values, table, torch.tensor([3, 0]), scale=1.0, window=None, softcap=None)
+    assert torch.isfinite(out).all()
+    assert out[1].abs().max() == 0
+    assert out[0].abs().max() > 0
