@@ -1,0 +1,117 @@
+"""`AlfWorld`: one household for one chain, as an environment.
+
+In: actions, as text. Out: what the original engine says, and `done` when the task is won. An action that is not possible here,
+whatever it holds (100 kB, control characters), gives "Nothing happens." After the end every action is refused; `reset` opens
+the game of a task, `restart` the same one again. Games are shared between instances, so an instance is a few hundred bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ...errors import WorldError
+from ...resources.env import Cost, Environment
+from ...types import Task, ToolResult
+from .engine import NOTHING, State
+from .oracle import plan
+from .tasks import easy_alfworld_tasks, open_game
+
+OVER = "The game is over: the task is done, and no action counts any more."
+
+
+class AlfWorld(Environment):
+    """A household in text: go to receptacles, open them, take, clean, heat, cool and move things, until the task is done."""
+
+    cost: ClassVar[Cost] = Cost(cpu=0.001, memory_mb=0.1, start_s=0.001)
+    reusable: ClassVar[bool] = True
+    max_chains: ClassVar[int] = 1
+    placement: ClassVar[str] = "loop"
+    task_set: ClassVar[str] = "alfworld"
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_idle = 0
+        """Actions to which nothing happened."""
+        self.best = self._base = 0.0
+        self._state: State | None = None
+
+    async def reset(self, task: Task) -> str:
+        """Open the task's game: the room and the objective."""
+        return self._begin(State(open_game(task.fields)))
+
+    async def restart(self) -> ToolResult:
+        """Begin the same game again; not once it is won."""
+        if self.done:
+            return ToolResult(observation=OVER, error="bad_arguments")
+        return ToolResult(observation=self._begin(State(self.state.game)))
+
+    async def step(self, action: str) -> ToolResult:
+        """Do one thing: what comes back, and whether the task is done."""
+        state = self.state
+        if state.won:
+            return ToolResult(observation=OVER, error="bad_arguments")
+        said = state.step(action)
+        self.num_steps += 1
+        if said == NOTHING:
+            self.num_idle += 1
+        else:
+            self.best = max(self.best, (state.progress() - self._base) / (1.0 - self._base))
+        return ToolResult(observation=said, done=state.won)
+
+    async def admissible(self) -> list[str]:
+        """Every action that is possible now, in the original's order; none after the end."""
+        return [] if self.done else self.state.admissible()
+
+    async def objective(self) -> str:
+        return self.state.game.objective
+
+    async def score(self) -> float:
+        """1 once the task is done."""
+        return float(self.done)
+
+    async def progress(self) -> float:
+        """The largest share of the task's stages that was reached: the thing in hand, treated, placed. 1 is done."""
+        return self.best
+
+    async def state_key(self) -> str:
+        """A digest of the state, equal where two chains of one task stand in the same state."""
+        return self.state.key()
+
+    @property
+    def done(self) -> bool:
+        return self._state is not None and self._state.won
+
+    @property
+    def state(self) -> State:
+        if self._state is None:
+            raise WorldError("no game of ALFWorld is open: call reset first")
+        return self._state
+
+    async def close(self) -> None:
+        self._state = None
+
+    def healthy(self) -> bool:
+        return True
+
+    def _begin(self, state: State) -> str:
+        self._state, self.num_steps, self.num_idle, self.best = state, 0, 0, 0.0
+        self._base = state.progress()  # of two things that belong somewhere, one may lie there already: nobody earned that
+        return f"{state.game.room}\n{state.game.objective}"
+
+    @staticmethod
+    def conformance() -> dict[str, Any]:
+        """How `check_env` plays it: the oracle must win three tasks, random moves must not."""
+        from ...data import load_tasks
+        from .tasks import alfworld_tasks
+
+        async def play(env: AlfWorld, task: Task) -> None:
+            for command in plan(State(open_game(task.fields))) or ():
+                await env.step(action=command)
+
+        verbs = ["look", "inventory", "go to desk 1", "go to shelf 1", "go to countertop 1", "go to bed 1", "open drawer 1"]
+        return {
+            "tasks": load_tasks([*easy_alfworld_tasks("test", 2), *alfworld_tasks("test", 1)]),
+            "actions": lambda rng, seen: ("step", {"action": rng.choice(verbs)}),
+            "solver": play,
+            "do_nothing": lambda env, task: None,
+        }

@@ -1,0 +1,180 @@
+"""Game files in, games out: the published `game.tw-pddl` files in their standard folders, and JSONL files of many games.
+
+    $ALFWORLD_DATA/json_2.1.1/<split>/<task>/<trial>/game.tw-pddl      JSON: pddl_problem, grammar, walkthrough, solvable
+    $ALFWORLD_DATA/games_<split>.jsonl or .jsonl.gz                    a game a line: game, task, pddl_problem, walkthrough
+
+A game is named by where it stands: the path of its file, or `file.jsonl#line`. `load_game` opens it again from that name alone,
+in any process. What is missing or malformed is named with its line. As in ALFWorld, games about slices and movable receptacles,
+and games marked as unsolvable, are left out. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, DataError
+from .game import Game, read_problem
+from .goal import read_goal
+from .wording import sentences
+
+SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
+SPLITS |= {name: name for name in SPLITS.values()}
+"""What a split is called elsewhere, and in the files."""
+VARIABLE = "ALFWORLD_DATA"
+FOLDER = "json_2.1.1"
+FILE = "game.tw-pddl"
+KEPT_GAMES, KEPT_FILES = 512, 4
+_TASK = re.compile(r'"Your task is to: ([^"]*?)\.?"')
+_LEFT_OUT = ("movable", "Sliced")
+
+
+def find_games(split: str, path: str | Path | None = None) -> list[str]:
+    """The names of a split's games, in the order of their files. `path` is a folder as in the docstring, or a JSONL file."""
+    if split not in SPLITS:
+        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
+    root = data_folder(path)
+    if root.is_file():
+        return [f"{root}#{number}" for number in _lines_of(root)]
+    name = SPLITS[split]
+    for file in (root / f"games_{name}.jsonl", root / f"games_{name}.jsonl.gz"):
+        if file.is_file():
+            return [f"{file}#{number}" for number in _lines_of(file)]
+    for folder in (root / FOLDER / name, root / name):
+        if folder.is_dir():
+            found = [str(file) for file in sorted(folder.glob(f"*/*/{FILE}")) if _is_played(str(file.relative_to(folder)))]
+            if not found:
+                raise DataError(f"{folder}: there is no <task>/<trial>/{FILE} in it")
+            return found
+    raise DataError(f"{root}: there is neither {FOLDER}/{name}/ nor games_{name}.jsonl(.gz) in it")
+
+
+def data_folder(path: str | Path | None = None) -> Path:
+    """Where the games are: what was given, else `$ALFWORLD_DATA`, else where ALFWorld's own download puts them."""
+    given = path or os.environ.get(VARIABLE)
+    root = Path(given).expanduser() if given else Path.home() / ".cache" / "alfworld"
+    if not root.exists():
+        what = "no such file or folder" if given else "the games of ALFWorld are not there"
+        raise DataError(
+            f"{root}: {what}; set {VARIABLE} to the folder that holds {FOLDER}, or to one with games_train.jsonl.gz"
+        )
+    return root.resolve()
+
+
+def load_game(name: str) -> Game:
+    """A game by its name; the last few hundred are kept."""
+    file, _, line = name.rpartition("#") if "#" in name else (name, "", "")
+    path = Path(file)
+    if not (file.endswith((".jsonl", ".jsonl.gz")) and line.isdigit()) and path.name != FILE:
+        raise DataError(f"unknown game {name[:200]!r}: it is neither the path of a {FILE} nor FILE.jsonl#LINE")
+    try:
+        stamp = path.stat().st_mtime_ns
+    except (OSError, ValueError):
+        raise DataError(f"{file}: no such file") from None
+    return _load(name, file, int(line or 0), stamp)
+
+
+@lru_cache(maxsize=KEPT_GAMES)
+def _load(name: str, file: str, line: int, stamp: int) -> Game:
+    path = Path(file)
+    if not line:
+        with _named(path):
+            data = path.read_bytes()
+        return _read_row(_parse(data, str(path)), name, str(path))
+    packed = _file(file, stamp)
+    if line not in packed:
+        raise DataError(f"unknown game {name!r}: {path.name} has no game on line {line}")
+    where = f"{path}: line {line}"
+    return _read_row(_parse(zlib.decompress(packed[line]), where), name, where)
+
+
+def _read_row(row: Any, name: str, where: str) -> Game:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a game is an object with fields, this is a {type(row).__name__}")
+    problem = row.get("pddl_problem")
+    if not isinstance(problem, str):
+        have = ", ".join(map(str, row)) or "none"
+        raise DataError(f"{where}: a game needs the text field 'pddl_problem'; its fields: {have}")
+    walkthrough = row.get("walkthrough") or ()
+    if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
+        raise DataError(f"{where}: 'walkthrough' must be a list of commands")
+    return read_problem(problem, _id(row, name), _task(row, problem, where), where, walkthrough)
+
+
+def _task(row: dict[str, Any], problem: str, where: str) -> str:
+    """The sentence of the task: the row's own, else the one in the grammar, else one made from the goal."""
+    task = row.get("task")
+    if task is None:
+        found = _TASK.search(str(row.get("grammar", "")))
+        task = found[1] if found and "{" not in found[1] and "UNKNOWN" not in found[1] else None
+    if task is None:
+        goal = problem.lower().rpartition("(:goal")[2]
+        return sentences(read_goal(goal, where))[0]
+    if not isinstance(task, str) or not task.strip():
+        raise DataError(f"{where}: 'task' must be a non-empty string")
+    return task.strip().removesuffix(".")
+
+
+def _id(row: dict[str, Any], name: str) -> str:
+    """`<split>/<task>/<trial>`: the row's own, or the last three folders."""
+    given = row.get("game")
+    if isinstance(given, str) and given:
+        return given
+    return name if "#" in name else "/".join(Path(name).parts[-4:-1])
+
+
+def _is_played(name: str) -> bool:
+    return not any(word in name for word in _LEFT_OUT)
+
+
+def _lines_of(path: Path) -> Iterator[int]:
+    """The lines of a file whose games are played."""
+    for number, packed in _file(str(path), path.stat().st_mtime_ns).items():
+        where = f"{path}: line {number}"
+        row = _parse(zlib.decompress(packed), where)
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: a game is an object with fields, this is a {type(row).__name__}")
+        if row.get("solvable", True) is not False and _is_played(str(row.get("game", ""))):
+            yield number
+
+
+@lru_cache(maxsize=KEPT_FILES)
+def _file(file: str, stamp: int) -> dict[int, bytes]:
+    """Every line of a file, packed: a game is 40 kB of text, and a file has thousands."""
+    packed: dict[int, bytes] = {}
+    path = Path(file)
+    with _named(path), gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                packed[number] = zlib.compress(line)
+    if not packed:
+        raise DataError(f"{file}: the file has no games")
+    return packed
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A file that cannot be read is named."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a readable file: {error}") from error
+
+
+def _parse(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON: {error}") from error

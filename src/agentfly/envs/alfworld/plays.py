@@ -1,0 +1,101 @@
+"""Commands that win a game without knowing where things are: a state in, a way to look for things out.
+
+The oracle walks straight to a thing it cannot have seen; who learns from it learns to guess. Here a place is visited and looked
+into before anything is taken from it, and what was seen on the way is remembered. `listed_order` looks into receptacles as the
+room lists them, those that the task names last; `plausible_order` draws receptacles in which the thing could be, and finds it
+after at most so many misses: what a person who knows houses does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from .engine import State
+from .oracle import Work
+
+Order = Callable[[Work, set[int], Sequence[int]], int | None]
+"""The work so far, the receptacles looked into, and the things that are wanted: the receptacle to look into next."""
+
+
+def searched(state: State, order: Order) -> list[str] | None:
+    """Commands that win, each justified by what was seen before it; None where the order ends before the things are found."""
+    search = _Search(state, order)
+    things, targets, lamps = state.game.goals
+    if state.game.goal.lamp:
+        won = search.take(things) and search.light(lamps)
+    else:
+        target = min(targets, key=search.work.distance, default=-1)
+        won = target >= 0 and all(search.deliver(things, target) for _ in range(state.game.goal.count))
+    return search.work.commands if won or search.work.state.won else None
+
+
+def listed_order(work: Work, looked: set[int], wanted: Sequence[int]) -> int | None:
+    """In the order in which the room is described; targets and appliances of the task after all others."""
+    receptacles, marks = work.game.receptacles, work.game.goal.marks
+    named = {*work.game.goals[1], *(number for number, item in enumerate(receptacles) if item.appliance & marks)}
+    left = [number for number in range(len(receptacles)) if number not in looked]
+    return min(left, key=lambda number: (number in named, number), default=None)
+
+
+def plausible_order(rng: random.Random, max_misses: int) -> Order:
+    """Draws receptacles that could hold the thing; after `max_misses` in vain, goes to where it is."""
+    misses = [max_misses]
+
+    def choose(work: Work, looked: set[int], wanted: Sequence[int]) -> int | None:
+        there = [number for number, row in enumerate(work.state.contents) if number not in looked and set(row) & set(wanted)]
+        if not there:
+            return None
+        kinds = {work.game.things[thing].kind for thing in wanted}
+        holding = {place for place, kind in work.game.fits if kind in kinds}
+        fitting = [number for number, item in enumerate(work.game.receptacles) if item.kind in holding and number not in looked]
+        chosen = rng.choice(fitting) if fitting and misses[0] > 0 else rng.choice(there)
+        misses[0] -= chosen not in there
+        return chosen
+
+    return choose
+
+
+class _Search:
+    """Work that takes only what it has seen. A method says whether it could be done; all stop once the game is won."""
+
+    def __init__(self, state: State, order: Order) -> None:
+        self.work, self.order = Work(state), order
+        self.looked: set[int] = set()
+
+    def find(self, things: Sequence[int]) -> tuple[int, int] | None:
+        """A thing that lies in a receptacle that was looked into, and that receptacle."""
+        work = self.work
+        while True:
+            for number in sorted(self.looked, key=work.distance):
+                for thing in things:
+                    if thing in work.state.contents[number]:
+                        return thing, number
+            following = self.order(work, self.looked, things)
+            if following is None:
+                return None
+            work.go(following, reach=True)
+            self.looked.add(following)
+
+    def take(self, things: Sequence[int], unlike: int = -1) -> bool:
+        found = self.find([thing for thing in things if thing != self.work.state.held])
+        return found is not None and self.work.fetch(found[0], unlike)
+
+    def deliver(self, things: Sequence[int], target: int) -> bool:
+        """One more thing to the target, treated first."""
+        if self.work.state.won:
+            return True
+        left = [thing for thing in things if not self.work.state.counts(thing, target)]
+        if not self.take(left, unlike=target) or not self.work.treat(self.work.state.held, again=True):
+            return False
+        return self.work.state.won or self.work.put(self.work.state.held, target)
+
+    def light(self, lamps: Sequence[int]) -> bool:
+        found = self.find(lamps)
+        if found is None:
+            return False
+        lamp, number = found
+        self.work.go(number)
+        if not self.work.state.won:
+            self.work.do(f"use {self.work.game.things[lamp].name}")
+        return self.work.state.won

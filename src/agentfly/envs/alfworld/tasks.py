@@ -1,0 +1,84 @@
+"""Task sets: a split, a count and a seed in, rows `{"id", "question", "game", "kind"}` out.
+
+    alfworld         generated households of all sizes and the six kinds of task
+    easy_alfworld    three or four receptacles, three to six commands
+    alfworld_games   the published games, from `$ALFWORLD_DATA` (see loaders.py): "validation" is valid_seen, "test" is
+                     valid_unseen
+
+`question` is what the agent sees first; `game` names the game, which `open_game` opens again. A generated game belongs to
+exactly one split, whatever the seed: the split is a hash of what the agent sees first, so that no question is in two.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError, DataError
+from .game import Game, read_problem
+from .homes import make
+from .loaders import find_games, load_game
+
+SPLITS = ("train", "validation", "test")
+DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
+MAX_COUNT = 10_000
+NUMBERS = 1 << 40
+_MADE = re.compile(r"(home|easy)-(\d{1,15})")
+
+
+def alfworld_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Generated households: find a thing, clean, heat or cool it, and put it somewhere; look at it under a lamp; put two."""
+    return _generated("home", split, count, seed)
+
+
+def easy_alfworld_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Small generated households whose tasks take three to six commands, such as "put a pen in desk"."""
+    return _generated("easy", split, count, seed)
+
+
+def alfworld_games(split: str, count: int | None = None, seed: int = 0, path: str | Path | None = None) -> list[dict[str, Any]]:
+    """The published games of ALFWorld, from the folder that $ALFWORLD_DATA names, in a seeded order."""
+    names = find_games(split, path)
+    # Files are sorted by the kind of task: without a shuffle the first of them would all be of one kind.
+    random.Random(f"alfworld games {seed}").shuffle(names)
+    return [row_of(load_game(name), name) for name in names[:count]]
+
+
+def row_of(game: Game, name: str) -> dict[str, Any]:
+    return {"id": game.id, "question": f"{game.room}\n{game.objective}", "game": name, "kind": game.goal.kind}
+
+
+def open_game(fields: Any) -> Game:
+    """The game of a row: its `game`, or, where it has one, the `pddl_problem` that it carries itself."""
+    name, problem = fields.get("game"), fields.get("pddl_problem")
+    if isinstance(problem, str):
+        label = str(name or "given")
+        return read_problem(problem, label, str(fields.get("task") or "").removesuffix("."), f"game {label!r}")
+    if not isinstance(name, str) or not name:
+        raise DataError("a task of ALFWorld has the field 'game' (a name of its task sets) or 'pddl_problem'")
+    made = _MADE.fullmatch(name)
+    return make(made[1], int(made[2])) if made else load_game(name)
+
+
+def split_of(game: Game) -> str:
+    """The one split that a generated game belongs to: 80 % train, 10 % validation, 10 % test."""
+    bucket = zlib.crc32(f"{game.room}\n{game.task}".encode()) % 10
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+
+
+def _generated(size: str, split: str, count: int | None, seed: int) -> list[dict[str, Any]]:
+    if split not in SPLITS:
+        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
+    wanted = DEFAULT_COUNTS[split] if count is None else count
+    if not 1 <= wanted <= MAX_COUNT:
+        raise ConfigError(f"tasks: count must be from 1 to {MAX_COUNT}, not {count}.")
+    rng = random.Random(f"alfworld {size} {split} {seed}")
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < wanted:
+        game = make(size, rng.randrange(NUMBERS))
+        if split_of(game) == split:
+            rows[game.id] = row_of(game, game.id)
+    return list(rows.values())
