@@ -1,0 +1,111 @@
+"""The task sets of the search world: a split, a count and a seed in, rows out.
+
+    encyclopaedia      one- and two-hop questions about the invented world
+    easy_search        the same about the small world, for small models
+    search_questions   questions of a file: `$SEARCH_DATA` is the file, or a folder with passages and questions
+
+Rows have `question`, `answer`, `gold_titles` (the pages that hold the answer), `hops`, `kind` and `corpus` (what is searched);
+generated ones also `given`, for the solver. A question belongs to one split, whatever the seed: the seed orders and draws.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ConfigError, DataError
+from .easy import easy_questions
+from .loaders import load_questions
+from .questions import Question, all_questions
+
+Split = Literal["train", "validation", "test"]
+SPLITS = ("train", "validation", "test")
+OTHER_NAMES = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+DEFAULT_COUNTS = {"train": 4000, "validation": 200, "test": 400}
+
+
+def encyclopaedia(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Questions about an invented world, such as "Which river flows through the town where Mael Dorn was born?"."""
+    _check(split)
+    return _rows([each for each in all_questions() if each.split == split], "encyclopaedia", split, count, seed)
+
+
+def easy_search(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Short questions with short pages, such as "What is the city of the friend of Bolo?"."""
+    _check(split)
+    return _rows(easy_questions(split), "easy_search", split, count, seed)
+
+
+def search_questions(
+    split: Split, count: int | None = None, seed: int = 0, path: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """Questions of a HotpotQA-, NQ- or 2Wiki-shaped file: `$SEARCH_DATA`, or `path`.
+
+    A folder holds `train.jsonl`, `validation.jsonl` and `test.jsonl` (or one `questions.jsonl`, which is then split by a hash
+    of the question), and `passages.jsonl`, which becomes the corpus of its rows; each may be gzipped.
+    """
+    _check(split)
+    given = path or os.environ.get("SEARCH_DATA")
+    if not given:
+        raise ConfigError("search_questions needs a file or folder: set SEARCH_DATA, or give `path`")
+    place = Path(given).expanduser()
+    if not place.exists():
+        raise DataError(f"{place}: no such file or folder of questions")
+    file, whole, corpus = (place, True, None) if place.is_file() else _in_folder(place, split)
+    rows = load_questions(file)
+    if whole:
+        rows = [row for row in rows if _bucket(row["question"]) == split]
+    if corpus is not None:
+        rows = [{"corpus": str(corpus), **row} for row in rows]
+    random.Random(f"questions {split} {seed}").shuffle(rows)
+    if not rows:
+        raise DataError(f"{file}: no question of it belongs to the split {split!r}")
+    return rows if count is None else rows[:count]
+
+
+def _rows(pool: Sequence[Question], corpus: str, split: str, count: int | None, seed: int) -> list[dict[str, Any]]:
+    wanted = min(DEFAULT_COUNTS[split], len(pool)) if count is None else count
+    if not 1 <= wanted <= len(pool):
+        raise ConfigError(f"tasks: {corpus} has {len(pool):,} questions of the split {split!r}, so count cannot be {count}.")
+    drawn = random.Random(f"{corpus} {split} {seed}").sample(pool, wanted)
+    return [
+        {
+            "question": each.text,
+            "answer": each.answer,
+            "gold_titles": list(each.pages),
+            "hops": each.hops,
+            "kind": each.kind,
+            "corpus": corpus,
+            "given": {"path": list(each.path)},
+        }
+        for each in drawn
+    ]
+
+
+def _in_folder(folder: Path, split: str) -> tuple[Path, bool, Path | None]:
+    """The file of a split, whether it holds all splits, and the passages beside it."""
+
+    def first(*stems: str) -> Path | None:
+        return next((file for stem in stems for end in SUFFIXES if (file := folder / f"{stem}{end}").is_file()), None)
+
+    corpus = first("passages", "corpus")
+    if (file := first(*OTHER_NAMES[split])) is not None:
+        return file, False, corpus
+    if (file := first("questions")) is not None:
+        return file, True, corpus
+    raise DataError(f"{folder}: holds neither {split}.jsonl nor questions.jsonl (or .json, or gzipped)")
+
+
+def _bucket(question: str) -> str:
+    bucket = zlib.crc32(question.encode()) % 10
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+
+
+def _check(split: str) -> None:
+    if split not in SPLITS:
+        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")

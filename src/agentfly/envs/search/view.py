@@ -1,0 +1,79 @@
+"""What a model reads: hits and passages in, text out; and which queries can be searched for at all.
+
+    [276] Dostoth Nuskias: Dostoth Nuskias, born in Vultport in 1644, was a noted playwright. She learned ...
+
+Titles and texts are shown on one line each, long ones cut, without control characters. A query that cannot be searched is
+refused in one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ...tools.text import clean
+from .retrieval import Hit, Passage
+
+MAX_QUERY = 1_000
+MAX_ID = 2_000
+NOTHING = "Nothing was found. Try other words."
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def read_query(query: Any) -> tuple[str, str]:
+    """The query on one line, or why it cannot be searched for."""
+    if not isinstance(query, str):
+        return "", f"The query must be text, not {type(query).__name__}."
+    if len(query) > MAX_QUERY:
+        return "", f"The query has {len(query):,} characters; at most {MAX_QUERY:,} can be searched for. Use a few words."
+    text = one_line(query)
+    return (text, "") if text else ("", "The query is empty. Write what to search for.")
+
+
+def read_id(id: Any) -> tuple[str, str]:  # noqa: A002
+    """An id as it was shown, brackets apart, or why it is none."""
+    if isinstance(id, bool) or not isinstance(id, str | int):
+        return "", f"The id must be one of those in brackets, not {type(id).__name__}."
+    text = str(id)
+    if len(text) > MAX_ID:
+        return "", f"The id has {len(text):,} characters, which no id has."
+    text = one_line(text)
+    text = text[1:-1].strip() if text.startswith("[") and text.endswith("]") else text
+    return (text, "") if text else ("", "The id is empty. Give one of those that a search shows in brackets.")
+
+
+def show_hits(hits: Sequence[Hit], *, ids: bool = True, cut: int = 300) -> str:
+    """One line per hit; with `ids` its id and title stand before its text."""
+    if not hits:
+        return NOTHING
+    return "\n".join(_line(hit.passage, ids, cut) for hit in hits)
+
+
+def show_passage(passage: Passage, cut: int) -> str:
+    """The whole passage, up to `cut` characters of text."""
+    title = one_line(passage.title)
+    lines = [one_line(line) for line in passage.text.split("\n")]
+    text = shorten("\n".join(line for line in lines if line), cut)
+    return f"{title}\n{text}" if title else text
+
+
+def one_line(text: str) -> str:
+    return " ".join(_CONTROL.sub(" ", clean(text)).split())
+
+
+def shorten(text: str, length: int) -> str:
+    """At most `length` characters, cut between words where that is near."""
+    if len(text) <= length:
+        return text
+    cut = text[:length]
+    space = cut.rfind(" ")
+    return f"{(cut[:space] if space > length * 0.8 else cut).rstrip()} ..."
+
+
+def _line(passage: Passage, ids: bool, cut: int) -> str:
+    text = shorten(one_line(passage.text), cut)
+    if not ids:
+        return text
+    title = one_line(passage.title)
+    return f"[{passage.id}] {title}: {text}" if title else f"[{passage.id}] {text}"
