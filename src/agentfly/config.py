@@ -50,7 +50,7 @@ class AgentSettings:
     on_invalid_call: Literal["continue", "end", "raise"] = _key("continue", "unknown tool or bad arguments")
     on_tool_error: Literal["continue", "end", "raise"] = _key("continue", "a tool that raised or ran out of time")
     success_at: float = _key(1.0, "a reward of at least this counts as success")
-    engine: str | dict[str, Any] = _key({}, '"local", "vllm" or "openai", or a table: its `kind` and options, such as max_batch')
+    engine: str | dict[str, Any] = _key({}, '"local", "vllm" or "openai", or a table: `kind` and its options, as max_batch')
     options: dict[str, Any] = _key({}, "further arguments of the agent's class, such as parser")
 
 

@@ -82,6 +82,17 @@ def test_an_engine_with_old_or_foreign_weights_is_noticed() -> None:
         ledger.check_published(SimpleNamespace(version=4, model=object()), learner)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("proof", [None, SimpleNamespace(version=3)])
+def test_an_engine_with_weights_of_its_own_must_have_proven_them(proof: object) -> None:
+    ledger = Ledger(max_logprob_gap=0.05, max_failed_share=0.5)
+    learner = SimpleNamespace(version=4, model=object())
+    engine = SimpleNamespace(version=4, model=learner.model, proof=SimpleNamespace(version=4))
+    ledger.check_published(engine, learner)  # type: ignore[arg-type]
+    engine.proof = proof
+    with pytest.raises(InvariantError, match="nothing proves that the engine samples from version 4"):
+        ledger.check_published(engine, learner)  # type: ignore[arg-type]
+
+
 def test_a_mask_that_misses_a_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentfly.learn.samples import to_samples
     from agentfly.training import ledger

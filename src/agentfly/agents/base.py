@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from ..data import check_fields, load_tasks
-from ..engines import open_engine
+from ..engines import engine_options, open_engine
 from ..errors import ConfigError
 from ..resources import Budget, ResourceManager, Spec, spec_of
+from ..resources.env import check_settings
 from ..rewards import Reward, as_reward
-from ..rollout import Limits, Plan, prepare, run_chains
+from ..rollout import Limits, Plan, controller, prepare, run_chains
 from ..rollout.chain import Policy
 from ..tools import Tool, as_tool
 from ..types import (
@@ -47,7 +48,8 @@ class BaseAgent:
 
     `model` is a name ("pocket", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools` are decorated
     functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a class or
-    function that makes the environment of one chain. The three `on_...` policies are "continue" (tell the model), "end"
+    function that makes the environment of one chain. `engine` is "local", "vllm" or "openai", or a table of `kind` and
+    the engine's options. The three `on_...` policies are "continue" (tell the model), "end"
     (the chain) or "raise".
     """
 
@@ -73,7 +75,7 @@ class BaseAgent:
         on_invalid_call: Policy = "continue",
         on_tool_error: Policy = "continue",
         renderer: Renderer | None = None,
-        engine: Mapping[str, Any] | None = None,
+        engine: str | Mapping[str, Any] | None = None,
         resources: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
@@ -94,7 +96,7 @@ class BaseAgent:
                 raise ConfigError(f"{name} is 'continue', 'end' or 'raise', not {getattr(self, name)!r}")
         if isinstance(model, (str, Path)) and str(model).strip() == "":
             raise ConfigError("the model's name is empty")
-        self._engine_options = dict(engine or {})
+        self.engine_options = engine_options(engine)
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
 
@@ -168,36 +170,51 @@ class BaseAgent:
         """The plan with a resource manager behind it, where the agent, its tools or its reward use environments."""
         kinds = self._kinds(max_concurrency)
         if not kinds:
-            yield plan
+            yield replace(plan, admission=controller(plan, max_concurrency))
             return
-        budget = Budget(cpu=self.resources.get("cpu"), memory_mb=self.resources.get("memory_mb"))
-        async with ResourceManager(budget, *kinds) as manager:
-            yield replace(plan, manager=manager, env_kind=self.env.name if self.env else None)
+        async with ResourceManager(self._budget, *kinds) as manager:
+            names = tuple(kind.name for kind in kinds)
+            ready = replace(plan, manager=manager, env_kind=self.env.name if self.env else None, kinds=names)
+            yield replace(ready, admission=controller(ready, max_concurrency))
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(cpu=self.resources.get("cpu"), memory_mb=self.resources.get("memory_mb"))
 
     def _kinds(self, max_concurrency: int) -> list[Spec]:
         """Every kind of environment in use, with the size of its pool: what was set, else one for each chain in flight."""
         found: dict[Any, Spec] = {} if self.env is None else {self.env.make: self.env}
         sizes: dict[type, dict[str, int]] = {}
         for tool in self.tools.values():
-            sizes |= tool.pools
+            for kind, asked_for in tool.pools.items():
+                known = sizes.setdefault(kind, {})
+                if any(known.get(key, size) != size for key, size in asked_for.items()):
+                    raise ConfigError(
+                        f"tools ask for pools of {known['max']} and {asked_for['max']} {kind.__name__}: all of them use one "
+                        f"pool, so give one pool_size"
+                    )
+                known |= asked_for
         asked = [kind for tool in self.tools.values() for kind in tool.envs]
         for kind in [*asked, *(self.reward.envs if self.reward else ())]:
             found.setdefault(kind, spec_of(kind))
         pools = self.resources.get("pools", {})
         if unknown := set(pools) - {spec.name for spec in found.values()}:
-            known = ", ".join(spec.name for spec in found.values()) or "none"
-            raise ConfigError(f"resources.pools names {sorted(unknown)[0]!r}, but the environments in use are: {known}")
+            names = ", ".join(spec.name for spec in found.values()) or "none"
+            raise ConfigError(f"resources.pools names {sorted(unknown)[0]!r}, but the environments in use are: {names}")
         made = []
         for kind, spec in found.items():
             settings = {**sizes.get(kind, {}), **pools.get(spec.name, {})}
             if spec.max is None and "max" not in settings and settings.get("placement", spec.placement) == "loop":
-                settings["max"] = max_concurrency
+                settings["max"] = max(1, min(max_concurrency, self._budget.holds(settings.get("cost", spec.cost))))
             made.append(spec_of(spec, **settings))
         return made
 
     def _check_resources(self) -> None:
         if unknown := set(self.resources) - {"cpu", "memory_mb", "pools"}:
             raise ConfigError(f"resources has no key {sorted(unknown)[0]!r}; it has cpu, memory_mb and pools")
+        for name, settings in self.resources.get("pools", {}).items():
+            check_settings(name, settings)
+        self._kinds(1)  # a pool that nothing uses, or whose options do not fit, is refused before anything starts
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Every row has what the reward and the tools ask for: an error now, not at step 400."""
@@ -256,7 +273,7 @@ class BaseAgent:
 
     def _open(self) -> tuple[Engine, Renderer | None]:
         if self._opened is None:
-            engine, renderer = open_engine(self.model, **self._engine_options)
+            engine, renderer = open_engine(self.model, **self.engine_options)
             renderer = self._renderer or renderer
             if engine.reads == "ids" and renderer is None:
                 raise ConfigError(f"{type(engine).__name__} reads token ids: give the agent a renderer")

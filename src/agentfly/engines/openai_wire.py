@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError, EngineError
 from ..types import Completion, Message, Request, Sampling, ToolCall
+from .openai_http import reason_in
 
 
 def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Stream:
         try:
             piece = json.loads(data)
             if "error" in piece:
-                raise EngineError(f"the server broke off: {_reason(piece)}")
+                raise EngineError(f"the server broke off: {reason_in(piece)}")
             texts = [self._delta(choice) for choice in piece.get("choices") or ()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError("the server streamed something that is not a chat completion") from error
@@ -94,14 +95,6 @@ class Stream:
             call.arguments += function.get("arguments") or ""
         self._finish = choice.get("finish_reason") or self._finish
         return str(delta.get("content") or "")
-
-
-def reason(text: str) -> str:
-    """What an error page says, in one line."""
-    try:
-        return _reason(json.loads(text))
-    except ValueError:
-        return " ".join(text.split())[:300] or "no reason given"
 
 
 class _Call:
@@ -164,9 +157,3 @@ def _sampling(sampling: Sampling, limit_key: str) -> dict[str, Any]:
         limit_key: sampling.max_tokens,
         **{key: value for key, value in optional.items() if value is not None},
     }
-
-
-def _reason(answer: Any) -> str:
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    found = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(found).split())[:300]

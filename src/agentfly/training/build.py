@@ -75,11 +75,12 @@ def held_out_tasks(config: Config, split: str) -> list[Task]:
 
 
 def refuse_overlap(train: list[Task], validation: list[Task]) -> None:
-    seen = {task.messages: index for index, task in enumerate(train)}
+    # Two games may open with the same words and differ in what is hidden: the field `game` tells them apart.
+    seen = {(task.messages, str(task.fields.get("game"))): index for index, task in enumerate(train)}
     for index, task in enumerate(validation):
-        if task.messages in seen:
+        if (asked := (task.messages, str(task.fields.get("game")))) in seen:
             raise ConfigError(
-                f"validation row {index} asks the same as training row {seen[task.messages]}: success on it would mean "
+                f"validation row {index} asks the same as training row {seen[asked]}: success on it would mean "
                 f"nothing. Remove it from one of the two"
             )
 

@@ -4,7 +4,7 @@ Each check raises `InvariantError`. What is promised:
 - every chain that was admitted came back, with an outcome, as one of the siblings it was admitted with;
 - every token that is trained on was drawn by the weights that are being updated (version, and log-probs that agree);
 - a training row's mask covers the sampled tokens of its chain, all of them and nothing else;
-- after an update the engine samples from the new version, and its weights are the learner's own;
+- after an update the engine samples from the new version, and its weights are the learner's own, or proven to be equal;
 - a step has something to learn from: a run that loses its chains to the world stops and says why.
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 from ..errors import InvariantError
 from ..learn.samples import to_samples
 from ..types import Engine, Outcome, Trajectory
+
+NOT_NEEDED = object()  # an engine without `proof` shares its weights with the learner
 
 
 class Ledger:
@@ -55,6 +57,9 @@ class Ledger:
             raise InvariantError(f"the engine samples from version {engine.version}, but the learner is at {learner.version}")
         if getattr(engine, "model", learner.model) is not learner.model:
             raise InvariantError("the engine's weights are not the learner's: updates would never reach it")
+        proof: Any = getattr(engine, "proof", NOT_NEEDED)
+        if proof is not NOT_NEEDED and (proof is None or proof.version != learner.version):
+            raise InvariantError(f"nothing proves that the engine samples from version {learner.version}, and it holds its own")
 
     def _check_losses(self, chains: Sequence[Trajectory]) -> None:
         lost = [trajectory for trajectory in chains if not trajectory.trainable]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from .checkpoint import latest_checkpoint, load_trainer_state, save_checkpoint
 from .cursor import TaskCursor
 from .evaluation import Evaluation, validate
 from .ledger import Ledger
+
+LOOK_S = 0.5
+"""How often the display is told about the environments."""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,9 @@ class Trainer:
         self.engine.publish(self.learner.version)
         prepare(self.plan, [*train_tasks, *validation_tasks])
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
-        self.ledger = Ledger(max_logprob_gap=config.train.max_logprob_gap, max_failed_share=config.train.max_failed_share)
+        self.ledger = Ledger(
+            max_logprob_gap=self._allowed_gap(config.train.max_logprob_gap), max_failed_share=config.train.max_failed_share
+        )
         self.store = RunStore(directory.database)
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
@@ -88,6 +93,12 @@ class Trainer:
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
 
+    def _allowed_gap(self, limit: float | None) -> float:
+        if limit is not None:
+            return limit
+        exact = next(self.learner.model.parameters()).dtype.itemsize >= 4
+        return 0.05 if exact else 0.15
+
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> TrainResult:
@@ -95,7 +106,10 @@ class Trainer:
         with self.progress:
             try:
                 async with self.agent.environments(self.plan, self.config.rollout.max_concurrency) as self.plan:
-                    await self._steps()
+                    if self.plan.admission is not None:
+                        self.plan.admission.advance(self.step)
+                    async with self._environments_shown():
+                        await self._steps()
             finally:
                 self._save()
                 self._close()
@@ -120,6 +134,8 @@ class Trainer:
         settings, rollout = self.config.train, self.config.rollout
         step = self.step + 1
         started, clock = time.perf_counter(), dict[str, float]()
+        if self.plan.manager is not None:
+            self.plan.manager.mark()
         cursor = self.cursor.state()
         tasks = self.cursor.take(rollout.num_tasks)
         try:
@@ -136,7 +152,10 @@ class Trainer:
                 # The update did not happen: its tasks come again after a resume.
                 self.cursor.restore(cursor)
             raise
-        self.engine.publish(self.learner.version)
+        with timed(clock, "time/handover_s"):
+            await finish_in_thread(self.engine.publish, self.learner.version)
+        if self.plan.admission is not None:
+            self.plan.admission.advance(self.step)
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
         resources = self.plan.manager.metrics() if self.plan.manager is not None else {}
@@ -146,6 +165,7 @@ class Trainer:
             ),
             **resources,
             **learned,
+            **handover_metrics(self.engine),
         }
         if settings.validate_every and step % settings.validate_every == 0:
             with timed(clock, "time/validate_s"):
@@ -159,12 +179,35 @@ class Trainer:
         self.progress.step(step, metrics)
         return metrics
 
+    @asynccontextmanager
+    async def _environments_shown(self) -> AsyncIterator[None]:
+        """Keep the display up to date about the environments while the body runs, also while no chain ends."""
+        manager = self.plan.manager
+        if manager is None:
+            yield
+            return
+
+        async def look() -> None:
+            while True:
+                self.progress.environments(manager.metrics())
+                await asyncio.sleep(LOOK_S)
+
+        looking = asyncio.create_task(look())
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+
     @staticmethod
     def _num_envs(resources: Mapping[str, float]) -> int:
         """Environments that are there, lent or waiting to be."""
         return int(resources.get("resources/total/allocated", 0) + resources.get("resources/total/idle", 0))
 
     def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
+        rest = getattr(self.engine, "rest", None)
+        if rest is not None:
+            rest()  # an engine with weights of its own may give its memory to the learner, until it is handed the new ones
         learned = self.learner.update(groups)
         # Counted here, with the weights: a Ctrl-C that lands during the update must not repeat it after a resume.
         self.step = step
@@ -186,6 +229,7 @@ class Trainer:
                 num_chains=self.config.rollout.num_chains,
                 max_concurrency=self.config.rollout.max_concurrency,
                 prefix=f"t{step}-",
+                step=step - 1,  # the first chains are for step 0: they need no step to be done before them
                 on_trajectory=keep,
             )
         finally:
@@ -268,6 +312,20 @@ def trainable_engine(agent: BaseAgent) -> Any:
             f"{type(engine).__name__} cannot be trained from: its weights are not here. Use a model directory or 'pocket'"
         )
     return engine
+
+
+def adapt_model(config: Config, agent: BaseAgent) -> None:
+    """Where `[lora]` asks for it, adapters beside the weights of the agent's own model."""
+    from ..learn.lora import adapt
+
+    if config.lora.rank:
+        adapt(trainable_engine(agent).model, config.lora, config.seed)
+
+
+def handover_metrics(engine: Any) -> dict[str, float]:
+    """What was proven when the weights changed hands, where engine and learner do not share them."""
+    proof = getattr(engine, "proof", None)
+    return {} if proof is None else {"handover/gap": proof.gap, "handover/moved": proof.moved}
 
 
 async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:

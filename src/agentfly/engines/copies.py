@@ -1,0 +1,225 @@
+"""The learner's own copy of a model that is sampled elsewhere, and the proof that what is sampled there is this copy.
+
+In: a model's name; after an update, what the other side says about a fixed prompt. Out: the torch module that the learner
+trains, loaded when it is first asked for; its weights as a plain model's; a `Proof`. The other side scores the prompt and goes
+on from it, at a temperature other than 1 and through its cache: so the weights, the log-probs and the emptied cache are all
+proven at once. Refuses (`InvariantError`) an answer that is not this copy's, or that is nearer to the weights of before.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import AgentFlyError, ConfigError, InvariantError
+from ..types import Completion, Renderer, Sampling
+
+PROBE_TOKENS = 160  # more than a block of any cache: 16 on most devices, 128 in vLLM on a CPU
+PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
+TOLD_APART = 4.0  # old and new weights can be told apart where they differ by this many times the noise between the two sides
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What an engine says: log-probs of the prompt's ids from the second on (at temperature 1), and a reply to it."""
+
+    scores: list[float]
+    reply: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The engine samples from `version`: its log-probs differ by `gap` nats on average; the update moved them by `moved`."""
+
+    version: int
+    gap: float
+    moved: float
+
+
+class LearnerCopy:
+    """A model for the learner, with the tokenizer, renderer and stop ids that the engine shares with it."""
+
+    def __init__(
+        self,
+        name: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        stop_ids: Iterable[int] | None = None,
+        rendering: Mapping[str, Any] | None = None,
+    ) -> None:
+        from ..render import HFRenderer
+
+        self.name = name
+        self._device, self._dtype = device, dtype
+        self._model: Any = None
+        if name == "smollm2":  # it exists as one packed file only: nothing of it can be read without the whole
+            self._model, self.tokenizer = self._load()
+            config, generation = self._model.config, self._model.generation_config
+        else:
+            self.tokenizer, config, generation = _read(name)
+        found = _end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
+        self.renderer: Renderer = HFRenderer(self.tokenizer, stop_ids=sorted(found), **(rendering or {}))
+        self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
+        text = config.get_text_config()
+        self.context = int(getattr(text, "max_position_embeddings", None) or 4096)
+        self._vocabulary = int(text.vocab_size)
+        self._last: list[float] | None = None
+        self._noise = float("inf")
+
+    @property
+    def model(self) -> Any:
+        if self._model is None:
+            self._model, _ = self._load()
+        return self._model
+
+    def _load(self) -> tuple[Any, Any]:
+        from .local import load_model
+
+        model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
+        weights = next(model.parameters())
+        if weights.device.type == "cpu" and weights.dtype == torch.float32 and platform.machine() in ("aarch64", "arm64"):
+            # As in the local engine: on ARM, oneDNN prepares every float32 product anew, ten times the work of a small layer.
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        return model, tokenizer
+
+    def source(self) -> str | None:
+        """The folder or hub name that others can read the model from; None where it has to be saved first."""
+        return None if self.name == "smollm2" else _place(self.name)
+
+    @torch.no_grad()
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights of the plain model that computes the same: low-rank adapters are added to what they stand beside."""
+        adapted = {name: part for name, part in self.model.named_modules() if hasattr(part, "lora_a")}
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict().items():
+            path, _, last = name.rpartition(".")
+            outer, _, inner = path.rpartition(".")
+            if path in adapted:
+                continue
+            if inner == "base" and outer in adapted:
+                state[f"{outer}.{last}"] = adapted[outer].merged() if last == "weight" else tensor
+            else:
+                state[name] = tensor
+        return state
+
+    def save(self, folder: Path) -> None:
+        """A folder that `from_pretrained` and the servers load."""
+        from transformers.utils import logging
+
+        bars: Any = logging
+        shown = bars.is_progress_bar_enabled()
+        bars.disable_progress_bar()
+        try:
+            self.model.save_pretrained(folder, state_dict=self.weights())
+            self.tokenizer.save_pretrained(folder)
+        finally:
+            if shown:
+                bars.enable_progress_bar()
+
+    @torch.no_grad()
+    def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Log-probs of every id from the second on."""
+        model = self.model
+        training = model.training
+        model.eval()
+        try:
+            device = next(model.parameters()).device
+            inputs = torch.tensor([list(ids)], device=device)
+            logits = model(input_ids=inputs, use_cache=False).logits[0, :-1].float() / temperature
+            chosen = torch.log_softmax(logits, -1).gather(1, inputs[0, 1:, None])[:, 0]
+            found: list[float] = chosen.tolist()
+            return found
+        finally:
+            model.train(training)
+
+    def unchanged(self) -> bool:
+        """Whether the weights say to the bit what they said at the last proof."""
+        return self._last is not None and self.score(self.probe_ids()) == self._last
+
+    def still(self, scores: Sequence[float], limit: float) -> bool:
+        """Whether these scores of the probe are those of the weights that were proven last."""
+        return self._last is not None and _distance(scores, self._last) <= min(limit, TOLD_APART * self._noise + 1e-4)
+
+    def prove(self, version: int, ask: Callable[[list[int], Sampling], Probe], limit: float) -> Proof:
+        """Compare what the engine says with what this copy says."""
+        ids = self.probe_ids()
+        own = self.score(ids)
+        told = ask(ids, PROBE)
+        sampled = told.reply.token_ids
+        again = self.score([*ids, *sampled], PROBE.temperature)[len(ids) - 1 :]
+        gap, drawn = _distance(told.scores, own), _distance(told.reply.logprobs, again)
+        if not gap <= limit:
+            raise InvariantError(
+                f"after the hand-over of version {version} the engine's log-probs differ from the learner's by {gap:.4g} nats "
+                f"on average (limit {limit:g}): it does not sample from the learner's weights, or computes far less exactly"
+            )
+        if not drawn <= limit:
+            raise InvariantError(
+                f"after the hand-over of version {version} the engine scores a prompt as the learner does, but its sampled "
+                f"tokens differ by {drawn:.4g} nats on average (limit {limit:g}): its cache is old, or its log-probs "
+                "are not those of the temperature it sampled at (vLLM: --logprobs-mode processed_logprobs)"
+            )
+        moved = 0.0
+        if self._last is not None:
+            moved, behind = _distance(own, self._last), _distance(told.scores, self._last)
+            if moved > TOLD_APART * self._noise and gap >= behind:
+                raise InvariantError(
+                    f"after the hand-over of version {version} the engine still samples from the weights of before: its "
+                    f"log-probs differ from theirs by {behind:.4g} nats on average, from the new ones by {gap:.4g}"
+                )
+        self._last, self._noise = own, min(self._noise, max(gap, 1e-6))
+        return Proof(version, max(gap, drawn), moved)
+
+    def probe_ids(self) -> list[int]:
+        count = max(2, min(PROBE_TOKENS, self.context // 2))
+        return [(7919 * i + 3) % self._vocabulary for i in range(count)]
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    if len(a) != len(b) or not a:
+        raise InvariantError(f"the engine gave {len(a)} log-probs where {len(b)} were asked for")
+    return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+def _place(name: str | Path) -> str:
+    from .local.load import POCKET
+
+    if name == "pocket":
+        return str(POCKET)
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else str(name)
+
+
+def _read(name: str | Path) -> tuple[Any, Any, Any]:
+    """Tokenizer, config and generation config, without the weights."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    source = _place(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"cannot read the model {str(name)!r}: {why[:300]}") from error
+    generation: Any = GenerationConfig
+    try:
+        return tokenizer, config, generation.from_pretrained(source)
+    except OSError:  # not every model has one
+        return tokenizer, config, None
+
+
+def _end_ids(*holders: Any) -> set[int]:
+    found: set[int] = set()
+    for holder in holders:
+        ids = getattr(holder, "eos_token_id", None)
+        if ids is not None:
+            found.update([ids] if isinstance(ids, int) else ids)
+    return found

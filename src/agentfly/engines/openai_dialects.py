@@ -1,0 +1,217 @@
+"""How vLLM's and SGLang's servers are asked for token ids, and told to take new weights.
+
+In: a prompt's ids and how to sample; a folder of weights. Out: what was sampled, as ids and log-probs; scores of a prompt.
+Every sampling option is sent, also where it is at its default: a server may have others, taken from the model's folder.
+Refuses answers without ids or log-probs, one log-prob per id.
+
+    vllm     POST /v1/completions (return_token_ids)   POST /collective_rpc reload_weights, /reset_prefix_cache
+    sglang   POST /generate                            POST /update_weights_from_disk (flush_cache, weight_version)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from ..errors import ConfigError, EngineError
+from ..types import Sampling
+from .openai_http import Refused, Server
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a server drew. `label` is the version that the server itself puts on it, where it does."""
+
+    ids: list[int]
+    logprobs: list[float]
+    stop: Literal["stop", "length"]
+    label: str | None = None
+
+
+class VllmServer:
+    """The wire of `vllm serve`."""
+
+    name: ClassVar[str] = "vllm"
+    cut_logprobs: ClassVar[bool] = False  # with top_p, top_k or min_p, its log-probs are those of the cut distribution
+
+    def __init__(self, server: Server, model: str) -> None:
+        self._server = server
+        self._model = model
+        self.url = f"{server.base_url}/completions"
+
+    def body(self, ids: Sequence[int], sampling: Sampling, room: int, stop_ids: Sequence[int]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(ids),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "max_tokens": room,
+            "ignore_eos": True,  # the model's end token is among ours
+            "stop_token_ids": list(stop_ids),
+            "stop": list(sampling.stop),
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        return body
+
+    def read(self, answer: Any) -> Sampled:
+        with _Reading("completion"):
+            choice = answer["choices"][0]
+            ids = choice.get("token_ids")
+            if ids is None:
+                raise NoIds("the server does not return token ids")
+            return _sampled(ids, choice["logprobs"]["token_logprobs"], choice.get("finish_reason"))
+
+    def score_body(self, ids: Sequence[int]) -> dict[str, Any]:
+        return {"model": self._model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+
+    def read_scores(self, answer: Any, ids: Sequence[int]) -> list[float]:
+        with _Reading("scored prompt"):
+            rows = answer["choices"][0]["prompt_logprobs"]
+            return [float(row[str(token)]["logprob"]) for row, token in zip(rows[1:], ids[1:], strict=True)]
+
+    def load(self, folder: Path | str, version: int, *, timeout_s: float) -> None:
+        """Read the weights of a folder, then forget what was computed with the old ones."""
+        root = self._server.root
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
+        self._control("POST", f"{root}/collective_rpc", body, timeout_s=timeout_s)
+        answer = self._control("POST", f"{root}/reset_prefix_cache", None, timeout_s=timeout_s)
+        if isinstance(answer, Mapping) and answer.get("success") is False:
+            raise EngineError("the vLLM server took the new weights but could not empty its cache: is someone else using it?")
+
+    def check(self, max_context: int, *, timeout_s: float) -> None:
+        """The model is there, and holds what we want to give it."""
+        listed = self._server.call("GET", f"{self._server.base_url}/models", timeout_s=timeout_s)
+        with _Reading("list of models"):
+            found = {row["id"]: row.get("max_model_len") for row in listed["data"]}
+        if self._model not in found:
+            names = ", ".join(map(repr, found)) or "none"
+            raise ConfigError(f"the server has no model {self._model!r} but {names}: set agent.engine.served_model")
+        length = found[self._model]
+        if length is not None and length < max_context:
+            raise ConfigError(
+                f"the server holds {length} tokens and max_context is {max_context}: lower agent.engine.max_context, or start "
+                f"the server with --max-model-len {max_context}"
+            )
+
+    def _control(self, method: str, url: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
+        try:
+            return self._server.call(method, url, body, timeout_s=timeout_s)
+        except Refused as refused:
+            if refused.status in (404, 405):
+                raise ConfigError(
+                    "the vLLM server does not take new weights: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
+                    "reachable by nobody else"
+                ) from refused
+            raise
+
+
+class SglangServer:
+    """The wire of SGLang's native API."""
+
+    name: ClassVar[str] = "sglang"
+    cut_logprobs: ClassVar[bool] = True  # its log-probs are taken before top_p, top_k and min_p
+
+    def __init__(self, server: Server, model: str) -> None:
+        self._server = server
+        self.url = f"{server.root}/generate"
+
+    def body(self, ids: Sequence[int], sampling: Sampling, room: int, stop_ids: Sequence[int]) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "max_new_tokens": room,
+            "ignore_eos": True,
+            "stop_token_ids": list(stop_ids),
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+        }
+        if sampling.stop:
+            params["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            params["sampling_seed"] = sampling.seed
+        return {"input_ids": list(ids), "sampling_params": params, "return_logprob": True}
+
+    def read(self, answer: Any) -> Sampled:
+        with _Reading("generation"):
+            meta = answer["meta_info"]
+            rows = meta.get("output_token_logprobs")
+            if rows is None:
+                raise NoIds("the server does not return token ids with their log-probs")
+            reason = meta.get("finish_reason") or {}
+            if reason.get("type") == "abort":
+                raise EngineError(f"the server broke off: {reason.get('message') or 'aborted'}"[:300])
+            return _sampled([row[1] for row in rows], [row[0] for row in rows], reason.get("type"), meta.get("weight_version"))
+
+    def score_body(self, ids: Sequence[int]) -> dict[str, Any]:
+        params = {"temperature": 0.0, "max_new_tokens": 1}
+        return {"input_ids": list(ids), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
+
+    def read_scores(self, answer: Any, ids: Sequence[int]) -> list[float]:
+        with _Reading("scored prompt"):
+            rows = answer["meta_info"]["input_token_logprobs"]
+            if [row[1] for row in rows] != list(ids):
+                raise EngineError("the server scored other ids than it was sent")
+            return [float(row[0]) for row in rows[1:]]
+
+    def load(self, folder: Path | str, version: int, *, timeout_s: float) -> None:
+        body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
+        url = f"{self._server.root}/update_weights_from_disk"
+        try:
+            answer = self._server.call("POST", url, body, timeout_s=timeout_s)
+        except Refused as refused:
+            if refused.status in (404, 405):
+                raise ConfigError("the server has no /update_weights_from_disk: is it SGLang?") from refused
+            raise
+        if not isinstance(answer, Mapping) or answer.get("success") is not True:
+            why = answer.get("message") if isinstance(answer, Mapping) else answer
+            raise EngineError(f"the SGLang server did not take the new weights: {self._server.hide(str(why))[:300]}")
+
+    def check(self, max_context: int, *, timeout_s: float) -> None:
+        self._server.call("GET", f"{self._server.root}/get_model_info", timeout_s=timeout_s)
+
+
+DIALECTS: dict[str, type[VllmServer] | type[SglangServer]] = {"vllm": VllmServer, "sglang": SglangServer}
+
+
+class NoIds(EngineError):
+    """The server can be talked to but not trained from."""
+
+
+class _Reading:
+    """What does not have the shape of an answer is an `EngineError`; errors of our own pass."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (ValueError, KeyError, IndexError, TypeError, AttributeError)):
+            raise EngineError(f"the server's answer is not a {self._what}") from error
+
+
+def _sampled(ids: Sequence[Any], logprobs: Sequence[Any], finish: str | None, label: Any = None) -> Sampled:
+    taken = [int(token) for token in ids]
+    scores = [float(number) for number in logprobs]
+    if not taken or len(taken) != len(scores) or not all(math.isfinite(score) and score <= 1e-3 for score in scores):
+        raise EngineError(f"the server gave {len(taken)} ids with {len(scores)} log-probs, not one good number for each")
+    return Sampled(taken, scores, "length" if finish == "length" else "stop", None if label is None else str(label))

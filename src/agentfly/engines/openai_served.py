@@ -1,0 +1,239 @@
+"""A model behind a vLLM or SGLang server as an engine that reads ids: for training from a remote server.
+
+In: requests with prompt ids. Out: completions with sampled ids, log-probs and versions. The learner trains a copy of its own
+(`model`); `publish` saves it to a folder that both sides see, has the server read it and empty its cache, and proves that the
+server now samples from it. Nothing is asked while weights change hands. A server that went away and came back may have lost its
+weights: it must first show that it has not. Refuses, for training, a server that gives no ids or takes no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ConfigError, DeadlineError, EngineError, InvariantError
+from ..types import Completion, Request, Sampling
+from .openai_dialects import DIALECTS, NoIds
+from .openai_http import Again, Server
+from .prompt import complete, cuts, room_for
+
+
+class ServedEngine:
+    """A served model, and the learner's copy of it.
+
+    base_url            such as http://localhost:8000/v1; None: OPENAI_BASE_URL
+    server              "vllm" or "sglang"
+    served_model        the name under which the server knows the model; None: as the model is called here
+    weights_dir         a folder that this process and the server both see; needed for training
+    server_weights_dir  the same folder as the server sees it, where it is mounted elsewhere
+    max_context         tokens of a prompt and its reply together; None: what the model was made for
+    handover_s          how long the server may take to read new weights
+    max_gap             largest mean difference (nats) between its log-probs and the learner's that a hand-over may leave
+    device, dtype       of the learner's copy
+    """
+
+    reads: Literal["ids", "messages"] = "ids"
+
+    def __init__(
+        self,
+        name: str | Path,
+        *,
+        base_url: str | None = None,
+        server: str = "vllm",
+        served_model: str | None = None,
+        weights_dir: str | Path | None = None,
+        server_weights_dir: str | None = None,
+        max_context: int | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 120.0,
+        deadline_s: float = 600.0,
+        handover_s: float = 600.0,
+        max_retries: int = 8,
+        retry_s: float = 0.5,
+        max_connections: int = 256,
+        max_gap: float = 0.05,
+        stop_ids: Iterable[int] | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        chat_template: str | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        from .copies import LearnerCopy
+
+        if server not in DIALECTS:
+            raise ConfigError(f"engine: server is {' or '.join(map(repr, DIALECTS))}, not {server!r}")
+        for option, number in [("handover_s", handover_s), ("max_gap", max_gap), ("max_context", max_context)]:
+            if number is not None and not number > 0:
+                raise ConfigError(f"engine: {option} must be more than 0, not {number}")
+        self.model_name = served_model or str(name)
+        self._server = Server(
+            self.model_name,
+            base_url,
+            api_key=api_key,
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+            max_retries=max_retries,
+            retry_s=retry_s,
+            max_connections=max_connections,
+        )
+        self.base_url = self._server.base_url
+        self._dialect = DIALECTS[server](self._server, self.model_name)
+        rendering = {"chat_template": chat_template, "template_args": template_args}
+        self._copy = LearnerCopy(
+            name, device=device, dtype=dtype, stop_ids=stop_ids, rendering={k: v for k, v in rendering.items() if v is not None}
+        )
+        self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
+        self.max_context = max_context or self._copy.context
+        self.version = 0
+        self.proof: Any = None
+        self.handover_took_s = 0.0
+        self._weights_dir = None if weights_dir is None else Path(weights_dir).expanduser().resolve()
+        self._server_dir = server_weights_dir
+        self._handover_s = handover_s
+        self._max_gap = max_gap
+        self._gate = threading.Condition()
+        self._in_flight = 0
+        self._changing = False
+        self._checked = False
+        self._doubted = False
+        self._forget: weakref.finalize[..., Any] | None = None  # removes the folder last handed over, at the latest when we end
+
+    def __repr__(self) -> str:
+        return f"ServedEngine({self.model_name!r}, base_url={self.base_url!r}, server={self._dialect.name!r})"
+
+    @property
+    def model(self) -> Any:
+        """The learner's copy. Asking for it means training, so the server must be one that can be trained from."""
+        if not self._checked:
+            self._check()
+            self._checked = True
+        return self._copy.model
+
+    async def generate(self, request: Request) -> Completion:
+        room = room_for(request, self.max_context)
+        stops = sorted({*self.stop_ids, *request.sampling.stop_ids})
+        body = self._dialect.body(request.prompt_ids, request.sampling, room, stops)
+        with self._admitted():
+            version = self.version
+            drawn = await self._server.retry(lambda: self._once(body))
+        if self.proof is not None and drawn.label not in (None, "default", str(version)):
+            raise EngineError(f"{self._server.who} sampled from its version {drawn.label!r}, not from {version}")
+        # What a cut does to vLLM's log-probs cannot be undone: better none than wrong ones.
+        known = self._dialect.cut_logprobs or cuts(request.sampling) is None
+        logprobs = drawn.logprobs if known else [math.nan] * len(drawn.ids)
+        done = complete(self.tokenizer, drawn.ids, logprobs, [version] * len(drawn.ids), drawn.stop, stops)
+        if request.on_text is not None:
+            request.on_text(done.text)
+        return done
+
+    def publish(self, version: int) -> None:
+        """Hand the learner's weights to the server, and prove that it samples from them."""
+        self.model  # noqa: B018  the server must be one that can be trained from
+        began = time.perf_counter()
+        with self._alone():
+            if not (self.proof is not None and version == self.version and self._copy.unchanged()):
+                self._hand_over(version)
+            self.version = version
+            self.proof = self._copy.prove(version, self._ask, self._max_gap)
+            self._doubted = False
+        self.handover_took_s = time.perf_counter() - began
+
+    def release(self, session: str) -> None:
+        """The server forgets by itself."""
+
+    async def close(self) -> None:
+        await self._server.close()
+        if self._forget is not None:
+            await asyncio.to_thread(self._forget)
+
+    async def _once(self, body: Mapping[str, Any]) -> Any:
+        if self._doubted and self.proof is not None:
+            await self._reassure()
+        try:
+            return self._dialect.read(await self._server.post(self._dialect.url, body))
+        except Again as again:
+            self._doubted = self._doubted or again.broken
+            raise
+
+    async def _reassure(self) -> None:
+        """The connection broke: has the server that answers now still got our weights?"""
+        ids = self._copy.probe_ids()
+        answer = await self._server.post(self._dialect.url, self._dialect.score_body(ids))
+        if not self._copy.still(self._dialect.read_scores(answer, ids), self._max_gap):
+            raise EngineError(f"{self._server.who} came back with other weights than those of version {self.version}")
+        self._doubted = False
+
+    def _hand_over(self, version: int) -> None:
+        assert self._weights_dir is not None
+        folder = self._weights_dir / f"agentfly-{os.getpid()}-{time.time_ns()}"
+        folder.mkdir(parents=True)
+        forget_old, self._forget = self._forget, weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._copy.save(folder)
+        seen = Path(self._server_dir) / folder.name if self._server_dir is not None else folder
+        self._dialect.load(seen, version, timeout_s=self._handover_s)
+        if forget_old is not None:
+            forget_old()
+
+    def _ask(self, ids: list[int], sampling: Sampling) -> Any:
+        from .copies import Probe
+
+        scored = self._server.call("POST", self._dialect.url, self._dialect.score_body(ids), timeout_s=self._handover_s)
+        scores = self._dialect.read_scores(scored, ids)
+        body = self._dialect.body(ids, sampling, sampling.max_tokens, sorted(self.stop_ids))
+        drawn = self._dialect.read(self._server.call("POST", self._dialect.url, body, timeout_s=self._handover_s))
+        if drawn.label not in (None, "default", str(self.version)):
+            raise InvariantError(f"the server says it samples from version {drawn.label!r}, after it was given {self.version}")
+        return Probe(scores, complete(self.tokenizer, drawn.ids, drawn.logprobs, [0] * len(drawn.ids), drawn.stop, ()))
+
+    def _check(self) -> None:
+        """The server can be trained from, or a sentence that says why not."""
+        if self._weights_dir is None:
+            raise ConfigError("training from a server needs agent.engine.weights_dir: a folder that both sides see")
+        limit_s = min(60.0, self._handover_s)
+        try:
+            self._dialect.check(self.max_context, timeout_s=limit_s)
+            body = self._dialect.body([3], Sampling(max_tokens=1), 1, sorted(self.stop_ids))
+            self._dialect.read(self._server.call("POST", self._dialect.url, body, timeout_s=limit_s))
+        except NoIds as error:
+            raise ConfigError(
+                f"{self._server.who} cannot be trained from: {error}. Use a recent vLLM, or SGLang; any server will do "
+                'for evaluation, with model = "openai:NAME@URL"'
+            ) from error
+        except EngineError as error:
+            raise ConfigError(f"cannot train from the server: {error}") from error
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        with self._gate:
+            if self._changing:
+                raise EngineError("a reply was asked for while weights change hands")
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._in_flight -= 1
+                self._gate.notify_all()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No reply is under way inside, so that every token has one version."""
+        with self._gate:
+            self._changing = True
+        try:
+            with self._gate:
+                if not self._gate.wait_for(lambda: not self._in_flight, timeout=self._handover_s):
+                    raise DeadlineError(f"replies were still under way {self._handover_s:g} s after new weights were ready")
+            yield
+        finally:
+            with self._gate:
+                self._changing = False

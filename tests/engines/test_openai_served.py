@@ -1,0 +1,368 @@
+"""Training from a server: ids, log-probs and weights over the wires of vLLM and SGLang, against servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+
+import pytest
+import torch
+
+import agentfly
+from agentfly.engines import open_engine
+from agentfly.engines.openai_http import Server
+from agentfly.engines.openai_served import ServedEngine
+from agentfly.errors import ConfigError, EngineError, InvariantError
+from agentfly.types import Engine, Request, Sampling
+from tests.tiny import ROWS, save_tiny_model, tiny_agent
+
+from .fake_served import served
+
+KEY = "sk-canary-4712"
+PROMPT = [5, 9, 200, 31, 77, 12]
+BOTH = pytest.mark.parametrize("kind", ["vllm", "sglang"])
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def engine_on(folder, tmp_path):
+    made = []
+
+    def make(server, kind="vllm", **options) -> ServedEngine:
+        options = {
+            "served_model": "tiny", "weights_dir": tmp_path / "weights", "device": "cpu", "api_key": KEY, "retry_s": 0.001,
+            "deadline_s": 60.0, "handover_s": 60.0, "max_retries": 2, **options,
+        }  # fmt: skip
+        engine, _ = open_engine(str(folder), kind="openai", base_url=server.url, server=kind, **options)
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        asyncio.run(engine.close())
+
+
+def until(happened) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ask(engine, prompt=PROMPT, **sampling):
+    return asyncio.run(engine.generate(Request(list(prompt), Sampling(**sampling))))
+
+
+def change(engine, by=0.01, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in engine.model.parameters():
+            weights.add_(by * torch.randn(weights.shape, generator=generator))
+
+
+def full_logprobs(model, prompt, sampled, temperature):
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
+
+
+@BOTH
+def test_ids_go_in_and_come_out_with_the_log_probs_of_the_temperature(folder, engine_on, kind):
+    with served(folder) as server:
+        engine = engine_on(server, kind)
+        done = ask(engine, temperature=0.6, max_tokens=9, seed=4)
+        want = full_logprobs(engine.model, PROMPT, done.token_ids, 0.6)
+    assert isinstance(engine, Engine) and engine.reads == "ids"
+    assert done.logprobs == pytest.approx(want, abs=1e-4)
+    assert done.versions == [0] * len(done.token_ids)
+    assert done.stop in ("stop", "length")
+    kept = done.token_ids[:-1] if done.stop == "stop" else done.token_ids
+    assert done.text == engine.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def test_vllm_is_sent_every_option_because_it_may_have_defaults_of_its_own(folder, engine_on):
+    with served(folder) as server:
+        engine = engine_on(server)
+        ask(engine, temperature=0.5, max_tokens=3, seed=4, stop=("X",), stop_ids=(7,))
+    body = server.bodies[-1]
+    stops = sorted({*engine.stop_ids, 7})
+    assert body == {
+        "model": "tiny", "prompt": PROMPT, "temperature": 0.5, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "seed": 4,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "max_tokens": 3,
+        "ignore_eos": True, "stop_token_ids": stops,
+        "stop": ["X"], "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": 0,
+        "return_token_ids": True,
+    }  # fmt: skip
+    assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_sglang_is_sent_every_option_too(folder, engine_on):
+    with served(folder) as server:
+        engine = engine_on(server, "sglang")
+        ask(engine, temperature=0.5, max_tokens=3, seed=4, stop=("X",))
+    body = server.bodies[-1]
+    assert (body["input_ids"], body["return_logprob"]) == (PROMPT, True)
+    assert body["sampling_params"] == {
+        "temperature": 0.5, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "max_new_tokens": 3, "ignore_eos": True, "stop_token_ids": sorted(engine.stop_ids),
+        "no_stop_trim": True, "skip_special_tokens": False, "stop": ["X"], "sampling_seed": 4,
+    }  # fmt: skip
+
+
+@BOTH
+def test_after_publishing_the_server_samples_from_the_learners_weights(folder, engine_on, tmp_path, kind):
+    with served(folder) as server:
+        engine = engine_on(server, kind)
+        engine.publish(0)
+        change(engine)
+        engine.publish(1)
+        assert (engine.version, engine.proof.version) == (1, 1)
+        assert engine.proof.gap < 1e-4 < engine.proof.moved
+        done = ask(engine, temperature=1.0, max_tokens=8, seed=2)
+        assert done.logprobs == pytest.approx(full_logprobs(engine.model, PROMPT, done.token_ids, 1.0), abs=1e-4)
+        assert set(done.versions) == {1}
+        assert len(list((tmp_path / "weights").iterdir())) == 1, "the folder of the version before is gone"
+        asyncio.run(engine.close())
+        assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_what_did_not_change_is_not_sent_again(folder, engine_on):
+    with served(folder) as server:
+        engine = engine_on(server)
+        engine.publish(0)
+        engine.publish(0)
+        assert server.paths.count("/collective_rpc") == 1
+        change(engine)
+        engine.publish(0)
+        assert server.paths.count("/collective_rpc") == 2, "the number is the same, the weights are not"
+
+
+@BOTH
+@pytest.mark.parametrize("by", [0.3, 0.001])
+def test_a_server_that_keeps_its_old_weights_is_caught(folder, engine_on, kind, by):
+    with served(folder, "deaf") as server:
+        engine = engine_on(server, kind)
+        engine.publish(0)
+        change(engine, by)
+        with pytest.raises(InvariantError, match=r"does not sample from the learner's weights|still samples from the weights"):
+            engine.publish(1)
+
+
+def test_log_probs_that_ignore_the_temperature_are_caught(folder, engine_on):
+    with served(folder, "raw_logprobs") as server, pytest.raises(InvariantError, match="processed_logprobs"):
+        engine_on(server).publish(0)
+
+
+def test_a_server_that_says_it_has_another_version_is_caught(folder, engine_on):
+    with served(folder, "bad_label") as server, pytest.raises(InvariantError, match="samples from version '17'"):
+        engine_on(server, "sglang").publish(0)
+
+
+@BOTH
+def test_a_server_without_ids_is_refused_for_training(folder, engine_on, tmp_path, kind):
+    with served(folder, "no_ids") as server:
+        engine = engine_on(server, kind)
+        with pytest.raises(ConfigError, match="cannot be trained from: the server does not return token ids"):
+            engine.model  # noqa: B018
+        with pytest.raises(ConfigError, match="cannot be trained from"):
+            agentfly.train(
+                agentfly.BaseAgent(engine, reward="exact_match"), data=ROWS, steps=1, **{"run.dir": str(tmp_path / "runs")}
+            )
+
+
+def test_a_vllm_server_without_its_controls_is_refused(folder, engine_on):
+    with served(folder, "no_dev_mode") as server, pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
+        engine_on(server).publish(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"), [("vllm", "could not empty its cache"), ("sglang", "not take the new weights: not now")]
+)
+def test_a_server_that_will_not_update_is_an_engine_error(folder, engine_on, kind, match):
+    with served(folder, "unwilling") as server, pytest.raises(EngineError, match=match):
+        engine_on(server, kind).publish(0)
+
+
+def test_a_folder_for_the_weights_is_asked_for_before_anything_is_trained(folder, engine_on):
+    with served(folder) as server, pytest.raises(ConfigError, match="weights_dir"):
+        engine_on(server, weights_dir=None).model  # noqa: B018
+
+
+def test_a_server_that_drips_its_answer_is_given_up(folder, engine_on):
+    import socket
+
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                try:
+                    while not done.wait(0.05):
+                        connection.sendall(b" ")
+                except OSError:  # the other side has hung up, as it should
+                    done.set()
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        server = Server("m", f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
+        with pytest.raises(EngineError, match=r"not done with /slow within 0\.3 s"):
+            server.call("POST", f"{server.root}/slow", {}, timeout_s=0.3)
+        done.set()
+        thread.join(60)
+
+
+def test_a_model_that_the_server_does_not_have_is_named(folder, engine_on):
+    with served(folder) as server, pytest.raises(ConfigError, match="no model 'other' but 'tiny'"):
+        engine_on(server, served_model="other").publish(0)
+
+
+def test_a_context_that_the_server_does_not_hold_is_refused(folder, engine_on):
+    with served(folder, context=64) as server, pytest.raises(ConfigError, match="--max-model-len 512"):
+        engine_on(server).publish(0)
+
+
+def test_a_server_that_is_not_there_is_a_sentence(folder, engine_on):
+    with served(folder) as server:
+        engine = engine_on(server)
+    with pytest.raises(EngineError, match="failed 3 times, the last time: ConnectError"):
+        ask(engine)
+    with pytest.raises(ConfigError, match=r"cannot train from the server: .*ConnectError"):
+        engine.publish(0)
+
+
+@BOTH
+def test_a_server_that_died_under_a_run_is_a_typed_failure(folder, engine_on, kind):
+    with served(folder) as server:
+        engine = engine_on(server, kind)
+        engine.publish(0)
+    with pytest.raises(EngineError, match="ConnectError"):
+        ask(engine)
+    change(engine)
+    with pytest.raises(EngineError, match="did not answer"):
+        engine.publish(1)
+
+
+def test_a_server_that_came_back_with_its_first_weights_is_not_sampled_from(folder, engine_on):
+    with served(folder) as first:
+        engine = engine_on(first)
+        engine.publish(0)
+        change(engine)
+        engine.publish(1)
+    with pytest.raises(EngineError, match="ConnectError"):
+        ask(engine)
+    with served(folder, port=first.port), pytest.raises(EngineError, match="came back with other weights"):
+        ask(engine)
+
+
+def test_a_server_that_came_back_with_our_weights_is_trusted_again(folder, engine_on):
+    with served(folder) as first:
+        engine = engine_on(first)
+        engine.publish(0)
+    with pytest.raises(EngineError, match="ConnectError"):
+        ask(engine)
+    with served(folder, port=first.port):
+        assert ask(engine, max_tokens=3).versions[0] == 0
+
+
+def test_weights_do_not_change_under_a_reply(folder, engine_on):
+    with served(folder) as server:
+        engine = engine_on(server)
+        engine.publish(0)
+        server.faults = ("slow",)
+        asked, published = threading.Event(), threading.Event()
+        replies = []
+
+        def play() -> None:
+            asked.set()
+            replies.append(ask(engine, max_tokens=4, seed=1))
+
+        def publish() -> None:
+            change(engine)
+            engine.publish(1)
+            published.set()
+
+        threads = [threading.Thread(target=play, daemon=True), threading.Thread(target=publish, daemon=True)]
+        threads[0].start()
+        assert asked.wait(60)
+        until(lambda: engine._in_flight == 1)
+        threads[1].start()
+        until(lambda: engine._changing)
+        with pytest.raises(EngineError, match="while weights change hands"):
+            ask(engine)
+        assert not published.is_set()
+        server.gate.set()
+        for thread in threads:
+            thread.join(60)
+        assert published.is_set()
+        assert set(replies[0].versions) == {0}
+
+
+def test_the_key_is_never_shown(folder, engine_on, caplog):
+    caplog.set_level("DEBUG")
+    with served(folder) as server:
+        engine = engine_on(server)
+        engine.publish(0)
+    with pytest.raises(EngineError) as caught:
+        ask(engine)
+    assert KEY not in f"{caught.value!r} {engine!r} {engine._server!r} {caplog.text}"
+
+
+def test_with_a_cut_vllms_log_probs_are_unknown_and_sglangs_are_not(folder, engine_on):
+    with served(folder) as server:
+        assert all(math.isnan(x) for x in ask(engine_on(server, "vllm"), max_tokens=3, top_p=0.9).logprobs)
+        assert all(math.isfinite(x) for x in ask(engine_on(server, "sglang"), max_tokens=3, top_p=0.9).logprobs)
+
+
+@BOTH
+def test_a_prompt_that_does_not_fit_is_not_sent(folder, engine_on, kind):
+    with served(folder) as server:
+        engine = engine_on(server, kind, max_context=8)
+        with pytest.raises(EngineError, match="the context holds 8"):
+            ask(engine, [1] * 8)
+        assert server.paths == []
+        assert len(ask(engine, [1] * 6, max_tokens=50).token_ids) <= 2
+
+
+@pytest.mark.parametrize(
+    "answer", ["[]", '{"choices": []}', '{"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1]}}]}']
+)
+def test_an_answer_that_makes_no_sense_is_an_engine_error(folder, engine_on, answer):
+    from .fake_server import chat_server
+
+    with chat_server((200, {}, answer)) as server, pytest.raises(EngineError, match="not a completion|not one good number"):
+        ask(engine_on(server))
+
+
+@pytest.mark.parametrize(("kind", "lora"), [("vllm", {}), ("sglang", {"lora.rank": 2})])
+def test_a_run_trains_from_a_server(folder, tmp_path, kind, lora):
+    with served(folder) as server:
+        options = {
+            "kind": "openai", "server": kind, "base_url": server.url, "served_model": "tiny", "device": "cpu",
+            "weights_dir": tmp_path / "weights",
+        }  # fmt: skip
+        agent = tiny_agent(folder, engine=options)
+        settings = {
+            "run.dir": str(tmp_path / "runs"),
+            "train.lr": 1e-2,
+            "rollout.num_tasks": 2,
+            "rollout.num_chains": 3,
+            **lora,
+        }
+        result = agentfly.train(
+            agent, data=ROWS[:-2], validation=ROWS[-2:], steps=2, **{"train.validate_at_start": False}, **settings
+        )
+        asyncio.run(agent.close())
+    assert [row["handover/gap"] < 1e-4 for row in result.history] == [True, True]
+    assert all(row["handover/moved"] > 0 for row in result.history)
+    assert all(row["train/logprob_gap"] < 1e-4 for row in result.history)
+    assert result.steps == 2

@@ -1,0 +1,93 @@
+"""A run whose chains use environments: they are in its books and on its display, and one controller admits all its chains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentfly
+from agentfly import Task, tool
+from agentfly.training import loop
+from agentfly.watch.metrics import unknown
+from agentfly.watch.progress import Progress
+from tests.tiny import ROWS, save_tiny_model, tiny_agent
+
+
+class Cave:
+    """Counts what is open."""
+
+    live = 0
+
+    def __init__(self) -> None:
+        Cave.live += 1
+
+    def reset(self, task: Task) -> None:
+        self.looks = 0
+
+    def look(self) -> str:
+        self.looks += 1
+        return "dark"
+
+    def close(self) -> None:
+        Cave.live -= 1
+
+
+@tool(name="look", register=False)
+async def look(cave: Cave) -> str:
+    """Look around."""
+    return cave.look()
+
+
+class Watching(Progress):
+    """Keeps what the display is told."""
+
+    def __init__(self, total_steps: int) -> None:
+        super().__init__(total_steps)
+        self.told: list[dict[str, float]] = []
+
+    def environments(self, metrics: Mapping[str, float]) -> None:
+        super().environments(metrics)
+        self.told.append(dict(metrics))
+
+
+def test_environments_are_counted_in_the_metrics_and_shown_and_all_chains_pass_one_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOOK_S", 0.005)
+    seen: list[tuple[str, int, int]] = []
+    real = loop.run_chains
+
+    async def spy(plan: Any, *args: Any, **options: Any) -> Any:
+        assert plan.admission is not None
+        seen.append((options["prefix"][0], options.get("step", -1), plan.admission.done))
+        return await real(plan, *args, **options)
+
+    monkeypatch.setattr(loop, "run_chains", spy)
+    progress = Watching(2)
+    agent = tiny_agent(save_tiny_model(tmp_path / "model"), tools=[look], resources={"pools": {"Cave": {"max": 2}}})
+    result = agentfly.train(
+        agent,
+        ROWS,
+        run={"dir": str(tmp_path), "name": "run"},
+        train={"steps": 2},
+        num_tasks=2,
+        num_chains=3,
+        threads=1,
+        validation_count=2,
+        progress=progress,
+    )
+    assert Cave.live == 0
+    assert seen == [("t", 0, 0), ("t", 1, 1)]  # chains of a step start when all steps before it are trained
+    for metrics in result.history:
+        assert not unknown(metrics)
+        assert metrics["resources/Cave/most_allocated"] == 2
+        assert metrics["resources/Cave/allocated"] == 0
+        assert metrics["resources/Cave/lease_s"] > 0
+        assert metrics["rollout/envs"] == 2
+    assert progress.told
+    assert set(progress.told[-1]) >= {
+        f"resources/Cave/{name}" for name in ("allocated", "idle", "warming", "waiting", "failed")
+    }
