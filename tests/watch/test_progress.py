@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agentfly.watch.progress import Progress, duration, sparkline, summary_line
+from agentfly.watch.progress import Progress, duration, environment_lines, short, sparkline, summary_line
 
 STEP = {
     "reward/mean": 0.4125, "rollout/success": 0.375, "rollout/turns": 2.1, "rollout/tool_calls": 1.25,
@@ -124,3 +124,33 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 def test_a_sparkline_goes_from_low_to_high() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+ENVIRONMENTS = {
+    f"resources/{kind}/{name}": value
+    for kind, lent in (("Shop", 12.0), ("total", 12.0))
+    for name, value in {
+        "allocated": lent, "idle": 4.0, "warming": 2.0, "waiting": 7.0, "recycled": 3.0, "failed": 1.0, "acquire_s": 0.0123,
+        "lease_s": 2.5,
+    }.items()
+}  # fmt: skip
+SHOP = "Shop: 12 lent, 4 idle, 2 warming, 7 waiting, 3 recycled, 1 failed; acquire 12.3 ms, held 2.5 s"
+
+
+def test_the_live_display_tells_how_the_environments_are_while_chains_run() -> None:
+    console = terminal()
+    with Progress(10, console) as progress:
+        progress.chains(0, 8)
+        progress.environments(ENVIRONMENTS)
+        progress.step(1, STEP)
+    assert SHOP in written(console)
+
+
+def test_environments_are_lines_by_kind_and_a_step_counts_them() -> None:
+    assert environment_lines(ENVIRONMENTS) == [SHOP]
+    assert environment_lines({}) == []
+    assert environment_lines({"resources/Shop/allocated": 1.0})[0].startswith("Shop: 1 lent, - idle")
+    line = summary_line(1, 2, {"reward/mean": 1.0, "rollout/envs": 16.0, **ENVIRONMENTS})
+    assert line == "step 1/2  reward 1.000  16 envs (1 failed so far)"
+    assert summary_line(1, 2, {"reward/mean": 1.0, "rollout/envs": 0.0}) == "step 1/2  reward 1.000"
+    assert [short(value) for value in (0.0, 4e-6, 0.25, 90.0, math.nan)] == ["0 us", "4 us", "250.0 ms", "90.0 s", "-"]

@@ -14,78 +14,22 @@ outside the instances it makes, and closes them.
 from __future__ import annotations
 
 import asyncio
-import gc
-import inspect
-import os
 import random
-import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ConfigError
 from ..resources.env import Spec, spec_of
-from ..types import Task, ToolResult
-from .check_subject import Play, Subject, episode, steps_of, text
+from ..types import Task
+from .check_growth import grows
+from .check_report import Check, Failed, Report, Skipped, Status
+from .check_subject import Call, Play, Subject, episode, refused, steps_of, text
 
-Status = Literal["passed", "failed", "not checked"]
-NUM_EPISODES = 40
-LEAK_BYTES = 1024
-"""More than this per episode, all the time, is growth."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    name: str
-    status: Status
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class Report:
-    """`ok`: nothing failed. `complete`: nothing was left unchecked either. `figures`: start_s; and of one that is ok,
-    steps_per_s and memory_kb
-    """
-
-    name: str
-    checks: list[Check] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        return bool(self.checks) and not self.failed
-
-    @property
-    def complete(self) -> bool:
-        return self.ok and all(check.status == "passed" for check in self.checks)
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "failed"]
-
-    def __getitem__(self, name: str) -> Check:
-        return next(check for check in self.checks if check.name == name)
-
-    def __str__(self) -> str:
-        marks = {"passed": "ok", "failed": "FAILED", "not checked": "not checked"}
-        lines = [
-            f"{marks[check.status]:>12}  {check.name}{': ' if check.detail else ''}{check.detail}" for check in self.checks
-        ]
-        figures = ", ".join(f"{name} {value:,.6g}" for name, value in self.figures.items())
-        return "\n".join([self.name, *lines, *([f"{'':>12}  {figures}"] if figures else [])])
-
-
-class _Failed(Exception):
-    """A check found something."""
-
-
-class _Skipped(Exception):
-    """A check lacks what it needs."""
+__all__ = ["Check", "Report", "check_env"]
 
 
 def check_env(
@@ -103,7 +47,8 @@ def check_env(
     """Examine an environment: a class, a name, or a function that builds one.
 
     `tasks`: at least two different ones show more (one row or none: some checks are left out). `actions`: calls to choose
-    from, or a function (rng, observation) -> (method, {arguments}). `solver(env, task)` plays a task to its full score,
+    from, or a function (rng, observation) or (rng, observation, env) that gives the next one; a call is (method, {arguments}),
+    anything else an action for `step`. `solver(env, task)` plays a task to its full score,
     `do_nothing(env, task)` plays without trying; each may return the score. `score(env, task)` reads it; left out, the
     environment's own `score`, or the rewards of the calls. All of them may be async.
     """
@@ -136,6 +81,7 @@ class _Examination:
         self.spec, self.tasks, self.solver, self.do_nothing = spec, tasks, solver, do_nothing
         self.play, self.full, self.seed, self.timeout_s = play, full, seed, timeout_s
         self.count = 0
+        self.pays: bool | None = None
         self.report = Report(spec.name)
 
     async def run(self) -> Report:
@@ -158,9 +104,9 @@ class _Examination:
             status: Status = "passed"
             try:
                 detail = await check()
-            except _Skipped as reason:
+            except Skipped as reason:
                 status, detail = "not checked", str(reason)
-            except _Failed as finding:
+            except Failed as finding:
                 status, detail = "failed", str(finding)
             except ConfigError as error:
                 if check != self.starts:
@@ -187,7 +133,7 @@ class _Examination:
 
     def need_actions(self) -> None:
         if self.play.actions is None:
-            raise _Skipped("give `actions`")
+            raise Skipped("give `actions`")
 
     async def fresh_episode(self, task: Task, seed: int) -> list[str]:
         async with self.subject() as subject:
@@ -246,34 +192,35 @@ class _Examination:
         return None if self.play.actions is not None else "by the first observation alone; give `actions`"
 
     async def cancelled(self) -> str | None:
+        """A call that is given up. In the loop it is cancelled, and the instance is usable afterwards or refuses; in a thread
+        it is stopped, and the instance is closed. Either way others are as good as ever.
+        """
         task = self.tasks[0]
-        async_calls = inspect.iscoroutinefunction(getattr(self.spec.cls, "reset", None))
-        if self.play.actions is not None:
-            async with self.subject() as subject:
-                call = self.play.next(random.Random(self.seed), await subject.reset(task))
-                async_calls |= inspect.iscoroutinefunction(getattr(subject.env, call[0], None))
-        if not async_calls:
-            raise _Skipped("its methods are sync: a call that is given up ends with its thread or process, and closes it")
         wanted = await self.fresh_episode(task, self.seed)
         for turns in (0, 1, 2, 5):
             async with self.subject() as subject:
                 observation = await subject.reset(task)
-                calls = [partial(subject.placed.reset, task)]
+                calls: list[Call] = [("reset", {"task": task})]
                 if self.play.actions is not None:
-                    method, arguments = self.play.next(random.Random(self.seed), observation)
-                    calls.append(partial(subject.placed.call, method, (), arguments))
-                for make_call in calls:
-                    await _cancel_after(make_call(), turns, self.timeout_s)
+                    calls.append(await subject.choose(self.play, random.Random(self.seed), observation))
+                if not subject.in_loop:
+                    await subject.give_up(calls[-1] if turns else calls[0])
+                    if subject.lives:
+                        raise Failed("a call that was given up does not end: its thread is still running")
+                    continue
+                for method, arguments in calls:
+                    await _cancel_after(subject.placed.call(method, (), arguments), turns, self.timeout_s)
                     try:
                         seen = await episode(subject, task, self.play, self.seed)
                     except ConfigError:
                         raise
                     except Exception as error:
                         if type(error).__name__ == "DeadlineError":
-                            raise _Failed("after a cancelled call it hangs") from error
+                            raise Failed("after a cancelled call it hangs") from error
                         break
                     _same(wanted, seen, "a fresh instance and one whose call was cancelled")
-        return None
+        _same(wanted, await self.fresh_episode(task, self.seed), "a fresh instance and one made after a call was given up")
+        return None if self.play.actions is not None else "of reset alone; give `actions`"
 
     async def close_twice(self) -> None:
         for used in (False, True):
@@ -284,11 +231,11 @@ class _Examination:
                 try:
                     await subject.close()
                 except Exception as error:
-                    raise _Failed(f"the second close raised {type(error).__name__}: {error}") from error
+                    raise Failed(f"the second close raised {type(error).__name__}: {error}") from error
 
     async def after_done(self) -> None:
         if self.solver is None and self.play.actions is None:
-            raise _Skipped("give `solver` or `actions`")
+            raise Skipped("give `solver` or `actions`")
         for task in self.tasks:
             async with self.subject() as subject:
                 recorded = await self.solve_recorded(subject, task)
@@ -300,10 +247,10 @@ class _Examination:
                     if type(error).__name__ == "DeadlineError":
                         raise
                     return
-                if not (isinstance(value, ToolResult) and value.error is not None):
-                    raise _Failed(f"task {task.id}: after the end {recorded[0]} still answered {text(value)[:80]}")
+                if not refused(value):
+                    raise Failed(f"task {task.id}: after the end {recorded[0]} still answered {text(value)[:80]}")
                 return
-        raise _Skipped("no episode said that it was done (a ToolResult with done, a step tuple, or an attribute `done`)")
+        raise Skipped("no episode said that it was done (a ToolResult or dict with done, a step tuple, or an attribute `done`)")
 
     async def solve_recorded(self, subject: Subject, task: Task) -> Any:
         """Play until done, by the solver if there is one; the last call that was made."""
@@ -320,20 +267,31 @@ class _Examination:
     async def scored(self, subject: Subject, task: Task, player: Callable[[Any, Task], Any] | None) -> float:
         value = None if player is None else await subject.play(player, task)
         if type(value) not in (int, float):
-            value = await subject.score(self.play, task)
+            value = await self.read_score(subject, task)
         if value is None:
-            raise _Skipped("give `score`, or let the players return the score")
+            raise Skipped("give `score`, or let the players return the score")
         return float(value)
+
+    async def read_score(self, subject: Subject, task: Task) -> float | None:
+        """As it stands. Where calls pay rewards, what was paid is the score, also before the first payment."""
+        value = await subject.score(self.play, task)
+        if value is None and self.solver is not None and self.pays is None:
+            self.pays = False
+            async with self.subject() as other:
+                await other.reset(task)
+                await other.play(self.solver, task)
+                self.pays = other.rewards > 0
+        return 0.0 if value is None and self.pays else value
 
     async def solver_full(self) -> None:
         if self.solver is None:
-            raise _Skipped("give `solver`")
+            raise Skipped("give `solver`")
         for task in self.tasks:
             async with self.subject() as subject:
                 await subject.reset(task)
                 value = await self.scored(subject, task, self.solver)
                 if value < self.full - 1e-9:
-                    raise _Failed(f"task {task.id}: the solver scores {value:g}, full is {self.full:g}")
+                    raise Failed(f"task {task.id}: the solver scores {value:g}, full is {self.full:g}")
 
     async def nothing_less(self) -> None:
         """The do-nothing policy, or no call at all."""
@@ -341,11 +299,11 @@ class _Examination:
         for task in self.tasks:
             async with self.subject() as subject:
                 await subject.reset(task)
-                if self.do_nothing is None and self.play.score is None and not hasattr(subject.env, "score"):
-                    raise _Skipped("give `do_nothing` or `score`")
+                if self.do_nothing is None and await self.read_score(subject, task) is None:
+                    raise Skipped("give `do_nothing` or `score`")
                 values.append(await self.scored(subject, task, self.do_nothing))
         if max(values) >= self.full:
-            raise _Failed(f"doing nothing scores {max(values):g}, which is full")
+            raise Failed(f"doing nothing scores {max(values):g}, which is full")
 
     async def random_less(self) -> None:
         """On average: a lucky episode may well be full."""
@@ -354,73 +312,68 @@ class _Examination:
         for task in self.tasks:
             for attempt in range(8):
                 async with self.subject() as subject:
-                    await episode(subject, task, Play(self.play.actions, self.play.score, num_steps=3), self.seed + attempt)
-                    score = await subject.score(self.play, task)
-                    values.append(0.0 if score is None and self.play.score is None else float(score or 0.0))
+                    await episode(subject, task, self.play, self.seed + attempt)
+                    values.append(await self.read_score(subject, task) or 0.0)
         mean = sum(values) / len(values)
         if mean >= self.full:
-            raise _Failed(f"three random actions score {mean:g} on average, which is full")
+            raise Failed(f"random actions score {mean:g} on average, which is full")
 
-    async def no_free_reward(self) -> None:
-        """Probes: straight after reset, after many resets, and after another episode was solved."""
+    async def no_free_reward(self) -> str | None:
+        """Probes: straight after reset, after many resets, after another episode was solved, and after empty actions."""
         for task in self.tasks:
             async with self.subject() as subject:
-                await subject.reset(task)
-                if await subject.score(self.play, task) is None:
-                    raise _Skipped("give `score`")
-                for probe in ("straight after reset", "after ten resets", "after a solved episode and a reset"):
-                    if probe.startswith("after ten"):
-                        for _ in range(10):
-                            await subject.reset(task)
-                    elif probe.startswith("after a"):
-                        if self.solver is None:
-                            continue
-                        await subject.play(self.solver, task)
-                        await subject.reset(task)
-                    value = await subject.score(self.play, task)
-                    if value is not None and value >= self.full:
-                        raise _Failed(f"task {task.id}: {probe} the score is {value:g} without any action")
+                observation = await subject.reset(task)
+                if await self.read_score(subject, task) is None:
+                    raise Skipped("give `score`")
+                await self.unpaid(subject, task, "straight after reset")
+                for _ in range(10):
+                    await subject.reset(task)
+                await self.unpaid(subject, task, "after ten resets")
+                if self.solver is not None:
+                    await subject.play(self.solver, task)
+                    observation = await subject.reset(task)
+                    await self.unpaid(subject, task, "after a solved episode and a reset")
+                if self.play.actions is not None:
+                    await self.blanks(subject, task, observation)
+        return None if self.play.actions is not None else "without empty actions; give `actions`"
+
+    async def blanks(self, subject: Subject, task: Task, observation: Any) -> None:
+        """The calls that a player might make, with nothing in them."""
+        rng, tried = random.Random(self.seed), set[str]()
+        for _ in range(20):
+            method, arguments = await subject.choose(self.play, rng, observation)
+            blank = {name: "" if isinstance(value, str) else value for name, value in arguments.items()}
+            if blank == arguments or method in tried:
+                continue  # nothing in it can be left empty
+            tried.add(method)
+            await subject.attempt((method, blank))
+            await self.unpaid(subject, task, f"after an empty {method}")
+            await subject.reset(task)
+
+    async def unpaid(self, subject: Subject, task: Task, when: str) -> None:
+        value = await self.read_score(subject, task)
+        if value is not None and value >= self.full:
+            raise Failed(f"task {task.id}: {when} the score is {value:g} without any action")
 
     async def no_growth(self) -> None:
         tracing = tracemalloc.is_tracing()
         if not tracing:
             tracemalloc.start()
         try:
-            await self._grow("instances that are made and closed", reuse=False)
-            await self._grow("an instance that is reset", reuse=True)
+
+            async def fresh(number: int) -> None:
+                async with self.subject() as subject:
+                    await self.one(subject, number)
+
+            await grows("instances that are made and closed", fresh)
+            async with self.subject() as subject:
+                await grows("an instance that is reset", partial(self.one, subject))
         finally:
             if not tracing:
                 tracemalloc.stop()
 
-    async def _grow(self, what: str, reuse: bool) -> None:
-        marks: list[tuple[int, int, int]] = []
-
-        async def one(subject: Subject, number: int) -> None:
-            await episode(subject, self.tasks[number % len(self.tasks)], self.play, self.seed + number % 4)
-
-        async def rounds(subject: Subject | None) -> None:
-            for quarter in range(4):
-                for number in range(NUM_EPISODES // 4):
-                    if subject is not None:
-                        await one(subject, number)
-                    else:
-                        async with self.subject() as fresh:
-                            await one(fresh, number)
-                gc.collect()
-                if quarter:  # the first is for what is loaded once
-                    marks.append((tracemalloc.get_traced_memory()[0], _num_handles(), threading.active_count()))
-
-        if reuse:
-            async with self.subject() as subject:
-                await rounds(subject)
-        else:
-            await rounds(None)
-        steps = [(later[0] - sooner[0]) / (NUM_EPISODES // 4) for sooner, later in pairwise(marks)]
-        if min(steps) > LEAK_BYTES:
-            raise _Failed(f"{what} grow by {min(steps) / 1024:.1f} KiB per episode")
-        for column, name in ((1, "open files"), (2, "threads")):
-            if marks[0][column] < marks[1][column] < marks[2][column]:
-                raise _Failed(f"{what}: {name} grow from {marks[0][column]} to {marks[2][column]}")
+    async def one(self, subject: Subject, number: int) -> None:
+        await episode(subject, self.tasks[number % len(self.tasks)], self.play, self.seed + number % 4)
 
     async def measure(self) -> None:
         """Figures, not judged."""
@@ -442,11 +395,11 @@ def _same(wanted: str | list[str], seen: str | list[str], who: str) -> None:
     if wanted == seen:
         return
     if isinstance(wanted, str) or isinstance(seen, str):
-        raise _Failed(f"{who} differ: {wanted[:80]!s} and {seen[:80]!s}")
+        raise Failed(f"{who} differ: {wanted[:80]!s} and {seen[:80]!s}")
     for number, (one, other) in enumerate(zip(wanted, seen, strict=False)):
         if one != other:
-            raise _Failed(f"{who} differ at step {number}: {one[:80]} and {other[:80]}")
-    raise _Failed(f"{who} differ in length: {len(wanted)} and {len(seen)} steps")
+            raise Failed(f"{who} differ at step {number}: {one[:80]} and {other[:80]}")
+    raise Failed(f"{who} differ in length: {len(wanted)} and {len(seen)} steps")
 
 
 async def _cancel_after(coroutine: Any, turns: int, timeout_s: float) -> None:
@@ -457,13 +410,6 @@ async def _cancel_after(coroutine: Any, turns: int, timeout_s: float) -> None:
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=timeout_s)
     if not done:
-        raise _Failed(f"a cancelled call did not end within {timeout_s:g} s")
+        raise Failed(f"a cancelled call did not end within {timeout_s:g} s")
     if not task.cancelled():
         task.exception()  # it ended before, or refused: both are fine
-
-
-def _num_handles() -> int:
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0

@@ -6,9 +6,11 @@ so that one that hangs is noticed and not waited for. `Play` says how to act in 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,27 +28,25 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(slots=True)
 class Play:
-    """How to act, score and tell the end. `actions` is a list of calls, or a function of (rng, observation) that gives the
-    next call; a call is (method, {arguments}), and anything else is an action for `step`."""
+    """How to act, score and tell the end. `actions` is a list of calls, or a function of (rng, observation) or (rng,
+    observation, env) that gives the next call; a call is (method, {arguments}), and anything else is an action for `step`."""
 
-    actions: Sequence[Any] | Callable[[random.Random, Any], Any] | None
+    actions: Sequence[Any] | Callable[..., Any] | None
     score: Callable[[Any, Task], Any] | None
     num_steps: int = 12
 
-    def next(self, rng: random.Random, observation: Any) -> Call:
-        assert self.actions is not None
-        chosen = self.actions(rng, observation) if callable(self.actions) else rng.choice(list(self.actions))
-        if isinstance(chosen, tuple) and len(chosen) == 2 and isinstance(chosen[0], str) and isinstance(chosen[1], dict):
-            return chosen
-        return "step", {"action": chosen}
+    @property
+    def asks_env(self) -> bool:
+        return callable(self.actions) and len(inspect.signature(self.actions).parameters) > 2
 
 
 class Subject:
     """One instance, called within deadlines."""
 
     def __init__(self, spec: Spec, timeout_s: float, number: int) -> None:
-        in_loop = inspect.iscoroutinefunction(getattr(spec.cls, "reset", None))
-        self.placed: Placed = LoopPlaced(spec, number) if in_loop else ThreadPlaced(spec, number)
+        self.in_loop = inspect.iscoroutinefunction(getattr(spec.cls, "reset", None))
+        self.placed: Placed = LoopPlaced(spec, number) if self.in_loop else ThreadPlaced(spec, number)
+        self.before = set(threading.enumerate())
         self.timeout_s = timeout_s
         self.done = False
         self.rewards = 0.0
@@ -59,6 +59,34 @@ class Subject:
     @property
     def env(self) -> Any:
         return self.placed.env
+
+    @property
+    def lives(self) -> bool:
+        """Whether the thread that was made for it is still there."""
+        return any(thread.name.endswith(f"-{self.placed.number}") for thread in set(threading.enumerate()) - self.before)
+
+    async def choose(self, play: Play, rng: random.Random, observation: Any) -> Call:
+        """The next call of somebody who acts at random."""
+        actions = play.actions
+        assert actions is not None
+        if not callable(actions):
+            chosen = rng.choice(actions)
+        elif play.asks_env:
+            chosen = await self.run(lambda env: actions(rng, observation, env), self.env)
+        else:
+            chosen = actions(rng, observation)
+        if isinstance(chosen, tuple) and len(chosen) == 2 and isinstance(chosen[0], str) and isinstance(chosen[1], dict):
+            return chosen
+        return "step", {"action": chosen}
+
+    async def attempt(self, call: Call) -> Any:
+        """What the call gave, an exception as its text; but not a missed deadline."""
+        try:
+            return await self.act(call)
+        except (DeadlineError, ConfigError):
+            raise
+        except Exception as error:  # noqa: BLE001 - what an environment raises is what a chain would see
+            return f"{type(error).__name__}: {error}"
 
     async def reset(self, task: Task) -> Any:
         self.done, self.rewards, self.last = False, 0.0, None
@@ -89,13 +117,9 @@ class Subject:
 
     def note(self, value: Any) -> None:
         """What a call gave: rewards, and whether it is over."""
-        if isinstance(value, ToolResult):
-            self.done |= value.done
-            self.rewards += value.reward or 0.0
-        elif isinstance(value, tuple) and len(value) >= 3 and isinstance(value[1], int | float):
-            self.done |= any(part is True for part in value[2:4])
-            self.rewards += value[1]
-        self.done |= getattr(self.env, "done", False) is True
+        reward, done = told(value)
+        self.done |= done or getattr(self.env, "done", False) is True
+        self.rewards += reward
 
     async def score(self, play: Play, task: Task) -> float | None:
         """The score as it stands; None where nothing says how to read one."""
@@ -108,6 +132,25 @@ class Subject:
         if value is None:
             return self.rewards if self.rewards else None
         return float(value)
+
+    async def give_up(self, call: Call) -> None:
+        """Start a call in the instance's own thread, give it up when it has begun, and end the instance."""
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def work() -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            return getattr(self.env, call[0])(**call[1])
+
+        calling, beginning = asyncio.ensure_future(self.placed.run(work)), asyncio.ensure_future(begun.wait())
+        await asyncio.wait([calling, beginning], timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        beginning.cancel()
+        calling.cancel()
+        await asyncio.wait([calling, beginning])
+        if not calling.cancelled():
+            calling.exception()  # it was over before; what it gave does not matter
+        self.placed.abandon()
+        await self.discard()
 
     async def close(self) -> None:
         await self._within(self.placed.call("close", (), {}), "close")
@@ -152,6 +195,29 @@ class _Recorder:
         return value
 
 
+def told(value: Any) -> tuple[float, bool]:
+    """The reward in what a call gave, and whether it says that the episode is over: a ToolResult, a tuple as `step` returns it
+    in other libraries (observation, reward, done, ...; or terminated, truncated), a dict or an object with these names.
+    """
+    if isinstance(value, tuple):
+        if len(value) < 3 or not isinstance(value[1], int | float):
+            return 0.0, False
+        return float(value[1]), any(part is True for part in value[2:4])
+    found: dict[str, Any] = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
+    reward = found.get("reward")
+    paid = float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else 0.0
+    return paid, any(found.get(name) is True for name in _TOLD[1:])
+
+
+def refused(value: Any) -> bool:
+    """Whether an answer says that the call was not carried out."""
+    error = value.get("error") if isinstance(value, dict) else getattr(value, "error", None)
+    return error is not None and error is not False
+
+
+_TOLD = ("reward", "done", "terminated", "truncated")
+
+
 def text(value: Any) -> str:
     """A value as comparable text; addresses of objects are no part of it."""
     if isinstance(value, ToolResult):
@@ -178,13 +244,8 @@ async def steps_of(subject: Subject, task: Task, play: Play, seed: int) -> Any:
     observation = await subject.reset(task)
     yield text(observation)
     for _ in range(play.num_steps if play.actions is not None else 0):
-        call = play.next(rng, observation)
-        try:
-            observation = await subject.act(call)
-        except (DeadlineError, ConfigError):
-            raise
-        except Exception as error:  # noqa: BLE001 - what an environment raises is what a chain would see
-            observation = f"{type(error).__name__}: {error}"
+        call = await subject.choose(play, rng, observation)
+        observation = await subject.attempt(call)
         yield text([call, text(observation)])
         if subject.done:
             break

@@ -94,7 +94,7 @@ def is_adapted(model: nn.Module) -> bool:
 def copy_sharing_frozen(model: nn.Module) -> nn.Module:
     """A copy with weights of its own where they can change; what is frozen is held once."""
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
-    return copy.deepcopy(model, frozen)  # type: ignore[arg-type]
+    return copy.deepcopy(model, frozen)
 
 
 @torch.no_grad()

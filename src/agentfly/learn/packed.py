@@ -52,7 +52,7 @@ def packed_twin(module: nn.Module) -> nn.Module:
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     shared = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
-    twin: Any = copy.deepcopy(module, shared)  # type: ignore[arg-type]
+    twin: Any = copy.deepcopy(module, shared)
     twin.set_attn_implementation(NAME)
     if twin.config._attn_implementation != NAME:
         raise ConfigError(f"the attention of {type(module).__name__} cannot be replaced")
@@ -98,14 +98,14 @@ def attention(
 def _row_by_row(query: Tensor, key: Tensor, value: Tensor, line: Line, scale: float | None, window: int | None) -> Tensor:
     outs, start = [], 0
     for length in line.lengths:
-        part = (tensor[start : start + length].transpose(0, 1)[None] for tensor in (query, key, value))
+        q, k, v = (tensor[start : start + length].transpose(0, 1)[None] for tensor in (query, key, value))
         mask = None
         if window is not None and window < length:
             reach = torch.arange(length, device=query.device)
             distance = reach[:, None] - reach[None]
             mask = (distance >= 0) & (distance < window)
         out = scaled_dot_product_attention(
-            *part, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
         )
         outs.append(out[0].transpose(0, 1))
         start += length
@@ -138,7 +138,7 @@ def _one_kernel() -> Callable[..., Tensor] | None:
                 times = query.shape[1] // key.shape[1]
                 key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        out: Tensor = varlen_attn(query, key, value, line.starts, line.starts, line.longest, line.longest, **options)
-        return out
+        out: Any = varlen_attn(query, key, value, line.starts, line.starts, line.longest, line.longest, **options)
+        return out  # type: ignore[no-any-return]
 
     return attend if "scale" in known else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError
-from ..resources import Lease, ResourceManager
+from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward
 from ..tools import Context, Tool, call_tools
 from ..types import (
@@ -70,7 +70,11 @@ class Limits:
 
 @dataclass(slots=True)
 class Plan:
-    """All that the chains of one run have in common. `env_kind` is lent to each at its start, other kinds when asked for."""
+    """All that the chains of one run have in common.
+
+    `kinds` are all environments that a chain may need: `env_kind` is lent to each at its start, the others when a tool or the
+    reward asks for them. `admission` is the controller of all rollouts of the run; left out, each has one of its own.
+    """
 
     agent: AgentLike
     engine: Engine
@@ -79,6 +83,8 @@ class Plan:
     reward: Reward | None = None
     manager: ResourceManager | None = None
     env_kind: str | None = None
+    kinds: tuple[str, ...] = ()
+    admission: Admission | None = None
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     on_event: Callable[[Event], None] | None = None
@@ -240,7 +246,7 @@ def _fail(trajectory: Trajectory, error: RolloutError) -> None:
 async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
     """A lease for this chain: the agent's environment now, what tools and rewards ask for when they ask."""
     kinds = [plan.env_kind] if plan.env_kind is not None else []
-    lease = await manager.acquire(kinds, context.task, holder=context.trajectory.id)
+    lease = await manager.acquire(kinds, context.task, holder=context.trajectory.id, may=plan.kinds)
     if plan.env_kind is not None:
         context.env = lease[plan.env_kind]
 

@@ -1,8 +1,9 @@
 """Many chains at once: tasks in, trajectories out, in the order of the tasks with siblings together.
 
-At most `max_concurrency` chains are in flight, and no more than there are environments where every chain holds one. A chain
-that fails is data; a bug stops the others, waits until they have closed what they held, and is raised. Every finished
-trajectory is handed to `on_trajectory` at once, so nothing already computed is lost then.
+At most `max_concurrency` chains are in flight, and no more than can each have one of every kind of environment that they may
+ask for; those are started ahead of them. A chain that fails is data; a bug stops the others, waits until they have closed
+what they held, and is raised. Every finished trajectory is handed to `on_trajectory` at once, so nothing already computed is
+lost then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ..types import Task, Trajectory
 from .chain import Opening, Plan, run_chain
 
 YOUNG_OBJECTS = 20_000
+TIMEOUT_S = 3600.0
+"""How long a run may stand still before it says so; at least twice as long as a chain may take."""
 
 
 def prepare(plan: Plan, tasks: Sequence[Task]) -> list[Opening]:
@@ -42,11 +45,13 @@ async def run_chains(
     num_chains: int,
     max_concurrency: int,
     prefix: str = "",
+    step: int | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Run `num_chains` chains of every task."""
+    """Run `num_chains` chains of every task. `step` is the training step they are for; None: for no training."""
     total = len(openings) * num_chains
-    admission = Admission(slots=_slots(plan), engine_capacity=max_concurrency)
+    admission = plan.admission or controller(plan, max_concurrency)
+    timeout_s = max(TIMEOUT_S, 2 * (plan.limits.chain_timeout_s + plan.limits.score_timeout_s))
     results: list[Trajectory | None] = [None] * total
     order = iter(range(total))
 
@@ -54,14 +59,15 @@ async def run_chains(
         for index in order:
             position, chain = divmod(index, num_chains)
             opening = openings[position]
-            async with admission.slot():
+            async with admission.slot(admission.done if step is None else step, timeout_s):
                 trajectory = await run_chain(plan, opening, chain, f"{prefix}{position}-{chain}")
             results[index] = trajectory
             if on_trajectory is not None:
                 on_trajectory(trajectory)
 
-    if plan.manager is not None and plan.env_kind is not None:
-        plan.manager.expect(min(max_concurrency, total), [plan.env_kind])  # started ahead of the chains that will ask
+    together = min(max_concurrency, total, admission.limit or total)
+    if plan.manager is not None:
+        plan.manager.expect(together, plan.kinds)  # started ahead of the chains that will ask
     workers = [asyncio.create_task(work()) for _ in range(min(max_concurrency, total))]
     with fewer_collections():
         try:
@@ -99,12 +105,16 @@ def fewer_collections() -> Iterator[None]:
             gc.set_threshold(_collecting["threshold"])
 
 
-def _slots(plan: Plan) -> Callable[[], int | None] | None:
-    """How many chains the environments can hold, where every chain holds one from its start."""
-    manager, kind = plan.manager, plan.env_kind
-    if manager is None or kind is None:
-        return None
-    return lambda: manager.capacity([kind])
+def controller(plan: Plan, max_concurrency: int, *, done: int = 0) -> Admission:
+    """Who may start: as many as the engine serves and as can each hold one of every kind that they may ask for."""
+    manager, kinds = plan.manager, plan.kinds
+    engine: int | None = getattr(plan.engine, "capacity", None)
+    return Admission(
+        slots=(lambda: manager.capacity(kinds)) if manager is not None and kinds else None,
+        engine_capacity=max_concurrency if engine is None else min(max_concurrency, engine),
+        done=done,
+        holders=manager.who_holds_what if manager is not None else None,
+    )
 
 
 async def _all(workers: list[asyncio.Task[None]]) -> None:

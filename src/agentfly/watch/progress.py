@@ -28,6 +28,15 @@ SHOWN = (
     ("validation/success", "held-out success ", "", 2),
     ("validation/nll", "held-out loss ", "", 4),
 )
+# What is shown of the environments: metric of a kind, words after.
+ENVIRONMENTS = (
+    ("allocated", "lent"),
+    ("idle", "idle"),
+    ("warming", "warming"),
+    ("waiting", "waiting"),
+    ("recycled", "recycled"),
+    ("failed", "failed"),
+)
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -45,6 +54,7 @@ class Progress:
         self._step = 0
         self._metrics: dict[str, float] = {}
         self._chains = (0, 0)
+        self._environments: dict[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=40)
         self._durations: deque[float] = deque(maxlen=10)
         self._last = clock()
@@ -63,6 +73,10 @@ class Progress:
     def chains(self, done: int, total: int) -> None:
         """So many chains of this step are finished. Cheap: the display looks when it wants to."""
         self._chains = (done, total)
+
+    def environments(self, metrics: Mapping[str, float]) -> None:
+        """How the environments are (`resources/<kind>/...`). Cheap, too."""
+        self._environments = dict(metrics)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is finished."""
@@ -135,7 +149,7 @@ class Progress:
             chains = f"{done}/{total} chains" if total else ""
             grid.add_row(Text(waiting, style="bold"), ProgressBar(total=max(1, total), completed=done, width=40), Text(chains))
         line = Text("  ".join(shown(self._metrics)))
-        rows: list[RenderableType] = [grid, line]
+        rows: list[RenderableType] = [grid, line, *map(Text, environment_lines(self._environments))]
         if len(self._rewards) > 1 and self._console is not None and not self._console.options.ascii_only:
             rows.append(Text(f"reward {sparkline(list(self._rewards))}", style="green"))
         return Group(*rows)
@@ -153,11 +167,37 @@ def shown(metrics: Mapping[str, float]) -> list[str]:
     parts = [f"{before}{number(metrics[name], decimals)}{after}" for name, before, after, decimals in SHOWN if name in metrics]
     if "reward/mean" not in metrics and "train/loss" in metrics:  # supervised training has no reward
         parts.insert(0, f"loss {number(metrics['train/loss'], 4)}")
+    if metrics.get("rollout/envs") or metrics.get("resources/total/failed"):
+        failed = metrics.get("resources/total/failed", 0)
+        told = f" ({failed:,.0f} failed so far)" if failed else ""
+        parts.append(f"{number(metrics.get('rollout/envs', 0), 0)} envs{told}")
     return parts
+
+
+def environment_lines(metrics: Mapping[str, float]) -> list[str]:
+    """One line per kind of environment: what it is doing, how long a chain waits for one and how long it keeps it."""
+    kinds = [name.split("/")[1] for name in metrics if name.startswith("resources/") and name.endswith("/allocated")]
+    lines = []
+    for kind in (kind for kind in kinds if kind != "total"):
+        wanted = (*dict(ENVIRONMENTS), "acquire_s", "lease_s")
+        have = {name: metrics.get(f"resources/{kind}/{name}", math.nan) for name in wanted}
+        counts = ", ".join(f"{number(have[name], 0)} {word}" for name, word in ENVIRONMENTS)
+        lines.append(f"{kind}: {counts}; acquire {short(have['acquire_s'])}, held {short(have['lease_s'])}")
+    return lines
 
 
 def number(value: float, decimals: int) -> str:
     return f"{value:,.{decimals}f}" if math.isfinite(value) else "-"
+
+
+def short(seconds: float) -> str:
+    """12 us, 3.4 ms, 1.2 s."""
+    if not math.isfinite(seconds):
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds / 1e-6:.0f} us"
 
 
 def duration(seconds: float) -> str:

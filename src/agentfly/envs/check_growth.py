@@ -1,0 +1,92 @@
+"""Whether many episodes leave something behind: marks taken between rounds of episodes in, growth that never stops out.
+
+What is counted belongs to this process: memory that Python knows of, the process's own memory, open files, threads, child
+processes. One round goes before the first mark, for what is loaded once; a leak is what grows in every round after it.
+Slow worlds play fewer episodes. Where nothing can be counted (no /proc), only Python's memory and threads are.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from .check_report import Failed
+
+ROUNDS = 4
+MAX_EPISODES, MIN_EPISODES = 10, 3
+"""In one round."""
+PATIENCE_S = 10.0
+"""About how long all rounds of one kind may take."""
+LEAK_BYTES = 1024
+"""More than this per episode in every round is growth; of the whole process, which is grown in large pieces, much more."""
+PROCESS_LEAK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    python: int
+    process: int
+    files: int
+    threads: int
+    children: int
+
+
+async def grows(what: str, play: Callable[[int], Awaitable[None]]) -> None:
+    """Play rounds of episodes; `Failed` where something grows in every one of them."""
+    marks: list[Mark] = []
+    episodes = MAX_EPISODES
+    for number in range(ROUNDS):
+        started = time.perf_counter()
+        for episode in range(episodes):
+            await play(episode)
+            if not number and episode + 1 >= MIN_EPISODES and time.perf_counter() - started > PATIENCE_S / ROUNDS:
+                episodes = episode + 1
+                break
+        gc.collect()
+        if number:
+            marks.append(_mark())
+    for name, leak in (("python", LEAK_BYTES), ("process", PROCESS_LEAK_BYTES)):
+        steps = [(getattr(later, name) - getattr(sooner, name)) / episodes for sooner, later in pairwise(marks)]
+        if min(steps) > leak:
+            owner = "" if name == "python" else " (of the whole process)"
+            raise Failed(f"{what} grow by {min(steps) / 1024:.1f} KiB per episode{owner}")
+    for name, called in (("files", "open files"), ("threads", "threads"), ("children", "child processes")):
+        counts = [getattr(mark, name) for mark in marks]
+        if all(sooner < later for sooner, later in pairwise(counts)):
+            raise Failed(f"{what}: {called} grow from {counts[0]} to {counts[-1]}")
+
+
+def _mark() -> Mark:
+    return Mark(tracemalloc.get_traced_memory()[0], _process_bytes(), _num_files(), threading.active_count(), _num_children())
+
+
+def _process_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _num_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
+
+
+def _num_children() -> int:
+    count = 0
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as file:
+                count += len(file.read().split())
+    except OSError:
+        return count  # a thread that ended meanwhile, or a kernel that does not tell
+    return count
