@@ -3,8 +3,9 @@ each.
 
 Lending: N chains take turns at one instance, so N - 1 always wait. The floor is a pool made of two deques (free instances,
 futures of those who wait) with no deadline, no reset, no books. Calls: the same trivial method through a lease in loop,
-thread and process. Their floors: calling it, a queue to a thread and back, and a JSON line over a socket pair to a process
-and back. Figures are medians of several runs, the two sides taken in turn. `--json PATH` writes them by name.
+thread, process and sandbox, and a cell of a code interpreter through the tool. Their floors: calling it, a queue to a thread
+and back, and for the rest a JSON line over a socket pair to a process and back (for the cell, one that evaluates it). Figures
+are medians of several runs, the two sides taken in turn. `--json PATH` writes them by name.
 
     python benchmarks/resources.py                  # table
     python benchmarks/resources.py --json out.json  # figures: acquire_us_10000, bare_us_10000, ...
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import gc
 import json
 import queue
@@ -28,9 +30,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from agentfly.envs.code.env import CodeInterpreter
+from agentfly.envs.code.tools import code_interpreter
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.testing import GuessEnv
-from agentfly.types import Task
+from agentfly.tools import Context, call_tools
+from agentfly.types import Task, ToolCall, Trajectory
 
 TASK = Task("t", (), {"secret": 5})
 BAR_US = 15.0  # more than the bare pool, at 10,000 waiting chains
@@ -39,7 +44,8 @@ import json, socket, sys
 channel = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
 for line in channel:
     message = json.loads(line)
-    channel.write(json.dumps({"id": message["id"], "v": "lower"}).encode() + b"\\n")
+    value = repr(eval(message["code"])) if "code" in message else "lower"
+    channel.write(json.dumps({"id": message["id"], "v": value}).encode() + b"\\n")
     channel.flush()
 """
 
@@ -122,8 +128,25 @@ async def call_through(placement: str, calls: int) -> float:
             for _ in range(calls):
                 env.guess(7)
         else:
+            await env.guess(7)
+            started = time.perf_counter()
             for _ in range(calls):
                 await env.guess(7)
+        return (time.perf_counter() - started) / calls * 1e6
+
+
+async def cell_through_the_tool(calls: int) -> float:
+    async with ResourceManager(None, spec_of(CodeInterpreter)) as manager, manager.lease([CodeInterpreter], TASK) as lease:
+
+        async def lend(kind: type) -> Any:
+            return lease[kind]
+
+        context, tools = Context(TASK, Trajectory("c", TASK), lend=lend), {"code_interpreter": code_interpreter}
+        call = [ToolCall("code_interpreter", {"code": "1 + 1"})]
+        await call_tools(tools, call, context)
+        started = time.perf_counter()
+        for _ in range(calls):
+            await call_tools(tools, call, context)
         return (time.perf_counter() - started) / calls * 1e6
 
 
@@ -159,7 +182,7 @@ async def bare_thread(calls: int) -> float:
     return seconds / calls * 1e6
 
 
-async def bare_process(calls: int) -> float:
+async def bare_process(calls: int, **message: Any) -> float:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", CHILD, str(theirs.fileno())]
     child = await asyncio.to_thread(subprocess.Popen, command, pass_fds=(theirs.fileno(),))
@@ -167,7 +190,7 @@ async def bare_process(calls: int) -> float:
     reader, writer = await asyncio.open_connection(sock=ours)
 
     async def call(number: int) -> Any:
-        writer.write(json.dumps({"id": number, "m": "guess", "a": [7]}).encode() + b"\n")
+        writer.write(json.dumps({"id": number, **(message or {"m": "guess", "a": [7]})}).encode() + b"\n")
         return json.loads(await reader.readline())["v"]
 
     await call(0)
@@ -211,13 +234,17 @@ def main() -> None:
     print(f"bar: at most {BAR_US:g} us more at 10,000: {'met' if figures['more_us_10000'] <= BAR_US else 'MISSED'}")
     print(f"growth of what lending adds, 10,000 over 64 waiting: {figures['growth_10000_over_64']:.2f}")
     print(f"\n{'placement':>10} {'floor us':>9} {'call us':>9} {'more us':>9}")
-    floors = {"loop": (bare_loop, 20_000), "thread": (bare_thread, 2_000), "process": (bare_process, 2_000)}
-    for placement, (floor, calls) in floors.items():
-        bare, ours = median_of(
-            arguments.repeats,
-            lambda floor=floor, calls=calls: floor(calls),
-            lambda placement=placement, calls=calls: call_through(placement, calls),
-        )
+    cell = functools.partial(bare_process, code="1 + 1")
+    rows: dict[str, tuple[Any, Any, int]] = {
+        "loop": (bare_loop, functools.partial(call_through, "loop"), 20_000),
+        "thread": (bare_thread, functools.partial(call_through, "thread"), 2_000),
+        "process": (bare_process, functools.partial(call_through, "process"), 2_000),
+        "sandbox": (bare_process, functools.partial(call_through, "sandbox"), 2_000),
+        "code cell": (cell, cell_through_the_tool, 2_000),
+    }
+    for placement, (floor, through, calls) in rows.items():
+        bare, ours = median_of(arguments.repeats, functools.partial(floor, calls), functools.partial(through, calls))
+        placement = placement.replace(" ", "_")
         figures[f"floor_us_{placement}"], figures[f"call_us_{placement}"] = bare, ours
         print(f"{placement:>10} {bare:>9.2f} {ours:>9.2f} {ours - bare:>9.2f}")
     if arguments.json:

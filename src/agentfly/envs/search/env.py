@@ -25,7 +25,9 @@ SMALL = {"easy_search": {"top": 1, "ids": False}}
 
 
 class SearchEnv(Environment):
-    """Search and retrieve. `top` passages a query, each cut to `cut` characters; `retrieve` shows up to `page` characters.
+    """A corpus, or the web: search it, open pages, answer.
+
+    `search` shows `top` passages, each cut to `cut` characters; `retrieve` shows up to `page` characters of one.
 
     source      what is searched (see `sources.py`); None: the task's field `corpus`
     retriever   "bm25", "dense" or "hybrid"; `model` is the directory of an embedding model (or "hashing")

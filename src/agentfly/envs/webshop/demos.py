@@ -1,0 +1,126 @@
+"""Visits of `ReactAgent` with `webshop_step`, as good and as bad as they are asked for.
+
+In: a count, a seed and the share of slips. Out: rows for supervised training, of the train split alone. The query is made of
+the instruction, as a model could make it; every observation is the shop's own answer. A slip is one of `SLIPS`, and is played
+out like anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ...errors import DataError
+from ...tools.text import clean
+from .catalogue import open_catalogue
+from .easy import MATERIALS
+from .goals import Goal
+from .shop import Visit
+from .solver import chosen_options, queries
+from .tasks import Split, easy_webshop_tasks, webshop_data_tasks, webshop_tasks
+
+TOOL = "webshop_step"
+MAX_PAGES = 2
+SLIPS = ("no options", "one option less", "wrong option", "wrong product", "vague search", "give up")
+Row = dict[str, Any]
+Tasks = Callable[[Split, int | None, int], list[Row]]
+
+
+def webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+    """Goals of the generated catalogue."""
+    return _rows(webshop_tasks, count, seed, mistakes)
+
+
+def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+    """Goals of the beginners' shop; beyond their number they come again."""
+    return _rows(easy_webshop_tasks, count, seed, mistakes)
+
+
+def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+    """Goals of the published files, from $WEBSHOP_DATA."""
+    return _rows(webshop_data_tasks, count, seed, mistakes)
+
+
+def _rows(tasks: Tasks, count: int, seed: int, mistakes: float) -> list[Row]:
+    """Goals whose product the query does not bring up early are passed over: nobody could have found them that way."""
+    rng = random.Random(f"webshop demos {seed}")
+    found: list[Row] = []
+    while len(found) < count:
+        before = len(found)
+        for row in tasks("train", None if count > 2_000 else 2 * count + 50, seed):
+            made = _row(row, rng, mistakes)
+            found += [made] if made is not None else []
+            if len(found) == count:
+                return found
+        if len(found) == before:
+            raise DataError("no demonstration can be made: none of the goals can be found by the words of its instruction")
+    return found
+
+
+def _row(row: Row, rng: random.Random, mistakes: float) -> Row | None:
+    goal = Goal.from_dict(row["goal"])
+    visit = Visit(open_catalogue(row["catalogue"]), goal)
+    slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
+    if not _findable(visit, goal):
+        return None
+    messages = [{"role": "user", "content": row["question"]}]
+    for thought, action in _actions(visit, goal, slip, rng):
+        call = json.dumps({"action": action}, ensure_ascii=False)
+        messages.append({"role": "assistant", "content": f"Thought: {thought}\nAction: {TOOL}\nInput: {call}"})
+        visit.step(action)
+        if not visit.done:
+            messages.append({"role": "user", "content": f"Observation: {clean(visit.told)}"})
+    if not visit.done:
+        messages.append({"role": "assistant", "content": "Thought: it is not here\nAnswer: none"})
+    return {**{key: row[key] for key in ("catalogue", "goal")}, "messages": messages}
+
+
+def _findable(visit: Visit, goal: Goal) -> bool:
+    results = visit.shelves.search(_query(goal))
+    return goal.asin in results[: MAX_PAGES * visit.shelves.page_size]
+
+
+def _query(goal: Goal) -> str:
+    """What is asked for, without options and price; in the beginners' shop the name alone."""
+    if goal.category == "easy":
+        return goal.name
+    return re.sub(r"\s+", " ", queries(goal)[0]).lower()
+
+
+def _actions(visit: Visit, goal: Goal, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Thoughts and actions; the visit is where the last one led when the next is asked for."""
+    query = _query(goal)
+    if slip == "vague search":
+        words = [word for word in query.split() if word not in MATERIALS] or [query]
+        query = words[-1]
+    yield "search", f"search[{query}]"
+    target = goal.asin.lower()
+    while target not in visit.clickables and visit.number < MAX_PAGES and slip != "vague search":
+        yield "not here", "click[next >]"
+    if slip == "give up":
+        return
+    shown = [asin for asin in visit.clickables if asin.upper() in visit.results]
+    if target not in shown or (slip == "wrong product" and len(shown) > 1):
+        target = rng.choice([asin for asin in shown if asin != target] or [target])
+    yield "open it", f"click[{target.upper()}]"  # as the page writes it: copying is easier than spelling
+    for value in _options(visit, slip, rng):
+        yield f"choose {value}", f"click[{value}]"
+    yield "buy", "click[buy now]"
+
+
+def _options(visit: Visit, slip: str, rng: random.Random) -> list[str]:
+    product = visit.shelves.product(visit.asin)
+    offered = [value for values in product.options.values() for value in values]
+    wanted = [value for value in chosen_options(visit) if value in offered]
+    if slip == "no options":
+        return []
+    if slip == "one option less" and wanted:
+        wanted.remove(rng.choice(wanted))
+    if slip == "wrong option" and wanted:
+        place = rng.randrange(len(wanted))
+        siblings = next(values for values in product.options.values() if wanted[place] in values)
+        wanted[place] = rng.choice([value for value in siblings if value != wanted[place]] or [wanted[place]])
+    return wanted

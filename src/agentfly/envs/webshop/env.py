@@ -1,0 +1,132 @@
+"""`WebShop`: one visit to the shop for one chain, as an environment.
+
+In: actions, `search[words]` and `click[what]`. Out: pages as text, and at the end the score of what was bought. A task's row
+says which `catalogue` and which `goal`. The catalogue is opened once for the process and shared; an instance holds its own
+visit and little else, so thousands fit. What a model may write (any length, any character) never raises; a task without a
+goal does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ...errors import ConfigError, WorldError
+from ...resources.env import Cost, Environment
+from ...types import Task, ToolResult
+from .catalogue import Catalogue, is_open, open_catalogue
+from .goals import Goal
+from .nouns import NAMES
+from .shop import Visit, read_action
+
+
+class WebShop(Environment):
+    """A shop of text pages: search, compare products, choose options, buy what the instruction asks for.
+
+    `nouns` names the tagger that the score uses (see nouns.py); "auto" takes what comes with the data or is installed.
+    """
+
+    cost: ClassVar[Cost] = Cost(cpu=0.01, memory_mb=0.1, start_s=0.01)
+    reusable: ClassVar[bool] = True
+    max_chains: ClassVar[int] = 1
+    placement: ClassVar[str] = "loop"
+
+    def __init__(self, nouns: str = "auto") -> None:
+        if nouns not in NAMES:
+            raise ConfigError(f"WebShop: nouns is {', '.join(NAMES)}, not {nouns!r}")
+        self.tagger = nouns
+        self._visit: Visit | None = None
+
+    async def reset(self, task: Task) -> str:
+        """Enter the shop with the task's goal; the first page."""
+        self._visit = None
+        name = task.fields.get("catalogue", "generated")
+        row = task.fields.get("goal")
+        if not isinstance(row, Mapping) or not isinstance(name, str):
+            raise ConfigError(
+                f"task {task.id}: a WebShop row has a field 'goal' (an object) and, if need be, 'catalogue' (a name)"
+            )
+        goal = Goal.from_dict(row)
+        catalogue = await self._catalogue(name)
+        catalogue.product(goal.asin)  # an unknown product is the data's mistake: say so now
+        self._visit = Visit(catalogue, goal)
+        return self._visit.observation
+
+    async def step(self, action: str) -> ToolResult:
+        """Act. The reward comes with the purchase, and is 0 before it; after the end every action is refused."""
+        visit = self._open()
+        if visit.done:
+            return ToolResult(
+                observation="The visit has ended: something was bought.", reward=0.0, done=True, error="bad_arguments"
+            )
+        _, reward, done = visit.step(action)
+        malformed = bool(visit.note) and read_action(action)[0] not in ("search", "click")
+        return ToolResult(observation=visit.told, reward=reward, done=done, error="bad_arguments" if malformed else None)
+
+    @property
+    def score(self) -> float:
+        """The published score so far: 0 until something is bought."""
+        return 0.0 if self._visit is None or self._visit.score is None else self._visit.score.total
+
+    async def result(self) -> dict[str, float]:
+        """The score and its parts, for rewards; all 0 where nothing was bought."""
+        found = self._open().score
+        names = ("type", "attributes", "options", "price")
+        parts = {name: 0.0 if found is None else getattr(found, name) for name in names}
+        return {"score": 0.0 if found is None else found.total, "bought": float(found is not None), **parts}
+
+    def admissible(self) -> list[str]:
+        """What can be done now; anything may be searched for."""
+        visit = self._open()
+        if visit.done:
+            return []
+        return ["search[...]", *(f"click[{what}]" for what in visit.clickables if what != "search")]
+
+    @property
+    def done(self) -> bool:
+        return self._visit is not None and self._visit.done
+
+    async def close(self) -> None:
+        self._visit = None
+
+    @staticmethod
+    def page(task: Task) -> None:
+        """Serve the shop as a web page until Ctrl-C, beginning with this task; what `agentfly envs open webshop` does."""
+        from .page import open_page
+
+        open_page(task=task)
+
+    @staticmethod
+    def conformance() -> dict[str, Any]:
+        """How `check_env` plays it: the solver buys what two tasks ask for."""
+        from ...data import load_tasks
+        from .solver import solve_env
+        from .tasks import webshop_tasks
+
+        moves = [
+            "search[wool hat]",
+            "search[mug]",
+            "click[next >]",
+            "click[< prev]",
+            "click[back to search]",
+            "click[buy now]",
+            "hm",
+        ]
+        return {
+            "tasks": load_tasks(webshop_tasks("test", 2)),
+            "actions": lambda rng, seen: ("step", {"action": rng.choice(moves)}),
+            "solver": solve_env,
+            "do_nothing": lambda env, task: 0.0,
+        }
+
+    async def _catalogue(self, name: str) -> Catalogue:
+        if is_open(name, self.tagger):
+            return open_catalogue(name, self.tagger)
+        # Reading 100,000 products takes a while: other chains go on meanwhile.
+        return await asyncio.to_thread(open_catalogue, name, self.tagger)
+
+    def _open(self) -> Visit:
+        if self._visit is None:
+            raise WorldError("nobody is in the shop: call reset first")
+        return self._visit

@@ -1,0 +1,168 @@
+"""Goals: what a visitor is asked to buy, and how the instruction says it.
+
+A synthetic goal is made of a product's instruction and one combination of its option values; a human goal is an instruction
+that a person wrote. Both carry an upper bound on the price, the larger of two draws from the next four multiples of ten above
+the price: here from a generator seeded by the product, so that a goal is the same in every process. The order is the seeded
+shuffle that the literature splits by. Goals are made when they are asked for; a catalogue of 100,000 products has about
+700,000.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ...errors import ConfigError
+from .products import Product
+
+Kind = Literal["synthetic", "human"]
+SHUFFLE_SEED = 233
+NO_BOUND = 1_000_000.0
+MAX_BOUND = 990
+# Goals by their place after the shuffle, as the literature reports them.
+PLACES: dict[str, tuple[int, int | None]] = {"test": (0, 500), "validation": (500, 1500), "train": (1500, None)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """`options` maps names to values in synthetic goals and lists values in human ones."""
+
+    asin: str
+    instruction: str
+    attributes: tuple[str, ...]
+    options: Mapping[str, str] | tuple[str, ...]
+    price_upper: float
+    name: str = ""
+    query: str = ""
+    category: str = ""
+    product_category: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.asin or not self.instruction:
+            raise ConfigError("a WebShop goal needs an 'asin' and an 'instruction'")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "attributes": list(self.attributes)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Goal:
+        """From a task's row, or from a goal as the original writes it (`instruction_text`, `goal_options`)."""
+        try:
+            options = row["options"] if "options" in row else row["goal_options"]
+            return cls(
+                asin=str(row["asin"]),
+                instruction=str(row["instruction"] if "instruction" in row else row["instruction_text"]),
+                attributes=tuple(map(str, row["attributes"])),
+                options=dict(options) if isinstance(options, Mapping) else tuple(map(str, options)),
+                price_upper=float(row["price_upper"]),
+                **{name: str(row.get(name, "")) for name in ("name", "query", "category", "product_category")},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is not a WebShop goal ({type(error).__name__}: {error}): {row!r:.120}") from error
+
+
+def price_of(product: Product, seed: int = 0) -> float:
+    """What it costs: its price, or a seeded draw between the ends of its range."""
+    if len(product.pricing) == 1:
+        return product.pricing[0]
+    return random.Random(f"webshop price {seed} {product.asin}").uniform(*product.pricing[:2])
+
+
+def bounds_above(price: float) -> list[float]:
+    """The bounds that may be drawn for a price."""
+    first = math.floor(price / 10) + 1 if price >= 0 else 1
+    return [10.0 * step for step in range(max(1, first), MAX_BOUND // 10 + 1)][:4]
+
+
+def draw_bound(price: float, name: str, seed: int = 0) -> float:
+    choices = bounds_above(price)
+    if len(choices) < 2:
+        return NO_BOUND
+    return max(random.Random(f"webshop bound {seed} {name}").sample(choices, 2))
+
+
+class Goals(Sequence[Goal]):
+    """All goals of some products, in the literature's order (`shuffled=False`: in the products' order)."""
+
+    def __init__(
+        self,
+        products: Sequence[Product],
+        counts: Sequence[int],
+        *,
+        kind: Kind = "synthetic",
+        shuffled: bool = True,
+        seed: int = 0,
+        bound: Callable[[Product, int], float] | None = None,
+    ) -> None:
+        self.products, self.kind, self.seed = products, kind, seed
+        self.bound = bound
+        """What the price must be below, for a product and the number of its goal; None: `draw_bound`."""
+        pairs = [(owner, number) for owner, count in enumerate(counts) for number in range(count)]
+        if shuffled:
+            random.Random(SHUFFLE_SEED).shuffle(pairs)
+        self._owners = array("i", (owner for owner, _ in pairs))
+        self._numbers = array("i", (number for _, number in pairs))
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[index] for index in range(*place.indices(len(self)))]
+        product = self.products[self._owners[place]]
+        return self._make(product, self._numbers[place])
+
+    def owner(self, place: int) -> int:
+        """The number of the product that a goal is of, without making the goal."""
+        return self._owners[place]
+
+    def _make(self, product: Product, number: int) -> Goal:
+        if self.kind == "synthetic":
+            options: Mapping[str, str] | tuple[str, ...] = combination(product, number)
+            assert isinstance(options, Mapping)
+            chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
+            text = f"{product.instruction}{' with ' if chosen else ''}{chosen}"
+            attributes, name = product.instruction_attributes, product.asin
+        else:
+            written = usable_human(product)[number]
+            text = written["instruction"].strip(".")
+            given = written["options"]
+            options = dict(given) if isinstance(given, Mapping) else tuple(given)
+            attributes, name = tuple(written["attributes"]), f"{product.asin} {number}"
+        upper = self.bound(product, number) if self.bound else draw_bound(price_of(product, self.seed), name, self.seed)
+        return Goal(
+            asin=product.asin,
+            instruction=text if upper == NO_BOUND else f"{text}, and price lower than {upper:.2f} dollars",
+            attributes=attributes,
+            options=options,
+            price_upper=upper,
+            name=product.title,
+            query=product.query,
+            category=product.category,
+            product_category=product.product_category,
+        )
+
+
+def num_goals(product: Product, kind: Kind = "synthetic") -> int:
+    if kind == "human":
+        return len(usable_human(product))
+    if product.instruction is None:
+        return 0
+    return math.prod(len(values) for values in product.options.values())
+
+
+def usable_human(product: Product) -> list[Mapping[str, Any]]:
+    """People's instructions without any attribute are left out, as in the original."""
+    return [written for written in product.human if written["attributes"]]
+
+
+def combination(product: Product, number: int) -> dict[str, str]:
+    """One value for each option, names in alphabetical order, the last one turning fastest."""
+    names = sorted(product.options)
+    chosen = next(itertools.islice(itertools.product(*(product.options[name] for name in names)), number, None))
+    return dict(zip(names, chosen, strict=True))

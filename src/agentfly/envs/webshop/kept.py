@@ -1,0 +1,141 @@
+"""A catalogue on disk: the published files in, products that are read one by one and an index that is mapped into memory out.
+
+Reading WebShop's files takes seconds for 1,000 products and a minute for 100,000, so it is done once and stored (`stored.py`):
+a line of JSON for each product, where each line begins, how many goals each has, and the search index. Opening what is stored
+reads none of the products; those that are looked at are kept, up to a number. Processes share the pages of the files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError
+from ..stored import Damaged, cache_root, key_of, stamp_of, stored
+from .analyse import terms
+from .files import Files, read_items, read_map
+from .goals import num_goals
+from .index import Index
+from .products import BadRecord, Product, read_record
+
+FORMAT = 3
+NUM_KEPT = 4096
+
+
+class ProductFile(Sequence[Product]):
+    """The products of a stored catalogue, by number; `counts` holds the number of synthetic and of human goals of each."""
+
+    def __init__(self, folder: Path) -> None:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        if about.get("format") != FORMAT:
+            raise Damaged(f"the catalogue has the format {about.get('format')!r}, not {FORMAT}")
+        self.asins: list[str] = about["asins"]
+        self.counts: dict[str, list[int]] = about["counts"]
+        self.nouns: dict[str, list[str]] | None = about["nouns"]
+        self._starts = array("q")
+        self._starts.frombytes((folder / "starts").read_bytes())
+        if len(self._starts) != len(self.asins) + 1:
+            raise Damaged("the products and their places do not fit together")
+        with open(folder / "products.jsonl", "rb") as stream:
+            self._text = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self._kept: OrderedDict[int, Product] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.asins)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        with self._lock:
+            found = self._kept.get(number)
+            if found is not None:
+                self._kept.move_to_end(number)
+                return found
+        product = Product.from_dict(json.loads(self._text[self._starts[number] : self._starts[number + 1]]))
+        with self._lock:
+            self._kept[number] = product
+            if len(self._kept) > NUM_KEPT:
+                self._kept.popitem(last=False)
+        return product
+
+
+def open_files(files: Files) -> tuple[ProductFile, Index]:
+    """What is stored of these files, built first where it has to be. Changed files are another key."""
+    key = key_of("webshop", FORMAT, files.limit, [stamp_of(path) for path in files.all])
+    return stored(cache_root() / "webshop" / key, lambda folder: _build(files, folder), _open)
+
+
+def _open(folder: Path) -> tuple[ProductFile, Index]:
+    return ProductFile(folder), Index.open(folder)
+
+
+def _build(files: Files, folder: Path) -> None:
+    """One pass over the products; the companions are read whole, but only for the products that are wanted."""
+    asins: list[str] = []
+    starts, counts = array("q", [0]), {"synthetic": array("i"), "human": array("i")}
+    # Of a part of the catalogue, a part of the companions: the large ones would not fit beside it.
+    wanted = None if files.limit is None else set(_identities(files))
+    extras = _companion(files.extras, wanted)
+    human = _companion(files.human, wanted)
+
+    def documents() -> Iterator[list[str]]:
+        with open(folder / "products.jsonl", "wb") as out:
+            for product in products_of(files, extras, human):
+                asins.append(product.asin)
+                starts.append(starts[-1] + out.write(json.dumps(product.to_dict(), ensure_ascii=False).encode() + b"\n"))
+                counts["synthetic"].append(num_goals(product))
+                counts["human"].append(num_goals(product, "human"))
+                yield terms(product.searched)
+
+    index = Index.build(documents())
+    if not asins:
+        raise DataError(f"{files.items}: there are no products in it")
+    index.save(folder)
+    (folder / "starts").write_bytes(starts.tobytes())
+    nouns = _companion(files.nouns, set(asins))
+    about = {"format": FORMAT, "asins": asins, "counts": {name: list(value) for name, value in counts.items()}, "nouns": nouns}
+    (folder / "about.json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
+
+
+def products_of(files: Files, extras: dict[str, Any] | None = None, human: dict[str, Any] | None = None) -> Iterator[Product]:
+    """The products of the files in order, the first of each id, at most `limit` records."""
+    seen: set[str] = set()
+    for number, (line, record) in enumerate(read_items(files.items), 1):
+        if files.limit is not None and number > files.limit:
+            return
+        asin = record.get("asin") if isinstance(record, dict) else None
+        try:
+            product = read_record(record, (extras or {}).get(str(asin)), (human or {}).get(str(asin)))
+        except (BadRecord, TypeError, AttributeError) as error:
+            raise DataError(f"{files.items}: line {line}: product {number}: {error}") from error
+        if product is not None and product.asin not in seen:
+            seen.add(product.asin)
+            yield product
+
+
+def _identities(files: Files) -> Iterator[str]:
+    """The ids of the first `limit` records."""
+    for _, record in itertools.islice(read_items(files.items), files.limit):
+        if isinstance(record, dict) and isinstance(record.get("asin"), str):
+            yield record["asin"]
+
+
+def _companion(path: Path | None, wanted: set[str] | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    found = {}
+    for line, asin, value in read_map(path):
+        if wanted is None or asin in wanted:
+            if not isinstance(value, dict | list):
+                raise DataError(f"{path}: line {line}: the entry of {asin} is an object or a list, not {value!r:.40}")
+            found[asin] = value
+    return found

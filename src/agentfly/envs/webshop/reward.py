@@ -1,0 +1,29 @@
+"""Rewards of the shop: the published score of what was bought, and success.
+
+    webshop_score     from 0 to 1; its parts (type, attributes, options, price, bought) are components
+    webshop_success   1 where the score is full, else 0
+
+A chain that buys nothing has 0. Nothing but the chain's own environment is asked, so text alone earns nothing.
+"""
+
+from __future__ import annotations
+
+from ...rewards.function import FunctionReward
+from .env import WebShop
+
+FULL = 1.0 - 1e-9
+
+
+async def _webshop_score(shop: WebShop) -> dict[str, float]:
+    """The published WebShop score of the purchase, with its parts."""
+    found = dict(await shop.result())
+    return {"reward": found.pop("score"), **found}
+
+
+async def _webshop_success(shop: WebShop) -> float:
+    """1 if exactly what was asked for was bought: the published score is full."""
+    return float((await shop.result())["score"] >= FULL)
+
+
+webshop_score = FunctionReward(_webshop_score, name="webshop_score")
+webshop_success = FunctionReward(_webshop_success, name="webshop_success")

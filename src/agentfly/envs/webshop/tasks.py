@@ -1,0 +1,109 @@
+"""Task sets of the shop: a split and a count in, rows `{"id", "question", "catalogue", "goal"}` out.
+
+    webshop         goals of the generated catalogue; a product belongs to one split alone
+    easy_webshop    goals of the beginners' shop, with short pages; a goal belongs to one split alone
+    webshop_data    WebShop's own files in `$WEBSHOP_DATA`, synthetic goals, split as the literature does: after the shuffle
+                    with seed 233 the first 500 are for test, the next 1,000 for validation, the rest for training
+    webshop_human   the same with the instructions that people wrote
+
+The model reads the question; the goal is for the environment and the rewards.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ...errors import ConfigError, DataError
+from .catalogue import Catalogue, full_name, open_catalogue
+from .easy import easy_goals
+from .goals import PLACES, Goal, Kind
+
+Split = Literal["train", "validation", "test"]
+SPLITS = ("train", "validation", "test")
+DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
+VARIABLE = "WEBSHOP_DATA"
+
+
+def webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Buy something in the generated catalogue, such as "Find me machine washable throw blankets ..."."""
+    catalogue = open_catalogue("generated")
+    goals, wanted = catalogue.goals(), _checked(split)
+    here = [split_of(asin) == wanted for asin in catalogue.asins]
+    return _rows(goals, [place for place in range(len(goals)) if here[goals.owner(place)]], catalogue, split, count, seed)
+
+
+def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Buy a small thing, such as "Buy a wool hat: red, large, below 20 dollars."."""
+    catalogue = open_catalogue("easy")
+    goals, wanted = list(easy_goals(list(catalogue.products))), _checked(split)
+    places = [place for place, goal in enumerate(goals) if split_of(goal.instruction) == wanted]
+    return _rows(goals, places, catalogue, split, count, seed)
+
+
+def webshop_data_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Synthetic goals of WebShop's own files, in `$WEBSHOP_DATA` (a folder, or `FOLDER/items_shuffle.json#100000`)."""
+    return _published(split, count, seed, "synthetic")
+
+
+def webshop_human_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Goals that people wrote (`items_human_ins.json`), over WebShop's own files in `$WEBSHOP_DATA`."""
+    return _published(split, count, seed, "human")
+
+
+def split_of(text: str) -> str:
+    """The one split that a product or an instruction belongs to: 80 % train, 10 % validation, 10 % test."""
+    bucket = zlib.crc32(text.encode()) % 10
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+
+
+def row_of(goal: Goal, catalogue: str, number: int) -> dict[str, Any]:
+    return {"id": f"{goal.asin}-{number}", "question": goal.instruction, "catalogue": catalogue, "goal": goal.to_dict()}
+
+
+def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[dict[str, Any]]:
+    first, end = PLACES[_checked(split)]
+    where = os.environ.get(VARIABLE)
+    if not where:
+        raise ConfigError(
+            f"{VARIABLE} is not set: it names the folder with WebShop's files (items_shuffle_1000.json and its companions); "
+            f"the task set 'webshop' needs no files"
+        )
+    catalogue = open_catalogue(where)
+    goals = catalogue.goals(kind)
+    if not len(goals):
+        needs = "items_human_ins.json" if kind == "human" else "items_ins_v2_1000.json (or items_ins_v2.json)"
+        raise DataError(f"{where}: no {kind} goals; they come from {needs} beside the products")
+    places = range(len(goals))[first:end]
+    if not places:
+        raise DataError(f"{where}: the split {split!r} begins at goal {first}, but there are only {len(goals)}")
+    # The test goals keep the literature's order; the others are drawn in a seeded one. Only those that are wanted are made.
+    wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
+    order = list(places) if split == "test" else random.Random(f"webshop {split} {seed}").sample(places, len(places))
+    name = full_name(where)
+    rows = [row_of(goals[place], name, place) for place in order[:wanted]]
+    return [{**row, "id": str(place)} for row, place in zip(rows, order, strict=False)]
+
+
+def _rows(
+    goals: Sequence[Goal], places: list[int], catalogue: Catalogue, split: str, count: int | None, seed: int
+) -> list[dict[str, Any]]:
+    """Some of the goals at these places, in a seeded order; only those that are wanted are made."""
+    wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
+    random.Random(f"webshop {split} {seed}").shuffle(places)
+    return [row_of(goals[place], catalogue.name, place) for place in places[:wanted]]
+
+
+def _checked(split: str) -> str:
+    if split not in SPLITS:
+        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
+    return split
+
+
+def _positive(count: int) -> int:
+    if count < 1:
+        raise ConfigError(f"tasks: count must be at least 1, not {count}.")
+    return count

@@ -1,0 +1,173 @@
+"""The shop as a web page: a browser buys by its buttons, sees only its own visit, and cannot be made to act by others."""
+
+from __future__ import annotations
+
+import html
+import re
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from urllib.parse import urlencode
+
+import pytest
+
+from agentfly.data import load_tasks
+from agentfly.envs.webshop import page as pages
+from agentfly.envs.webshop.catalogue import Catalogue, open_catalogue
+from agentfly.envs.webshop.goals import Goal
+from agentfly.envs.webshop.page import MAX_BODY, Guest, ShopServer, open_page, render
+from agentfly.envs.webshop.products import Product
+from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.solver import play
+from agentfly.envs.webshop.tasks import webshop_tasks
+from agentfly.errors import ConfigError
+
+
+@pytest.fixture
+def server() -> Iterator[ShopServer]:
+    with ShopServer(load_tasks(webshop_tasks("test", 2)), port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(60)
+
+
+class Browser:
+    """Keeps its cookie, follows redirects, and presses only what the page shows."""
+
+    def __init__(self, server: ShopServer) -> None:
+        self.address = ("127.0.0.1", server.server_address[1])
+        self.cookie, self.text, self.status, self.headers = "", "", 0, {}
+
+    def send(self, method: str, body: str = "", path: str = "/", **headers: str) -> str:
+        connection = HTTPConnection(*self.address, timeout=60)
+        try:
+            kind = {"Content-Type": "application/x-www-form-urlencoded"} if method == "POST" else {}
+            cookie = {"Cookie": self.cookie} if self.cookie else {}
+            connection.request(method, path, body=body or None, headers={**kind, **cookie, **headers})
+            response = connection.getresponse()
+            self.text, self.status = response.read().decode(), response.status
+            self.headers = dict(response.getheaders())
+        finally:
+            connection.close()
+        if given := self.headers.get("Set-Cookie"):
+            self.cookie = given.partition(";")[0]
+        return self.text if self.status != 303 else self.send("GET")
+
+    @property
+    def token(self) -> str:
+        return re.findall(r"name=token value='([^']+)'", self.text)[0]
+
+    @property
+    def buttons(self) -> list[str]:
+        return [html.unescape(value) for value in re.findall(r'<button name=click value="([^"]*)"', self.text)]
+
+    def press(self, **form: str) -> str:
+        return self.send("POST", urlencode({"token": self.token, **form}))
+
+
+def test_a_person_buys_what_the_task_asks_for(server):
+    browser = Browser(server)
+    goal = Goal.from_dict(server.tasks[0].fields["goal"])
+    assert html.escape(goal.instruction) in browser.send("GET")
+    for action, _ in play(Visit(open_catalogue("generated"), goal)):
+        kind, _, value = action.removesuffix("]").partition("[")
+        assert kind == "search" or value in browser.buttons
+        browser.press(**{kind: value})
+    assert "Score 1.00" in browser.text
+    assert "Search the shop" not in browser.text
+    assert browser.buttons == []
+    second = Goal.from_dict(server.tasks[1].fields["goal"])
+    assert html.escape(second.instruction) in browser.press(visit="next")
+    assert html.escape(goal.instruction) in browser.press(visit="next")
+
+
+def test_each_browser_has_a_visit_of_its_own(server):
+    one, other = Browser(server), Browser(server)
+    one.send("GET")
+    other.send("GET")
+    one.press(search="mug")
+    assert "results" in one.text
+    assert "Search for what your task asks for" in other.send("GET")
+    assert one.cookie != other.cookie
+
+
+def test_a_form_of_another_site_does_nothing(server):
+    browser = Browser(server)
+    browser.send("GET")
+    for form in ({"search": "mug"}, {"search": "mug", "token": "guess"}, {"search": "mug", "token": "é"}):
+        browser.send("POST", urlencode(form))
+        assert browser.status == 403
+    assert "Search for what your task asks for" in browser.send("GET")
+    assert "SameSite=Strict" in browser.headers["Set-Cookie"]
+    assert "HttpOnly" in browser.headers["Set-Cookie"]
+    assert "default-src 'none'" in browser.headers["Content-Security-Policy"]
+
+
+def test_bad_requests_are_answered(server):
+    browser = Browser(server)
+    browser.send("GET")
+    browser.send("POST", "x" * (MAX_BODY + 1))
+    assert browser.status == 413
+    browser.send("GET", path="/etc/passwd")
+    assert browser.status == 404
+    browser.cookie = "visit=\x7f; broken;;=;"
+    browser.send("GET")
+    assert browser.status == 200
+    page = browser.press(search="<script>alert(1)</script>\x00]")
+    assert "<script>" not in page
+
+
+def test_a_search_without_results_and_a_click_in_vain(server):
+    browser = Browser(server)
+    browser.send("GET")
+    assert "Nothing here" in browser.press(search="zzzz qqqq")
+    assert "There is nothing called" in browser.press(click="nowhere <b>")
+    assert "<b>'" not in browser.text
+
+
+def test_texts_of_a_catalogue_are_escaped():
+    evil = "<img src=x onerror=alert(1)>\"'"
+    product = Product(asin="B000000001", title=evil, description=evil, bullets=(evil,), options={evil: (evil.lower(), "b")})
+    goal = Goal(asin="B000000001", instruction=evil, attributes=(), options={}, price_upper=1e6, name=evil)
+    visit = Visit(Catalogue("evil", [product]), goal)
+    guest = Guest(visit)
+    shown = [render(guest)]
+    for action in ("search[img]", "click[b000000001]", f"click[{evil.lower()}]", "click[description]", "click[< prev]"):
+        visit.step(action)
+        assert visit.note == ""
+        shown.append(render(guest))
+    visit.step("click[features]")
+    shown.append(render(guest))
+    visit.step("click[< prev]")
+    visit.step("click[buy now]")
+    shown.append(render(guest))
+    assert all("<img" not in text for text in shown)
+    assert "Score" in shown[-1]
+
+
+def test_the_oldest_visit_makes_room(server, monkeypatch):
+    monkeypatch.setattr(pages, "MAX_VISITS", 3)
+    browsers = [Browser(server) for _ in range(4)]
+    for browser in browsers:
+        browser.send("GET")
+        browser.press(search="mug")
+    assert "Search for what your task asks for" in browsers[0].send("GET")
+    assert "results" in browsers[3].send("GET")
+
+
+def test_a_page_needs_a_task_and_closes_on_interrupt(monkeypatch):
+    with pytest.raises(ConfigError, match="at least one task"):
+        ShopServer([])
+
+    def interrupted(self: ShopServer) -> None:
+        raise KeyboardInterrupt
+
+    said: list[str] = []
+    monkeypatch.setattr(ShopServer, "serve_forever", interrupted)
+    open_page(port=0, tasks=load_tasks(webshop_tasks("test", 1)), say=said.append)
+    assert re.match(r"The shop is open at http://127\.0\.0\.1:\d+/", said[0])
+    assert said[-1] == "The shop is closed"
