@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,3 +22,12 @@ def built_in_names_mean_the_built_ins() -> None:
     for kind, registered in plugins._registered.items():
         for name in plugins.BUILTIN.get(kind, {}):
             registered.pop(name, None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def java_ends_with_the_module() -> Iterator[None]:
+    """JVMs of ScienceWorld wait a minute for more work; after a module of tests there is none."""
+    yield
+    module = sys.modules.get("agentfly.envs.scienceworld.jvms")
+    if module is not None:
+        module.close_jvms()

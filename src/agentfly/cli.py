@@ -4,8 +4,9 @@
     agentfly eval CONFIG.toml [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft CONFIG.toml [key=value ...]
     agentfly show RUN [--step N] [--outcome NAME]
-    agentfly algorithms | agents | tools | rewards | envs | tasks | demos [list]
-    agentfly envs list | check | bench | play | open      (see cli_envs.py)
+    agentfly algorithms | agents | tools | rewards | tasks | demos [list]
+    agentfly envs list | check | bench | play | open | serve      (see cli_envs.py)
+    agentfly search-server [--corpus FILE]
     agentfly config
 
 Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2;
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, cli_envs, plugins
+from .envs.search.command import add_command as add_search_server
 from .errors import AgentFlyError, ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 # by the commands, so what stands in it is not.
 READS = {
     "eval": ("agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "seed"),
-    "sft": ("agent.", "data.", "train.", "run.", "rollout.num_tasks", "seed"),
+    "sft": ("agent.", "data.", "train.", "lora.", "run.", "rollout.num_tasks", "seed"),
 }
 NOT_READ = {
     "sft": (
@@ -46,7 +48,7 @@ NOT_READ = {
     )
 }
 
-KINDS = ("algorithms", "agents", "tools", "rewards", "envs", "tasks", "demos")
+KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         lister.add_argument("verb", nargs="?", choices=("list",), default="list")
         lister.set_defaults(run=_list, kind=kind)
     cli_envs.add_parser(commands)
+
+    add_search_server(commands)
 
     config = commands.add_parser("config", help="list every config key with its default")
     config.set_defaults(run=_config)

@@ -48,11 +48,59 @@ def test_a_chain_starts_only_so_far_ahead_of_the_weights(max_lag: int) -> None:
 
         tasks = [asyncio.create_task(chain(step)) for step in range(8)]
         for done in range(8):
-            await asyncio.sleep(0.002)
+            for _ in range(20):
+                await asyncio.sleep(0)
             assert len(lags) == min(8, done + max_lag + 1)
             admission.advance(done + 1)
         await asyncio.gather(*tasks)
         assert max(lags) == max_lag
+
+    asyncio.run(main())
+
+
+def test_the_three_budgets_are_looked_at_together() -> None:
+    async def main() -> None:
+        slots = 3
+        admission = Admission(lambda: slots, engine_capacity=2, max_lag=1)
+        assert admission.limit == 2
+        await admission.admit(0)
+        assert admission.allows(1)  # one step ahead is allowed, and there is room for a second chain
+        assert not admission.allows(2)  # two steps are not, though there is room
+        await admission.admit(1)
+        assert not admission.allows(1)  # the engine is full
+        slots = 1
+        admission.leave()
+        assert not admission.allows(0)  # the environments are
+        admission.leave()
+        assert admission.allows(0)
+
+    asyncio.run(main())
+
+
+def test_a_wait_lasts_while_others_get_on_and_a_run_that_stands_still_says_who_holds_what() -> None:
+    async def main() -> None:
+        admission = Admission(engine_capacity=1, holders=lambda: "chain 0-0 holds Shop")
+        await admission.admit()
+        first, second = (asyncio.create_task(admission.admit(timeout_s=50)) for _ in range(2))
+        await asyncio.sleep(0)
+        for waiter in admission._line:
+            waiter.since -= 1000  # they came long ago,
+        admission.moved_at -= 40
+        for waiter in list(admission._line):
+            waiter.wanted = False
+            waiter.expire()  # as the timer does; but something happened less than 50 s ago
+        assert admission.waiting == 2
+        admission.leave()
+        await first
+        admission.moved_at -= 60
+        (last,) = admission._line
+        last.wanted = False
+        last.expire()
+        with pytest.raises(DeadlineError, match=r"for 50 s: 1 chains run and 1 may \(chain 0-0 holds Shop\); 0 more wait"):
+            await second
+        admission.leave()
+        assert admission.running == admission.waiting == 0
+        admission.close()
 
     asyncio.run(main())
 

@@ -50,15 +50,15 @@ def test_each_fault_strikes_in_threads_and_processes_and_the_next_chain_is_serve
     expected = EXPECTED[kind][placement == "process"]
 
     async def main() -> None:
-        spec = spec_of(world, placement=placement, max=1, call_timeout_s=0.5)
+        spec = spec_of(world, placement=placement, max=1, call_timeout_s=0.5 if kind == "hang" else 60)
         async with ResourceManager(None, spec) as manager:
-            async with manager.lease([world], TASK, "one", 30) as lease:
+            async with manager.lease([world], TASK, "one", 60) as lease:
                 if isinstance(expected, type):
                     with pytest.raises(expected):
                         await lease.call(world, "write", "x")
                 else:
                     assert await lease.call(world, "write", "x") == expected
-            async with manager.lease([world], TASK, "two", 30) as lease:
+            async with manager.lease([world], TASK, "two", 60) as lease:
                 assert lease.observation(world) == "board of t"
 
     asyncio.run(main())

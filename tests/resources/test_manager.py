@@ -68,7 +68,7 @@ def test_a_wait_that_is_too_long_says_who_holds_what() -> None:
                 with pytest.raises(WorldError, match=r"chain 8-0 waited .* for Board .*1 of 1 are lent \(to chain 7-0 for"):
                     await manager.acquire([Board], TASK, "chain 8-0", 0.02)
             assert gauge(manager, "Board", "waiting") == 0
-            async with manager.lease([Board], TASK, "chain 9-0", 1):
+            async with manager.lease([Board], TASK, "chain 9-0", 60):
                 assert manager.holders() == {"chain 9-0": ["Board"]}
 
     run(main)
@@ -84,7 +84,7 @@ def test_deadlines_come_in_their_own_order_whatever_the_order_in_line() -> None:
                     await manager.acquire([Board], TASK, f"waits {limit}", limit)
                 ended.append(limit)
 
-            await asyncio.gather(*(wait(limit) for limit in (0.2, 0.05, 0.3, 0.1, 0.25, 0.01)))
+            await asyncio.gather(*(wait(limit) for limit in (0.8, 0.3, 1.4, 0.5, 1.1, 0.01)))
             assert ended == sorted(ended)
             assert gauge(manager, "Board", "waiting") == 0
 
@@ -101,7 +101,7 @@ def test_a_chain_cancelled_while_it_waits_or_in_the_moment_it_is_served_leaks_no
             await asyncio.sleep(0)
             await lease.release()  # hands over to the first
             waiters[0].cancel()  # in the same turn of the loop
-            done = await asyncio.wait_for(waiters[2], 1)
+            done = await asyncio.wait_for(waiters[2], 60)
             assert waiters[0].cancelled()
             assert waiters[1].cancelled()
             await done.release()
@@ -119,7 +119,7 @@ def test_a_newcomer_behind_a_cancelled_waiter_is_not_forgotten() -> None:
             await asyncio.sleep(0)
             waiter.cancel()
             await lease.release()  # finds the cancelled one in line, and puts the instance down
-            newcomer = await manager.acquire([Board], TASK, "newcomer", 1)
+            newcomer = await manager.acquire([Board], TASK, "newcomer", 60)
             await newcomer.release()
 
     run(main)
@@ -129,7 +129,7 @@ def test_a_call_that_is_cancelled_or_too_long_closes_the_instance_and_wakes_thos
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1, call_timeout_s=0.05)) as manager:
             lease = await manager.acquire([Board], TASK, "slow")
-            waiting = asyncio.create_task(manager.acquire([Board], TASK, "next", 5))
+            waiting = asyncio.create_task(manager.acquire([Board], TASK, "next", 60))
             with pytest.raises(DeadlineError, match=r"Board\.linger took longer than 0\.05 s"):
                 await lease[Board].linger(10)
             with pytest.raises(WorldError, match="the environment was closed"):
@@ -172,9 +172,9 @@ def test_an_instance_whose_reset_fails_is_closed_and_a_fresh_one_tells_whether_t
                 pass
             bad = Task("bad", (), {"refuse": True})
             with pytest.raises(WorldError, match="Board could not be reset for task bad: RuntimeError: no such board"):
-                await manager.acquire([Board], bad, "x", 1)
+                await manager.acquire([Board], bad, "x", 60)
             assert gauge(manager, "Board", "failed") == 2  # the used one, then a fresh one
-            async with manager.lease([Board], TASK, "y", 1):
+            async with manager.lease([Board], TASK, "y", 60):
                 pass
 
     run(main)
@@ -184,7 +184,7 @@ def test_an_environment_that_never_starts_fails_each_chain_and_not_the_run() -> 
     async def main() -> None:
         async with ResourceManager(None, spec_of(NeverUp, max=2)) as manager:
             results = await asyncio.gather(
-                *(manager.acquire([NeverUp], TASK, f"c{n}", 5) for n in range(5)), return_exceptions=True
+                *(manager.acquire([NeverUp], TASK, f"c{n}", 60) for n in range(5)), return_exceptions=True
             )
             assert all(isinstance(result, WorldError) for result in results)
             assert "the display is missing" in str(results[0])
@@ -219,12 +219,54 @@ def test_single_use_and_worn_instances_are_closed_and_replaced() -> None:
     run(main)
 
 
+def test_an_old_instance_is_replaced_when_it_comes_back_or_lies_idle() -> None:
+    async def main() -> None:
+        async with ResourceManager(None, spec_of(Board, max=1, max_age_s=3600), sweep_s=0.01) as manager:
+            async with manager.lease([Board], TASK):
+                (member,) = manager._pools["Board"].members
+                member.born -= 4000  # it has grown old in use
+            async with manager.lease([Board], TASK, timeout_s=60):
+                assert gauge(manager, "Board", "started") == 2
+                assert gauge(manager, "Board", "recycled") == 1
+            (member,) = manager._pools["Board"].members
+            member.born -= 4000  # and this one in idleness: nobody has to ask
+            async with asyncio.timeout(60):
+                while gauge(manager, "Board", "recycled") < 2:
+                    await asyncio.sleep(0.01)
+
+    run(main)
+
+
+def test_a_pool_grows_with_those_who_wait_up_to_its_size_and_no_further() -> None:
+    async def main() -> None:
+        async with ResourceManager(None, spec_of(Board, max=5)) as manager:
+            leases = []
+            for number in range(1, 6):
+                leases.append(await manager.acquire([Board], TASK, f"c{number}", 60))
+                assert gauge(manager, "Board", "started") == number
+            waiting = asyncio.create_task(manager.acquire([Board], TASK, "late", 60))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            figures = manager.metrics()
+            assert (figures["resources/Board/started"], figures["resources/Board/waiting"]) == (5, 1)
+            assert (figures["resources/Board/most_allocated"], figures["resources/Board/most_waiting"]) == (5, 1)
+            await leases.pop().release()
+            leases.append(await waiting)
+            for lease in leases:
+                await lease.release()
+            manager.mark()
+            figures = manager.metrics()
+            assert (figures["resources/Board/most_allocated"], figures["resources/Board/most_waiting"]) == (0, 0)
+
+    run(main)
+
+
 def test_a_shared_instance_serves_so_many_chains_and_is_reset_when_it_was_empty() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Library, max=1)) as manager:
             first = await manager.acquire([Library], task(1), "a")
             first[Library].write("seen by all")
-            others = [await manager.acquire([Library], task(n), f"b{n}", 1) for n in (2, 3)]
+            others = [await manager.acquire([Library], task(n), f"b{n}", 60) for n in (2, 3)]
             assert others[1][Library].read() == ["seen by all"]
             with pytest.raises(WorldError, match="3 of 3 are lent"):
                 await manager.acquire([Library], task(4), "c", 0.02)
@@ -237,21 +279,43 @@ def test_a_shared_instance_serves_so_many_chains_and_is_reset_when_it_was_empty(
     run(main)
 
 
+def test_a_shared_instance_whose_chains_left_while_another_came_is_reset_and_is_not_open_twice() -> None:
+    async def main() -> None:
+        async with ResourceManager(None, spec_of(Library, max=1)) as manager:
+            early = [await manager.acquire([Library], task(n), f"early {n}") for n in range(3)]
+            early[0][Library].write("old")
+            coming = asyncio.create_task(manager.acquire([Library], task(9), "late", 60))
+            await asyncio.sleep(0)
+            for lease in early:  # the first to leave makes room; the others are gone before the new one looks
+                await lease.release()
+            late = await coming
+            assert late[Library].read() == []
+            assert len(manager._pools["Library"].part) == 1
+            late.spoil("it burned down")
+            await late.release()
+            async with manager.lease([Library], task(10), "next", 60) as lease:
+                assert lease.observation(Library) == "board of task-10"
+            assert gauge(manager, "Library", "started") == 2
+
+    run(main)
+
+
 def test_a_chain_that_holds_too_long_or_gives_no_sign_of_life_loses_its_instance() -> None:
     async def main() -> None:
-        specs = (spec_of(Board, max=1, max_hold_s=0.03), spec_of(Chalk, max=1, heartbeat_s=0.5))
+        specs = (spec_of(Board, max=1, max_hold_s=0.03), spec_of(Chalk, max=1, heartbeat_s=30))
         async with ResourceManager(None, *specs, sweep_s=0.01) as manager:
             greedy = await manager.acquire([Board], TASK, "greedy")
-            async with manager.lease([Board], TASK, "patient", 5):
+            async with manager.lease([Board], TASK, "patient", 60):
                 with pytest.raises(WorldError, match=r"greedy held Board for more than 0\.03 s"):
                     greedy[Board].read()
             await greedy.release()
             silent = await manager.acquire([Chalk], TASK, "silent")
-            for _ in range(10):
-                silent.beat()
-                await asyncio.sleep(0.01)
+            silent.grips["Chalk"].beat -= 60
+            silent.beat()  # just in time
+            await asyncio.sleep(0.05)
             assert silent[Chalk].read() == []
-            async with manager.lease([Chalk], TASK, "other", 5):
+            silent.grips["Chalk"].beat -= 60
+            async with manager.lease([Chalk], TASK, "other", 60):
                 with pytest.raises(WorldError, match="silent gave no sign of life"):
                     silent[Chalk].read()
             assert gauge(manager, "total", "reaped") >= 2
@@ -362,7 +426,7 @@ def test_kinds_share_the_budget_and_an_idle_one_makes_room() -> None:
     async def main() -> None:
         async with ResourceManager(Budget(memory_mb=40), spec_of(Board, max=4), spec_of(Chalk, max=4)) as manager:
             assert await manager.warm(Board, 4) == 3  # one share is kept for the other kind
-            leases = [await manager.acquire([Chalk], TASK, f"c{n}", 5) for n in range(3)]
+            leases = [await manager.acquire([Chalk], TASK, f"c{n}", 60) for n in range(3)]
             assert gauge(manager, "total", "allocated") == 3
             with pytest.raises(WorldError):
                 await manager.acquire([Chalk], TASK, "c4", 0.05)  # one share stays with the first kind
@@ -382,7 +446,7 @@ def test_warm_pools_shrink_when_idle_and_keep_their_minimum() -> None:
             await asyncio.sleep(0.08)
             assert gauge(manager, "Board", "idle") == 5  # still expected
             manager.expect(0)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while gauge(manager, "Board", "idle") != 2:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)

@@ -22,6 +22,7 @@ from agentfly.faults import kill_worker
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.nursery import NURSERY
 from agentfly.resources.wire import RemoteError
+from agentfly.testing import GuessEnv
 from agentfly.tools.threads import run_in_thread
 from agentfly.types import Message, Task, ToolCall, ToolResult
 
@@ -296,7 +297,7 @@ def test_what_no_worker_could_import_is_refused_before_the_run() -> None:
     with pytest.raises(ConfigError, match="is defined inside a function"):
         ResourceManager(None, spec_of(Local, placement="process"))
     with pytest.raises(ConfigError, match="options for a worker process must have a JSON form"):
-        ResourceManager(None, spec_of(Board, placement="process", options={"x": object()}))
+        ResourceManager(None, spec_of(GuessEnv, placement="process", options={"n": object()}))
 
 
 def test_sigkill_of_the_trainer_leaves_no_process(tmp_path: Path) -> None:

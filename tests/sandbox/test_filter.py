@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.sandbox.seccomp import _ARCH, _ARGUMENT_CALLS, CLONE3, DENIED, METADATA, assemble
+from agentfly.resources.sandbox.kernel import _NUMBERS
+from agentfly.resources.sandbox.seccomp import _ARCH, _ARGUMENT_CALLS, CLONE3, DENIED, METADATA, NEWEST, assemble
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 COLUMN = {"x86_64": 0, "aarch64": 1}
@@ -19,14 +20,23 @@ def verdict(arch: str, call: int, *arguments: int, data_arch: int | None = None,
     """What the filter answers: the program run by hand."""
     padded = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
     data = struct.pack("<iIQ6Q", call, _ARCH[arch] if data_arch is None else data_arch, 0, *padded)
+    return run(decoded(arch, **options), data)
+
+
+def decoded(arch: str, **options: object) -> list[tuple[int, int, int, int]]:
     code = assemble(arch, **options)  # type: ignore[arg-type]
-    program = [struct.unpack_from("<HBBI", code, place) for place in range(0, len(code), 8)]
+    return [struct.unpack_from("<HBBI", code, place) for place in range(0, len(code), 8)]
+
+
+def run(program: list[tuple[int, int, int, int]], data: bytes) -> int:
     place = value = 0
     while True:
         op, yes, no, constant = program[place]
         place += 1
         if op == 0x20:
             value = struct.unpack_from("<I", data, constant)[0]
+        elif op == 0x05:
+            place += constant
         elif op == 0x54:
             value &= constant
         elif op == 0x06:
@@ -46,6 +56,36 @@ def test_denied_calls_are_refused_and_ordinary_ones_pass(arch: str) -> None:
     assert verdict(arch, 999) == ENOSYS
     assert verdict(arch, 0x40000000 | READ[arch]) == ENOSYS
     assert verdict(arch, READ[arch], data_arch=0x40000003) == KILL
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_session": True}, {"keep_session": True, "lone_pid": 77}], ids=str)
+@pytest.mark.parametrize("arch", COLUMN)
+def test_every_number_gets_the_verdict_of_the_tables_and_none_falls_between(arch: str, options: dict[str, object]) -> None:
+    """The search by halves against the plain list."""
+    refused = {numbers[COLUMN[arch]] for numbers in DENIED.values()}
+    if "keep_session" in options:
+        refused |= {numbers[COLUMN[arch]] for numbers in METADATA.values()}
+    looked_at = {numbers[COLUMN[arch]] for numbers in _ARGUMENT_CALLS.values()}
+    program = decoded(arch, **options)
+    for call in [*range(NEWEST + 50), 0x3FFFFFFF, 0x40000000, 0xFFFFFFFF]:
+        if call in looked_at:
+            continue
+        expected = EPERM if call in refused else ENOSYS if call == CLONE3 or call > NEWEST else ALLOW
+        assert run(program, struct.pack("<IIQ6Q", call, _ARCH[arch], 0, *[0] * 6)) == expected, call
+    assert len(program) < 4096  # the kernel's limit
+
+
+@pytest.mark.parametrize("column", COLUMN.values(), ids=COLUMN)
+def test_no_number_stands_for_two_calls(column: int) -> None:
+    tables = {**DENIED, **METADATA, **_ARGUMENT_CALLS}
+    assert len(tables) == len(DENIED) + len(METADATA) + len(_ARGUMENT_CALLS)
+    numbers = [row[column] for row in tables.values() if row[column] >= 0]
+    assert len(set(numbers)) == len(numbers)
+    assert max(numbers) <= NEWEST
+    for name, row in _NUMBERS.items():  # what the server itself calls
+        assert tables.get(name, row)[column] == row[column], name
+    for row in tables.values():  # from 424 on all machines count alike
+        assert row[0] == row[1] or max(row) < 424
 
 
 @pytest.mark.parametrize("arch", COLUMN)
@@ -74,13 +114,13 @@ def test_the_numbers_are_the_kernels() -> None:
     compared = 0
     for column, paths in (
         (1, ["/usr/include/asm-generic/unistd.h"]),
-        (0, ["/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm/unistd_64.h"]),
+        (0, [f"/usr/{folder}/asm/unistd_64.h" for folder in ("include/x86_64-linux-gnu", "x86_64-linux-gnu/include")]),
     ):
         for path in map(Path, paths):
             if not path.is_file():
                 continue
             known = {name: int(number) for name, number in re.findall(r"#define __NR3?2?6?4?_?(\w+)\s+(\d+)", path.read_text())}
-            for name, numbers in {**DENIED, **METADATA, **_ARGUMENT_CALLS}.items():
+            for name, numbers in {**DENIED, **METADATA, **_ARGUMENT_CALLS, **_NUMBERS}.items():
                 if name in known:
                     assert numbers[column] == known[name], name
                     compared += 1

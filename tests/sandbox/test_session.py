@@ -148,8 +148,13 @@ FORGERIES = {
     "a closed socket": "channel.close()",
 }
 FORGE = """
-import gc, socket, struct, time
-channel = next(thing for thing in gc.get_objects() if isinstance(thing, socket.socket) and thing.fileno() >= 0)
+import os, socket, stat, struct, time
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+channel = socket.socket(fileno=next(filter(is_socket, range(3, 64))))
 def send(body):
     channel.sendall(struct.pack(">I", len(body)) + body)
 """
@@ -169,10 +174,15 @@ def test_a_forged_reply_is_only_that_sessions_word_and_a_second_one_ends_it(name
         forged = await session.run(FORGE + 'send(b\'{"id": 1, "stdout": "forged"}\')\ntime.sleep(0.2)', 5)
         while session.alive:  # its true reply to the cell comes unasked for now
             await asyncio.sleep(0.01)
+        after = await session.run("1")
+        with pytest.raises(WorldError, match="has ended"):
+            await session.run("1")
         await session.close()
-        return forged
+        return forged, after
 
-    assert namespace.run(work()).stdout == "forged"
+    forged, after = namespace.run(work())
+    assert forged.stdout == "forged"
+    assert (after.alive, after.timed_out) == (False, False)  # the code's own doing, not the world's failure
 
 
 def test_a_session_cannot_claim_more_time(namespace: Bench) -> None:

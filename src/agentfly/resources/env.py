@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from .. import plugins
 from ..errors import ConfigError
 from ..types import Task
+from .places import OPTIONS, PLACES, Place, read_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,15 @@ class Budget:
             if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
                 raise ConfigError(f"the budget of {name!r} must be above 0, not {value!r}")
 
+    def holds(self, cost: Cost) -> int:
+        """How many instances of this cost it holds, if there is nothing else."""
+        most = 1 << 30
+        for name in ("cpu", "memory_mb"):
+            limit, each = getattr(self, name), getattr(cost, name)
+            if limit is not None and each > 0:
+                most = min(most, int((limit + 1e-9) / each))
+        return most
+
 
 class Environment:
     """A stateful world. Derive from it, or write any class with `reset` and `close`.
@@ -68,13 +78,18 @@ class Environment:
         """Give back what the world holds; called once or more."""
 
 
+CALL_TIMEOUT_S = 120.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """One kind of environment and how its pool is run. Times in seconds; every one of them is a deadline.
 
     `name`                     what messages and metrics call it; the class's name
     `make`, `options`          called with the options to build an instance
-    `placement`                "loop", "thread" or "process"; `per_process` instances share one worker process
+    `placement`                "loop", "thread", "process", "sandbox", "container" or "http"; `per_process` instances share
+                               one worker process, sandbox or container
+    `place`                    options of the placement: see `places`
     `max`, `min_warm`          the pool's size: at most (left out: 64, or what the budget holds), and at least
     `idle_s`                   an instance beyond `min_warm` that nobody wanted for so long is closed
     `max_uses`, `max_age_s`, `max_growth_mb`     when an instance is closed and replaced (growth: of a worker process)
@@ -89,6 +104,7 @@ class Spec:
     reusable: bool = True
     max_chains: int = 1
     placement: str = "loop"
+    place: Mapping[str, Any] = field(default_factory=dict)
     per_process: int = 1
     max: int | None = None
     min_warm: int = 0
@@ -98,7 +114,7 @@ class Spec:
     max_growth_mb: float | None = None
     start_timeout_s: float = 60.0
     reset_timeout_s: float = 60.0
-    call_timeout_s: float = 120.0
+    call_timeout_s: float = CALL_TIMEOUT_S
     close_timeout_s: float = 10.0
     max_hold_s: float = 3600.0
     heartbeat_s: float | None = None
@@ -123,6 +139,50 @@ class Spec:
             raise ConfigError(
                 f"environment {self.name!r}: a single-use environment cannot be shared by {self.max_chains} chains"
             )
+        self._check_place()
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """What the environment does not take is refused now. A class may look closer, in `check_options(**options)`."""
+        try:
+            inspect.signature(self.make).bind_partial(**self.options)
+        except TypeError as error:
+            raise ConfigError(f"environment {self.name!r}: options do not fit: {error}") from None
+        except ValueError:
+            return  # a builtin, which does not say what it takes
+        if callable(check := getattr(self.make, "check_options", None)):
+            check(**self.options)
+        if callable(longest := getattr(self.make, "longest_call_s", None)):
+            self._allow_calls_of(longest(**self.options))
+
+    def _allow_calls_of(self, seconds: float) -> None:
+        """Deadlines nest: the pool's must not cut short what the environment's own options allow."""
+        if self.call_timeout_s >= seconds:
+            return
+        if self.call_timeout_s != CALL_TIMEOUT_S:
+            raise ConfigError(
+                f"environment {self.name!r}: call_timeout_s is {self.call_timeout_s:g}, but with its options a call may take "
+                f"{seconds:g} s: raise the one or lower the other"
+            )
+        object.__setattr__(self, "call_timeout_s", float(seconds))
+
+    def _check_place(self) -> None:
+        place = self.in_place
+        if place is None:
+            return
+        who = f"environment {self.name!r}: placement {self.placement!r}"
+        if self.max_growth_mb is not None:
+            raise ConfigError(f"{who} does not measure growth: remove max_growth_mb and set memory_mb, or max_uses")
+        if self.placement == "http":
+            for name, empty in (("options", {}), ("pass_env", ()), ("per_process", 1)):
+                if getattr(self, name) != empty:
+                    raise ConfigError(f"{who} leaves {name!r} to the server: remove it here and set it there")
+        if place.limit_s is not None:
+            object.__setattr__(self, "call_timeout_s", min(self.call_timeout_s, place.limit_s))
+
+    @property
+    def in_place(self) -> Place | None:
+        return read_place(self.placement, self.place, f"environment {self.name!r}")
 
     @property
     def cls(self) -> type | None:
@@ -130,6 +190,7 @@ class Spec:
 
 
 DECLARED = ("cost", "reusable", "max_chains", "placement")
+PLACEMENT_NAMES = ("loop", "thread", "process", *PLACES)
 SETTINGS = tuple(each.name for each in fields(Spec))
 
 
@@ -137,15 +198,15 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
     """The spec of a class, a name of one (`plugins`), a function that builds one, or a spec; `settings` override what it
     declares.
     """
-    if unknown := [name for name in settings if name not in SETTINGS]:
-        raise ConfigError(f"an environment's pool has no setting {unknown[0]!r}; known: {', '.join(SETTINGS)}")
+    given, settings = settings, _with_place(thing, settings)
     if isinstance(thing, Spec):
         return replace(thing, **settings)
     name = None
     if isinstance(thing, str):
-        name, thing = thing, plugins.resolve("envs", thing)
+        # Of "module:Class" and "file.py:Class" the class's name: it stands in metrics and in the keys of the config.
+        name, thing = thing.rpartition(":")[2], plugins.resolve("envs", thing)
         if isinstance(thing, Spec):
-            return replace(thing, **{"name": name, **settings})
+            return spec_of(thing, **{"name": name, **given})
     if not callable(thing):
         raise ConfigError(f"an environment is a class, a name or a function that builds one, not {thing!r}")
     if isinstance(thing, type):
@@ -155,6 +216,37 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
     declared = {key: value for key in DECLARED if (value := getattr(thing, key, None)) is not None}
     label = name or getattr(thing, "__name__", type(thing).__name__)
     return Spec(**{"name": label, "make": thing, **declared, **settings})
+
+
+def check_settings(pool: str, settings: Any) -> None:
+    """Refuse what no pool could have, as far as it can be known before the environment is: for whoever reads a config."""
+    who = f"resources.pools.{pool}"
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{who} is a table of settings, not {settings!r}")
+    if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
+        raise ConfigError(f"{who} has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}")
+    placement = settings.get("placement")
+    if placement is not None:
+        if placement not in PLACEMENT_NAMES:
+            raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENT_NAMES)}")
+        options = {name: value for name, value in settings.items() if name in OPTIONS}
+        read_place(placement, {**settings.get("place", {}), **options}, who)
+
+
+def _with_place(thing: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the placement's options, which stand beside the others, gathered under `place`."""
+    if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
+        raise ConfigError(
+            f"an environment's pool has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}"
+        )
+    place = {name: value for name, value in settings.items() if name in OPTIONS}
+    found = {name: value for name, value in settings.items() if name not in OPTIONS}
+    if isinstance(thing, Spec) and (found.get("placement", thing.placement) != thing.placement or place):
+        kept = thing.place if found.get("placement", thing.placement) == thing.placement else {}
+        found["place"] = {**kept, **found.get("place", {}), **place}
+    elif place:
+        found["place"] = {**found.get("place", {}), **place}
+    return found
 
 
 def importable(spec: Spec) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ with a deadline. A call that is cancelled or runs out of time spoils the grip: t
 whatever the chain does with the facade afterwards is a `WorldError` that says why.
 
 Where the environment lives in the loop, methods and attributes are as its author wrote them. Where it lives elsewhere (a
-thread, a worker process), a method called on the event loop returns an awaitable, and one called from any other thread (a
+thread, a worker, a server), a method called on the event loop returns an awaitable, and one called from any other thread (a
 sync tool or reward runs in one) blocks that thread and returns the value: so sync tools and async methods read the same
 wherever the environment lives.
 """
@@ -133,7 +133,7 @@ class Facade:
         else:
             spec = placed.spec
             raise AttributeError(
-                f"{spec.name}.{name} is not a method, and {spec.name} lives in a {spec.placement}: "
+                f"{spec.name}.{name} is not a method, and {spec.name} lives elsewhere (placement {spec.placement!r}): "
                 f"read it in a sync function, or with `await lease.get({spec.name!r}, {name!r})`"
             )
         self.__dict__[name] = bound
@@ -144,7 +144,10 @@ class Facade:
         grip.check()
         placed = grip.member.placed
         if not placed.local:
-            raise AttributeError(f"{placed.spec.name} lives in a {placed.spec.placement}: set {name!r} through a method of it")
+            spec = placed.spec
+            raise AttributeError(
+                f"{spec.name} lives elsewhere (placement {spec.placement!r}): set {name!r} through a method of it"
+            )
         setattr(placed.env, name, value)
 
     def __repr__(self) -> str:

@@ -23,13 +23,18 @@ Kind = Any
 
 
 class Lease:
-    __slots__ = ("_lock", "_manager", "grips", "holder", "over", "task")
+    """`may` are the kinds that it may ask for, `claim` those that it has a claim on (see `claims`), `held` how many it has."""
 
-    def __init__(self, manager: ResourceManager, task: Task, holder: str) -> None:
+    __slots__ = ("_lock", "_manager", "claim", "grips", "held", "holder", "may", "over", "task")
+
+    def __init__(self, manager: ResourceManager, task: Task, holder: str, may: frozenset[str] = frozenset()) -> None:
         self._manager = manager
         self.task = task
         self.holder = holder
+        self.may = may
+        self.claim: frozenset[str] = frozenset()
         self.grips: dict[str, Grip] = {}
+        self.held = 0
         self.over = False
         self._lock: asyncio.Lock | None = None
 
@@ -95,10 +100,14 @@ class Lease:
 
     def release_now(self) -> None:
         """The same, where nothing can be awaited."""
+        if self.may and not self.over:
+            self._manager.count_use(self)
         self.over = True
         grips = self.grips
         while grips:
             self._manager.give_back(grips.popitem()[1])
+        if self.claim:
+            self._manager.claims.drop(self)
 
     def _name(self, kind: Kind) -> str:
         return kind if isinstance(kind, str) else self._manager.name_of(kind)

@@ -18,8 +18,9 @@ TIMES = ("acquire_s", "acquire_p95_s", "lease_s")
 def measure(pools: Iterable[Pool]) -> dict[str, float]:
     """`resources/<kind>/<figure>` and `resources/total/<figure>`.
 
-    Now: allocated (seats lent), idle (instances), warming (starting), closing, waiting (chains). Since the start: started,
-    recycled, failed, reaped. Over the last leases: acquire_s (mean), acquire_p95_s, lease_s (mean).
+    Now: allocated (seats lent), idle (instances), warming (starting), closing, waiting (chains). The most of this step, per
+    kind: most_allocated, most_waiting. Since the start: started, recycled, failed, reaped. Over the last leases: acquire_s
+    (mean), acquire_p95_s, lease_s (mean).
     """
     figures: dict[str, float] = {}
     total = dict.fromkeys((*GAUGES, *COUNTERS), 0.0)
@@ -32,13 +33,15 @@ def measure(pools: Iterable[Pool]) -> dict[str, float]:
             "warming": float(pool.starting),
             "closing": float(pool.closing),
             "waiting": float(pool.waiting),
+            "most_allocated": float(pool.most_lent),
+            "most_waiting": float(pool.most_waiting),
             "started": float(pool.started),
             "recycled": float(pool.recycled),
             "failed": float(pool.failed),
             "reaped": float(pool.reaped),
         }
-        for name, value in mine.items():
-            total[name] += value
+        for name in total:
+            total[name] += mine[name]
         latencies += pool.latencies
         lease_times += pool.lease_times
         _write(figures, pool.spec.name, mine, pool.latencies, pool.lease_times)

@@ -3,10 +3,11 @@
 Every wait has a deadline, and its `WorldError` says who holds what. Books are kept here: what is lent, by whom, and what
 all pools together take of the host's budget.
 
-No deadlock. The kinds of one request are taken in one fixed order, that in which the manager came to know them. A chain
-that already holds something and asks for a kind that comes earlier may wait like any other; whenever such a one waits, the
-books are examined, and a wait that can never end (each of a ring of chains waits for what the next one holds) is refused at
-once to the one that closed the ring. Budgets cannot close a ring: one instance of every kind always has its share reserved.
+No deadlock. Whoever asks for several kinds, or says that it may (`may`), first claims a place of each together: see
+`claims`. The kinds of one request are taken in one fixed order, that in which the manager came to know them. A chain that
+holds something and asks for a kind it never mentioned may wait like any other; whenever such a one waits, the books are
+examined, and a wait that can never end (each of a ring of chains waits for what the next one holds) is refused at once to
+the one that closed the ring.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..tools.deadline import Expired, within
 from ..types import Task
+from .claims import Claims
 from .deadlines import Deadlines
 from .env import Budget, Spec, spec_of
 from .facade import Grip, wrap
@@ -46,6 +48,7 @@ class ResourceManager:
         self._timeout_s = timeout_s
         self._sweep_s = sweep_s
         self._specs: dict[str, tuple[Spec, int]] = {}
+        self.claims = Claims(self._specs, self.budget)
         self._names: dict[Any, str] = {}
         self._pools: dict[str, Pool] = {}
         self._by_kind: dict[Any, Pool] = {}
@@ -68,13 +71,14 @@ class ResourceManager:
             raise ConfigError(
                 f"two kinds of environment are called {spec.name!r}: give one another name, spec_of(..., name='...')"
             )
-        size = spec.max if spec.max is not None else max(1, spec.min_warm, min(DEFAULT_MAX, self._fits(spec)))
-        if size > self._fits(spec):
+        fits = self.budget.holds(spec.cost)
+        size = spec.max if spec.max is not None else max(1, spec.min_warm, min(DEFAULT_MAX, fits))
+        if size > fits:
             cpu, memory = size * spec.cost.cpu, size * spec.cost.memory_mb
+            cure = f"set max to {fits} or less, or raise the budget" if fits else "raise the budget: it does not hold even one"
             raise ConfigError(
-                f"{size} instances of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is "
-                f"{_limit(self.budget.cpu)} CPUs and {_limit(self.budget.memory_mb)} MB: "
-                f"set max to {self._fits(spec)} or less, or raise the budget"
+                f"{size} instance{'s' * (size > 1)} of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is "
+                f"{_limit(self.budget.cpu)} CPUs and {_limit(self.budget.memory_mb)} MB: {cure}"
             )
         floors = [*self._specs.values(), (spec, size)]
         for name in ("cpu", "memory_mb"):
@@ -114,24 +118,9 @@ class ResourceManager:
             pool = self._by_kind[kind] = self._pools[self.name_of(kind)]
         return pool
 
-    def _fits(self, spec: Spec) -> int:
-        most = 1 << 30
-        for name in ("cpu", "memory_mb"):
-            limit, cost = getattr(self.budget, name), getattr(spec.cost, name)
-            if limit is not None and cost > 0:
-                most = min(most, int((limit + 1e-9) / cost))
-        return most
-
     def capacity(self, kinds: Iterable[Kind]) -> int:
         """How many chains can hold one of each of these kinds at the same time."""
-        specs = [self._specs[self.name_of(kind)] for kind in kinds]
-        most = min((size * spec.max_chains for spec, size in specs), default=1 << 30)
-        for name in ("cpu", "memory_mb"):
-            limit = getattr(self.budget, name)
-            each = sum(getattr(spec.cost, name) / spec.max_chains for spec, _ in specs)
-            if limit is not None and each > 0:
-                most = min(most, int((limit + 1e-9) / each))
-        return max(1, most)
+        return self.claims.most({self.name_of(kind) for kind in kinds})
 
     # ---- the pools' side
 
@@ -180,24 +169,35 @@ class ResourceManager:
 
     @asynccontextmanager
     async def lease(
-        self, kinds: Sequence[Kind], task: Task, holder: str | None = None, timeout_s: float | None = None
+        self,
+        kinds: Sequence[Kind],
+        task: Task,
+        holder: str | None = None,
+        timeout_s: float | None = None,
+        may: Sequence[Kind] = (),
     ) -> AsyncIterator[Lease]:
-        lease = await self.acquire(kinds, task, holder, timeout_s)
+        lease = await self.acquire(kinds, task, holder, timeout_s, may)
         try:
             yield lease
         finally:
             lease.release_now()
 
     async def acquire(
-        self, kinds: Sequence[Kind], task: Task, holder: str | None = None, timeout_s: float | None = None
+        self,
+        kinds: Sequence[Kind],
+        task: Task,
+        holder: str | None = None,
+        timeout_s: float | None = None,
+        may: Sequence[Kind] = (),
     ) -> Lease:
-        """A lease of one instance of each kind, reset for `task`. Give it back with `release`."""
+        """A lease of one instance of each kind, reset for `task`. Give it back with `release`. `may`: what else it may need."""
         lease = Lease(self, task, holder or f"lease {next(self._count)}")
-        if len(kinds) == 1:
+        if len(kinds) == 1 and not may:
             self._enter()
             now = time.monotonic()
             await self._grant(self._pool(kinds[0]), lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
         else:
+            lease.may = frozenset(map(self.name_of, may))
             await self.add(lease, kinds, timeout_s)
         return lease
 
@@ -208,6 +208,10 @@ class ResourceManager:
         pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.grips}
         taken: list[str] = []
         try:
+            if pools and not lease.held and not lease.claim:
+                claim = lease.may.union(pool.spec.name for pool in pools)
+                if len(claim) > 1:
+                    await self.claims.take(lease, claim, deadline, self.deadlines)
             for pool in sorted(pools, key=lambda pool: pool.order):
                 await self._grant(pool, lease, deadline, time.monotonic())
                 taken.append(pool.spec.name)
@@ -215,6 +219,8 @@ class ResourceManager:
             for name in taken:
                 if (grip := lease.grips.pop(name, None)) is not None:
                     self.give_back(grip)
+            if lease.claim and not lease.held:
+                self.claims.drop(lease)
             raise
         if lease.over:
             lease.release_now()
@@ -233,9 +239,14 @@ class ResourceManager:
                 except BaseException as error:
                     pool.forsake(waiter, error)
                     raise
+            if not member.live:  # it died between being handed out and here
+                pool.give_back(member, True, time.monotonic())
+                again = True
+                continue
             if member.seats > 1:
                 observation = None  # it is shared: those who are on it have it as it is
                 break
+            pool.shut(member)
             try:
                 if pool.quick and member.placed.alive:
                     observation = member.placed.env.reset(lease.task)
@@ -247,6 +258,7 @@ class ResourceManager:
             except BaseException as error:
                 used = member.uses > 0
                 member.seats -= 1
+                pool.lent -= 1
                 if isinstance(error, Expired) or not isinstance(error, Exception):
                     member.placed.abandon()
                 pool.discard(member, failed=True)
@@ -258,6 +270,7 @@ class ResourceManager:
         now = time.monotonic()
         grip = lease.grips[pool.spec.name] = Grip(lease, member, observation, now)
         member.grips.append(grip)
+        lease.held += 1
         held = self._held.get(holder)
         if held is None:
             self._held[holder] = [grip]
@@ -301,9 +314,13 @@ class ResourceManager:
             return  # it was taken back before
         spoiled = grip.why is not None or grip.busy != 0
         grip.end("the lease is over")
-        held = self._held[grip.lease.holder]
+        lease = grip.lease
+        lease.held -= 1
+        if lease.claim and not lease.held:
+            self.claims.drop(lease)  # also where the reaper took its last: a chain that hangs keeps no place
+        held = self._held[lease.holder]
         if len(held) == 1:
-            del self._held[grip.lease.holder]
+            del self._held[lease.holder]
         else:
             held.remove(grip)
         pool = member.pool
@@ -344,13 +361,22 @@ class ResourceManager:
         return len(pool.members)
 
     def expect(self, n: int, kinds: Sequence[Kind] | None = None) -> None:
-        """A hint: so many chains come next. Instances are started for them, and kept; 0 lets the pools shrink again."""
+        """A hint: so many chains come next. Instances are started for them, and kept; 0 lets the pools shrink again.
+
+        Of a kind that not every chain asked for lately, as many as they asked for.
+        """
         self._enter()
         names = list(self._pools) if kinds is None else [self.name_of(kind) for kind in kinds]
         for name in names:
             pool = self._pools[name]
-            pool.target = min(pool.size, math.ceil(n / pool.spec.max_chains))
+            pool.target = min(pool.size, math.ceil(n * pool.demand / pool.spec.max_chains))
             pool.grow()
+
+    def count_use(self, lease: Lease) -> None:
+        """A lease ends: which of the kinds that it might have asked for it did."""
+        for name in lease.may:
+            if (pool := self._pools.get(name)) is not None:
+                pool.count_use(name in lease.grips)
 
     # ---- life
 
@@ -397,6 +423,7 @@ class ResourceManager:
         if first:
             if self._sweeper is not None:
                 self._sweeper.cancel()
+            self.claims.close("the resource manager was closed")
             for pool in self._pools.values():
                 for waiter in list(pool.waiters):
                     if waiter.wanted:
@@ -428,9 +455,20 @@ class ResourceManager:
         """Who holds what."""
         return {holder: [grip.member.pool.spec.name for grip in grips] for holder, grips in self._held.items()}
 
+    def who_holds_what(self) -> str:
+        """The same in words, of the first few."""
+        some = [f"{holder} holds {', '.join(kinds)}" for holder, kinds in list(self.holders().items())[:5]]
+        more = f"; and {len(self._held) - len(some)} more" if len(self._held) > len(some) else ""
+        return "; ".join(some) + more if some else "no environment is lent"
+
     def metrics(self) -> dict[str, float]:
         """Figures per kind and in total, by name: see `ledger.measure`."""
         return measure(self._pools.values())
+
+    def mark(self) -> None:
+        """A new step begins: the figures that are the most of a step begin again."""
+        for pool in self._pools.values():
+            pool.most_lent, pool.most_waiting = pool.lent, pool.waiting
 
 
 def _time_left(most: float, deadline: float) -> float:

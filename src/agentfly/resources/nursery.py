@@ -70,14 +70,15 @@ class Nursery:
         self._lock_fd = -1
         self._life: tuple[int, int] = (-1, -1)
 
-    async def spawn(self, number: int, pass_env: Sequence[str]) -> Born:
-        """Start one. A cancelled call leaves nothing: what was started is buried."""
+    async def spawn(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None = None) -> Born:
+        """Start one: `worker.py`, or a command of the caller's, which has the socket as its standard input and output. A
+        cancelled call leaves nothing: what was started is buried."""
         if os.name != "posix":
             raise ConfigError("placement 'process' needs Linux or macOS; use placement 'thread'")
         thread = self._enter()
         born: list[Born] = []
         try:
-            await thread.run(lambda: born.append(self._start(number, pass_env)))
+            await thread.run(lambda: born.append(self._start(number, pass_env, command)))
         except BaseException as error:
             # The thread works in order: by the time it comes to this, a start that nobody waits for has ended.
             thread.submit(lambda: self._bury_all(born), _ignore)
@@ -126,23 +127,24 @@ class Nursery:
         self._life = os.pipe()
         self._thread = OwnThread("nursery")
 
-    def _start(self, number: int, pass_env: Sequence[str]) -> Born:
+    def _start(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None) -> Born:
         assert self._home is not None
         directory = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=self._home))
         ours, theirs = socket.socketpair()
         try:
             with theirs, (directory / "log").open("ab") as log:
+                words = [
+                    *(sys.executable, "-I", "-X", "utf8", str(SCRIPT)),
+                    *(str(theirs.fileno()), str(self._life[0]), str(os.getpid())),
+                ]
                 popen = subprocess.Popen(
-                    [
-                        *(sys.executable, "-I", "-X", "utf8", str(SCRIPT)),
-                        *(str(theirs.fileno()), str(self._life[0]), str(os.getpid())),
-                    ],
+                    words if command is None else list(command),
                     env=_environment(directory, number, theirs.fileno(), pass_env),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdin=subprocess.DEVNULL if command is None else theirs.fileno(),
+                    stdout=log if command is None else theirs.fileno(),
                     stderr=log,
                     start_new_session=True,
-                    pass_fds=(theirs.fileno(), self._life[0]),
+                    pass_fds=(theirs.fileno(), self._life[0]) if command is None else (),
                 )
         except BaseException:
             ours.close()

@@ -1,5 +1,5 @@
-"""Where an instance lives: `loop` (called directly), `thread` (a thread of its own), `process` (a worker process; see
-`remote`).
+"""Where an instance lives: `loop` (called directly), `thread` (a thread of its own), and on the other side of a wire
+(`remote`): `process` (a worker process), `sandbox`, `container`, `http` (a server).
 
 A `Home` belongs to one pool and makes `Placed` instances; what a placed instance can do is the same everywhere: start, be
 called, be abandoned in the middle of a call, be closed. A call here has no deadline of its own: the lease puts one around
@@ -179,10 +179,31 @@ def _process(spec: Spec) -> Home:
     return ProcessHome(spec)
 
 
+def _sandbox(spec: Spec) -> Home:
+    from .sandboxed import SandboxHome
+
+    return SandboxHome(spec)
+
+
+def _container(spec: Spec) -> Home:
+    from .containers import ContainerHome
+
+    return ContainerHome(spec)
+
+
+def _http(spec: Spec) -> Home:
+    from .web import HttpHome
+
+    return HttpHome(spec)
+
+
 PLACEMENTS: dict[str, Callable[[Spec], Home]] = {
     "loop": lambda spec: Home(spec, LoopPlaced),
     "thread": lambda spec: Home(spec, ThreadPlaced),
     "process": _process,
+    "sandbox": _sandbox,
+    "container": _container,
+    "http": _http,
 }
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""
 BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
+LATELY = 64
+"""How many chains tell what the next ones will ask for."""
 WINDOW = 1024
 """Latencies and lease times are those of so many last leases."""
 
@@ -99,6 +101,8 @@ class Pool:
         self.members: dict[Member, None] = {}
         self.waiters: deque[Waiter] = deque()
         self.waiting = self.starting = self.closing = self.target = 0
+        self.lent = self.most_lent = self.most_waiting = 0
+        self._might = self._did = 0
         self.recycled = self.failed = self.started = self.reaped = 0
         self.latencies: deque[float] = deque(maxlen=WINDOW)
         self.lease_times: deque[float] = deque(maxlen=WINDOW)
@@ -125,12 +129,20 @@ class Pool:
             member.seats += 1
             if member.seats >= self.spec.max_chains:
                 self.part.popleft()
-            return member
-        if self.idle:
+        elif self.idle:
             member = self.idle.pop()  # the last used is the warmest; the others grow old and are closed
             member.seats = 1
-            return member
-        return None
+        else:
+            return None
+        self.lent += 1
+        if self.lent > self.most_lent:
+            self.most_lent = self.lent
+        return member
+
+    def shut(self, member: Member) -> None:
+        """It is about to be reset: nobody joins meanwhile, though it may have been open to others before they all left."""
+        if self.shared and member in self.part:
+            self.part.remove(member)
 
     def open(self, member: Member) -> None:
         """A shared member has been reset for its first chain: others may join."""
@@ -141,6 +153,7 @@ class Pool:
     def give_back(self, member: Member, spoiled: bool, now: float) -> None:
         """A seat is free again. Every way of giving back ends here, or in `discard`."""
         member.seats -= 1
+        self.lent -= 1
         member.uses += 1
         if not member.live:
             return
@@ -192,6 +205,8 @@ class Pool:
         else:
             self.waiters.append(waiter)
         self.waiting += 1
+        if self.waiting > self.most_waiting:
+            self.most_waiting = self.waiting
         if front or deadline < self._horizon:
             waiter.in_heap = True  # it may be due before those in front of it
             self.owner.deadlines.add(deadline, waiter)
@@ -291,6 +306,18 @@ class Pool:
             yield from member.grips
 
     # ---- birth and death
+
+    def count_use(self, asked: bool) -> None:
+        """A chain that might have asked for this kind has ended, and did or did not."""
+        self._might += 1
+        self._did += asked
+        if self._might >= 2 * LATELY:
+            self._might, self._did = self._might // 2, self._did // 2
+
+    @property
+    def demand(self) -> float:
+        """The share of chains that asked for one lately; all of them, until there were enough to tell."""
+        return 1.0 if self._might < LATELY // 4 else self._did / self._might
 
     @property
     def count(self) -> int:

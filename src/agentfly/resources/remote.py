@@ -1,8 +1,9 @@
-"""Environments in worker processes: calls in, frames over a socket, answers out.
+"""Environments on the other side of a wire: calls in, frames over a connection, answers out.
 
-A `Worker` is one process with one or more instances. When it dies, every call that waits on it fails with a `WorldError`
-that says how, and its instances report their death; nothing else is touched. A call that is given up kills the process when
-the instance is alone in it. Where several share a process the instance is dropped, the process takes no new ones, and it is
+A `Worker` is one other side with one or more instances; the `Vessel` under it is what it lives in (a process here, a sandbox,
+a container, a server elsewhere: one file each) and carries the bytes. When it dies, every call that waits on it fails with a
+`WorldError` that says how, and its instances report their death; nothing else is touched. A call that is given up kills the
+vessel when the instance is alone in it. Where several share one the instance is dropped, it takes no new ones, and it is
 killed when the last has left.
 """
 
@@ -12,7 +13,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,49 +27,110 @@ from .wire import BadFrame, Frames, pack, pack_argument, unpack_error, unpack_va
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20) if hasattr(os, "sysconf") else 0.0
 
 
-class Worker(asyncio.Protocol):
-    """Our side of one process. `ready` is done when it answers, `gone` when it is dead and reaped."""
+class Vessel:
+    """What a worker lives in, and the wire to it. One vessel is opened once, and buried once, whatever came of it."""
+
+    thing = "worker process"
+    """What messages call it."""
+    pid: int | None = None
+    """The worker's process, where it is one of this machine's that we may look at."""
 
     def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    async def open(self, worker: Worker, number: int) -> None:
+        """Start it and say hello. From then on what it says goes to `worker.data_received`, its end to `connection_lost`."""
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def bury(self, asked: bool) -> str:
+        """End it for certain; how it ended. `asked`: we want it gone, and it need not be asked why. Never raises."""
+        raise NotImplementedError
+
+    def tidy(self) -> None:
+        """Called now and then."""
+
+
+class ProcessVessel(Vessel):
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self._born: Born | None = None
+        self._transport: asyncio.Transport | None = None
+
+    async def open(self, worker: Worker, number: int) -> None:
+        target, options = importable(self.spec)
+        self._born = await NURSERY.spawn(number, self.spec.pass_env)
+        self.pid = self._born.popen.pid
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_connection(lambda: worker, sock=self._born.channel)
+        hello = {"path": sys.path, "target": target, "options": options, "per_process": self.spec.per_process}
+        self._transport.write(pack(hello))
+
+    def write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    async def bury(self, asked: bool) -> str:
+        born = self._born
+        if born is None:
+            return "it was never born"
+        tail = born.tail()
+        if self._transport is not None:
+            self._transport.abort()
+        await NURSERY.bury(born)
+        return f"({_how(born.popen.returncode)})" + (f"; it said: {tail}" if tail else "")
+
+    def tidy(self) -> None:
+        if self._born is not None:
+            self._born.tidy()
+
+
+class Worker(asyncio.Protocol):
+    """Our side of one vessel. `ready` is done when it answers, `gone` when it is dead and buried."""
+
+    def __init__(self, spec: Spec, vessel: Vessel) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
+        self.vessel = vessel
         self.alive = True
         self.tainted = False
         self.why = ""
+        self.about: Any = None
+        """What it said of itself when it came up."""
         self.instances: dict[int, RemotePlaced] = {}
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.born: Born | None = None
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._count = 0
         self._frames = Frames()
-        self._transport: asyncio.Transport | None = None
+        self._write: Callable[[bytes], None] | None = None
         self._burial: asyncio.Task[None] | None = None
 
     async def start(self, number: int) -> None:
-        target, options = importable(self.spec)
+        answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[0] = answered  # its first frame
         try:
-            self.born = born = await NURSERY.spawn(number, self.spec.pass_env)
-            answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-            self._calls[0] = answered  # the host's first frame
-            transport, _ = await asyncio.get_running_loop().create_connection(lambda: self, sock=born.channel)
-            self._transport = transport
-            hello = {"path": sys.path, "target": target, "options": options, "per_process": self.spec.per_process}
-            transport.write(pack(hello))
-            await answered
+            await self.vessel.open(self, number)
+            answer = await answered
+            if answer.get("error"):  # a cell of a sandbox that ended before it became a worker
+                raise WorldError(str(answer["error"])[-500:])
+            self.about = unpack_value(answer)
         except BaseException as error:
-            self.die(f"its worker process did not start: {error}")
+            self.die(f"its {self.vessel.thing} did not start: {error}")
             raise
+        self._write = self.vessel.write
         if not self.ready.done():
             self.ready.set_result(None)
 
     @property
     def pid(self) -> int | None:
-        return self.born.popen.pid if self.born is not None and self.alive else None
+        return self.vessel.pid if self.alive else None
 
     async def call(self, instance: int, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if not self.alive or self._transport is None:
-            raise WorldError(self.why or f"{self.spec.name}: its worker process is gone")
+        if not self.alive or self._write is None:
+            raise WorldError(self.why or f"{self.spec.name}: its {self.vessel.thing} is gone")
         self._count += 1
         call_id = self._count
         message: dict[str, Any] = {"id": call_id, "i": instance, "m": method}
@@ -79,10 +141,12 @@ class Worker(asyncio.Protocol):
                 message["k"] = {name: pack_argument(value) for name, value in kwargs.items()}
             data = pack(message)
         except (TypeError, ValueError, RecursionError) as error:
-            raise TypeError(f"an argument of {self.spec.name}.{method} cannot travel to its worker process: {error}") from None
+            raise TypeError(
+                f"an argument of {self.spec.name}.{method} cannot travel to its {self.vessel.thing}: {error}"
+            ) from None
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._transport.write(data)
+        self._write(data)
         try:
             answer = await future
         finally:
@@ -98,27 +162,22 @@ class Worker(asyncio.Protocol):
                 if future is not None and not future.done():
                     future.set_result(message)
         except BadFrame as error:
-            self.die(f"{self.spec.name}: its worker process sent something that is not a frame ({error}) and was killed")
+            self.die(f"{self.spec.name}: its {self.vessel.thing} sent something that is not a frame ({error}) and was killed")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.die("")
 
     def die(self, why: str) -> None:
-        """It is over: kill, reap, then tell everyone. Without a reason the process itself is asked for one."""
+        """It is over: kill, reap, then tell everyone. Without a reason the vessel itself is asked for one."""
         if not self.alive:
             return
         self.alive, self.why = False, why
         self._burial = asyncio.get_running_loop().create_task(self._bury())
 
     async def _bury(self) -> None:
-        if self.born is not None:
-            tail = self.born.tail()
-            if self._transport is not None:
-                self._transport.abort()
-            await NURSERY.bury(self.born)
-            if not self.why:
-                said = f"; it said: {tail}" if tail else ""
-                self.why = f"{self.spec.name}: its worker process ended ({_how(self.born.popen.returncode)}){said}"
+        how = await self.vessel.bury(bool(self.why))
+        if not self.why:
+            self.why = f"{self.spec.name}: its {self.vessel.thing} ended {how}"
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(WorldError(self.why))
@@ -131,7 +190,7 @@ class Worker(asyncio.Protocol):
             placed.died(self.why)
 
     def leave(self, number: int) -> None:
-        """An instance is closed; the last one takes the process with it."""
+        """An instance is closed; the last one takes the vessel with it."""
         self.instances.pop(number, None)
         if not self.instances:
             self.die(f"{self.spec.name} is closed")
@@ -147,7 +206,7 @@ def _how(code: int | None) -> str:
 
 
 class RemotePlaced(Placed):
-    def __init__(self, home: ProcessHome, number: int) -> None:
+    def __init__(self, home: RemoteHome, number: int) -> None:
         super().__init__(home.spec, number)
         self._home = home
         self._worker: Worker | None = None
@@ -160,6 +219,7 @@ class RemotePlaced(Placed):
         worker = self._worker = self._home.room(self)
         if len(worker.instances) == 1:
             await worker.start(self.number)
+            self._home.check(worker.about)
         else:
             await asyncio.shield(worker.ready)
         await worker.call(self.number, NEW)
@@ -187,7 +247,7 @@ class RemotePlaced(Placed):
             return
         self.alive = False
         if self.spec.per_process == 1:
-            worker.die(f"{self.spec.name}: a call was given up and its worker process was killed")
+            worker.die(f"{self.spec.name}: a call was given up and its {worker.vessel.thing} was killed")
         else:
             worker.tainted = True  # its thread may hang in there for ever
 
@@ -220,20 +280,30 @@ class RemotePlaced(Placed):
             return None
 
     def tidy(self) -> None:
-        if self._worker is not None and self._worker.born is not None and self._worker.alive:
-            self._worker.born.tidy()
+        if self._worker is not None and self._worker.alive:
+            self._worker.vessel.tidy()
+
+    @property
+    def about(self) -> Any:
+        """What the other side said of itself when it came up."""
+        return None if self._worker is None else self._worker.about
 
 
-class ProcessHome(Home):
-    """The workers of one pool."""
+class RemoteHome(Home):
+    """The workers of one pool. A placement of its own overrides `vessel`."""
 
     def __init__(self, spec: Spec) -> None:
-        importable(spec)  # what no worker could import is refused before anything starts
         super().__init__(spec, Placed)
         self._workers: list[Worker] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def place(self, number: int) -> Placed:
+    def vessel(self) -> Vessel:
+        raise NotImplementedError
+
+    def check(self, about: Any) -> None:
+        """What the other side said of itself; for a placement that must look."""
+
+    def place(self, number: int) -> RemotePlaced:
         return RemotePlaced(self, number)
 
     def room(self, placed: RemotePlaced) -> Worker:
@@ -243,7 +313,7 @@ class ProcessHome(Home):
         roomy = (worker for worker in self._workers if not worker.tainted and len(worker.instances) < limit)
         worker = next(roomy, None)
         if worker is None:
-            worker = Worker(self.spec)
+            worker = Worker(self.spec, self.vessel())
             self._workers.append(worker)
         worker.instances[placed.number] = placed
         return worker
@@ -252,6 +322,15 @@ class ProcessHome(Home):
         task = asyncio.get_running_loop().create_task(_quietly(coroutine, timeout_s))
         self._tasks.add(task)
         task.add_done_callback(partial(_forget, self._tasks))
+
+
+class ProcessHome(RemoteHome):
+    def __init__(self, spec: Spec) -> None:
+        importable(spec)  # what no worker could import is refused before anything starts
+        super().__init__(spec)
+
+    def vessel(self) -> Vessel:
+        return ProcessVessel(self.spec)
 
 
 def _forget(tasks: set[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:

@@ -2,10 +2,12 @@
 
     frame   four bytes of length, then JSON                         call    {"id", "i", "m", "a", "k"}     i: which instance
     value   {"v": any JSON value}  |  {"r": a ToolResult}           reply   {"id", ...value}  |  {"id", "e": [type, text]}
+            {"c": a CellResult}
 
-A value must have a JSON form (tuples become lists) or be a `ToolResult`, whose image may be bytes; anything else is a
-TypeError that says so, and nothing is sent. `Task`s are understood as arguments. An exception travels as its type's name
-and its text, and comes back as the same type where that is one of AgentFly's or Python's own, otherwise as `RemoteError`.
+A value must have a JSON form (tuples become lists), or be a `ToolResult` (whose image may be bytes) or a `CellResult` of a code
+interpreter; anything else is a TypeError that says so, and nothing is sent. `Task`s are understood as arguments. An exception
+travels as its type's name and its text, and comes back as the same type where that is one of AgentFly's or Python's own,
+otherwise as `RemoteError`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 from .. import errors
 from ..types import Message, Task, ToolCall, ToolResult
+from .sandbox.limits import CellResult
 
 MAX_FRAME = 64 << 20
 HEADER = struct.Struct(">I")
@@ -106,6 +109,10 @@ def pack_value(value: Any) -> dict[str, Any]:
             image = {"base64": base64.b64encode(image).decode()}
         check(image)
         return {"r": [value.observation, image, value.reward, value.done, value.error]}
+    if isinstance(value, CellResult):
+        images = [base64.b64encode(image).decode() for image in value.images]
+        flags = [value.timed_out, value.alive, value.replaced]
+        return {"c": [value.stdout, value.stderr, value.value, value.error, images, *flags]}
     check(value)
     return {"v": value}
 
@@ -113,6 +120,8 @@ def pack_value(value: Any) -> dict[str, Any]:
 def unpack_value(message: dict[str, Any]) -> Any:
     if "v" in message:
         return message["v"]
+    if "c" in message:
+        return _unpack_cell(message["c"])
     try:
         observation, image, reward, done, error = message["r"]
         if isinstance(image, dict) and set(image) == {"base64"}:
@@ -120,6 +129,19 @@ def unpack_value(message: dict[str, Any]) -> Any:
     except (KeyError, ValueError, TypeError) as wrong:
         raise BadFrame(f"a reply without a value: {wrong}") from None
     return ToolResult(observation=observation, image=image, reward=reward, done=done, error=error)
+
+
+def _unpack_cell(parts: Any) -> CellResult:
+    """What another side says of a cell; it may be a server elsewhere, so every part is looked at."""
+    try:
+        stdout, stderr, value, error, images, timed_out, alive, replaced = parts
+        pictures = tuple(base64.b64decode(image, validate=True) for image in images)
+    except (ValueError, TypeError) as wrong:
+        raise BadFrame(f"not the result of a cell: {wrong}") from None
+    texts, flags = (stdout, stderr, value or "", error or ""), (timed_out, alive, replaced)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(flag, bool) for flag in flags):
+        raise BadFrame("not the result of a cell")
+    return CellResult(stdout, stderr, value, error, pictures, timed_out, alive, replaced)
 
 
 def pack_argument(value: Any) -> Any:

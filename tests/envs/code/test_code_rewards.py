@@ -11,8 +11,9 @@ import pytest
 
 from agentfly import plugins
 from agentfly.envs.code.reward import code_answer, code_output_reward, program_of, same, unit_tests_reward
-from agentfly.envs.code.session import _shared, open_session
+from agentfly.envs.code.session import open_session
 from agentfly.errors import ConfigError, RewardError
+from agentfly.resources.sandbox.shared import SERVERS
 from agentfly.rewards import Reward, Score, as_reward
 from agentfly.types import Completion, Task, ToolCall, ToolResult, Trajectory, Turn
 
@@ -196,5 +197,5 @@ def test_a_server_is_shared_by_sessions_and_ends_with_the_loop():
 
     count, pid = asyncio.run(main())
     assert count == 1
-    assert not _shared
+    assert not SERVERS
     assert not os.path.exists(f"/proc/{pid}")

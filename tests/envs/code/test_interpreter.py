@@ -10,10 +10,11 @@ import pytest
 from agentfly import plugins
 from agentfly.envs.code.env import MAX_CODE, CodeInterpreter
 from agentfly.envs.code.session import CellResult, open_session
-from agentfly.envs.code.tools import HEAD, TAIL, code_interpreter, describe, python, shorten
+from agentfly.envs.code.tools import HEAD, TAIL, code_interpreter, code_interpreter_tool, describe, python, shorten
 from agentfly.errors import ConfigError, WorldError
+from agentfly.resources import ResourceManager, spec_of
 from agentfly.tools import Context, call_tools
-from agentfly.types import Task, ToolCall, Trajectory
+from agentfly.types import Task, ToolCall, ToolResult, Trajectory
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")
 
@@ -229,6 +230,48 @@ def test_the_tool_and_the_environment_have_names():
 def test_figures_come_back_as_an_image_and_a_word():
     assert describe(CellResult(stdout="plotted\n", images=("png",)), 5) == "plotted\n[figure]"
     assert describe(CellResult(images=("a", "b")), 5) == "[figure; the last of 2 is shown]"
+
+
+def test_figures_of_the_real_matplotlib_come_back_as_png(run):
+    pytest.importorskip("matplotlib")
+    draw = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.title('squares')\nprint('drawn')"
+    first, two, none = run(
+        draw, "plt.figure(); plt.bar([1], [2])\nplt.figure(); plt.show()", "plt.get_fignums()", limit_s=120.0
+    )
+    assert first.observation.endswith("drawn\n[figure]")
+    assert first.image[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(first.image) > 1_000
+    assert two.observation.endswith("[figure; the last of 2 is shown]")
+    assert (none.observation, none.image) == ("[]", None)  # shown once, then closed
+
+
+def test_the_tool_obeys_the_time_limit_of_the_environments_own_options():
+    async def main() -> list[ToolResult]:
+        spec = spec_of(CodeInterpreter, options={"limit_s": 0.5})
+        task = Task("t0", (), {})
+        async with ResourceManager(None, spec) as manager, manager.lease([CodeInterpreter], task) as lease:
+
+            async def lend(kind: type) -> object:
+                return lease[kind]
+
+            context = Context(task, Trajectory("c0", task), lend=lend)
+            tools = {"python": python, "own": code_interpreter_tool(name="own", limit_s=0.3)}
+            names = ("python", "own")
+            return [(await call_tools(tools, [ToolCall(n, {"code": "while True: pass"})], context))[0] for n in names]
+
+    followed, own = asyncio.run(main())
+    assert followed.observation == "[stopped after 0.5 s; the session and its variables are kept]"
+    assert own.observation == "[stopped after 0.3 s; the session and its variables are kept]"
+    assert followed.error == own.error == "timeout"
+
+
+def test_deadlines_around_a_cell_make_room_for_its_limit():
+    assert spec_of(CodeInterpreter).call_timeout_s == 120.0
+    assert spec_of(CodeInterpreter, options={"limit_s": 300}).call_timeout_s == 340.0
+    assert python.timeout_s > 340.0
+    assert code_interpreter_tool(limit_s=300).timeout_s == 340.0
+    with pytest.raises(ConfigError, match="call_timeout_s is 60, but with its options a call may take 340 s"):
+        spec_of(CodeInterpreter, options={"limit_s": 300}, call_timeout_s=60)
 
 
 def test_an_unknown_tier_and_a_limit_of_nothing_are_refused():

@@ -9,6 +9,8 @@ and the session goes on. Nothing of one chain is ever visible to another: a sess
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
@@ -17,28 +19,54 @@ from ...types import Task
 from .session import CellResult, Session, check_tier, open_session
 
 LIMIT_S = 20.0
+GRACE_S = 40.0
 MAX_CODE = 200_000
 
 
 class CodeInterpreter(Environment):
-    """A stateful Python interpreter. `limit_s` is for one cell, `tier` names how strictly sessions are walled off."""
+    """A stateful Python interpreter.
+
+    `limit_s` is for one cell; `tier` names how strictly sessions are walled off (namespace, landlock, process, docker:IMAGE,
+    enroot:NAME, remote:URL), `min_tier` the weakest that is accepted, `place` further options of a container or server.
+    """
 
     cost: ClassVar[Cost] = Cost(cpu=0.05, memory_mb=30, start_s=0.1)
     reusable: ClassVar[bool] = True
     max_chains: ClassVar[int] = 1
     placement: ClassVar[str] = "loop"
 
-    def __init__(self, tier: str | None = None, limit_s: float = LIMIT_S) -> None:
-        if not limit_s > 0:
-            raise ConfigError(f"CodeInterpreter: limit_s must be above 0, not {limit_s}")
-        check_tier(tier)
-        self.tier, self.limit_s = tier, float(limit_s)
+    def __init__(
+        self,
+        tier: str | None = None,
+        limit_s: float = LIMIT_S,
+        min_tier: str | None = None,
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.check_options(tier, limit_s, min_tier, place)
+        self.tier, self.limit_s, self.min_tier, self.place = tier, float(limit_s), min_tier, place
         self.cells = 0
         self.replaced = False
         """Whether the last cell ran in a new session because the one before it was lost."""
         self._session: Session | None = None
         self._lost = self._closed = False
         self._turn = asyncio.Lock()
+
+    @staticmethod
+    def check_options(
+        tier: str | None = None,
+        limit_s: float = LIMIT_S,
+        min_tier: str | None = None,
+        place: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Refuse what cannot work before anything is started."""
+        if not isinstance(limit_s, int | float) or not limit_s > 0:
+            raise ConfigError(f"CodeInterpreter: limit_s must be above 0, not {limit_s!r}")
+        check_tier(tier, min_tier, place)
+
+    @staticmethod
+    def longest_call_s(limit_s: float = LIMIT_S, **options: Any) -> float:
+        """What one call may take: a cell, and for its session to start, to be interrupted or, where it must be, killed."""
+        return float(limit_s) + GRACE_S
 
     async def reset(self, task: Task | None = None) -> None:
         """An empty namespace. The session itself is opened by the first cell, so that a chain that runs none costs nothing."""
@@ -55,7 +83,7 @@ class CodeInterpreter(Environment):
             if self._closed:
                 raise WorldError("the code interpreter is closed: reset it before the next cell")
             if self._session is None:
-                self._session = await open_session(self.tier)
+                self._session = await open_session(self.tier, self.min_tier, self.place)
             self.replaced, self._lost = self._lost, False
             self.cells += 1
             try:
@@ -66,7 +94,14 @@ class CodeInterpreter(Environment):
                 raise
             if not result.alive:
                 await self._drop()
-            return result
+            return replace(result, replaced=True) if self.replaced else result
+
+    async def about(self) -> dict[str, Any]:
+        """The tier that its sessions really have, and sentences that say what that stops and does not stop."""
+        async with self._turn:
+            if self._session is None:
+                self._session = await open_session(self.tier, self.min_tier, self.place)
+            return {"tier": self._session.tier, "report": list(self._session.report())}
 
     async def close(self) -> None:
         self._closed = True

@@ -2,12 +2,17 @@
 
     code_answer   the answer is the expected one: the same number, list or word
     code_output   the program, run again in a fresh session, prints the expected output
-    unit_tests    the code passes the tests of the task, in a fresh session
+    unit_tests    the code passes the tests of the task, which run in another session than the code
 
 A program is the fenced block of the final reply or, where that has none, the cells that the chain ran. It is scored in a
-session that no chain has touched. Unit tests are compiled before the solution runs and wiped from where it could look; each
-that passes leaves a digest of a secret, so neither printing, nor exiting, nor replacing builtins earns anything. Not stopped:
-code that searches its own process for that secret, or whose objects equal everything (see `agentfly.rewards.code_tests`).
+session that no chain has touched. Unit tests run apart (see `apart`): the solution only ever sees the arguments of a call, and
+what it gives back is compared as plain data where it cannot look. Printing, exiting, replacing built-in functions, searching
+frames or memory, and objects that equal everything earn nothing.
+
+Tests that hand something to the solution that is not plain data, a function say, cannot be split. They run beside it in one
+session, and the component `apart` is 0: compiled before the solution runs, wiped from where it could look, each that passes
+leaves a digest of a secret. There code that searches its own process for that secret is not stopped, nor objects that equal
+everything; `beside=False` refuses such tasks.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
 from ...rewards.math_equal import math_equal
 from ...types import Trajectory
+from .apart import count_apart
 from .env import read_code
 from .session import CellResult, session
 
@@ -121,11 +127,13 @@ def code_output_reward(timeout_s: float = 10.0, field: str = "answer", tier: str
 
 
 @factory("unit_tests")
-def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str | None = None) -> Reward:
-    """1 if the code passes every test of the field `tests`, in a fresh session.
+def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str | None = None, beside: bool = True) -> Reward:
+    """1 if the code passes every test of the field `tests`, which run in another session than the code.
 
     `tests` is assert code or a list of such. `timeout_s` is for all of them, `partial` gives the share that passed instead,
-    `tier` is the kind of session. The optional field `prelude` is run before the solution.
+    `tier` is the kind of session. The optional field `prelude` is run before the solution, and before the tests. The component
+    `apart` is 0 where the tests could not be kept apart and ran beside the solution in one session; `beside=False` makes that
+    an error, for tasks whose tests must not be cheated.
     """
     _check("unit_tests", timeout_s)
 
@@ -134,15 +142,23 @@ def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str 
         if pairs:
             raise ValueError("the field 'tests' holds pairs of input and output; use the reward 'code_tests' for those")
         code = "\n".join(program_of(prediction, trajectory) or [prediction])
-        passed = 0 if not code.strip() or read_code(code)[1] else await count_passed(code, asserts, prelude, timeout_s, tier)
+        passed, apart = 0, 1.0
+        if code.strip() and not read_code(code)[1]:
+            verdict = await count_apart(code, asserts, prelude, timeout_s, tier)
+            if verdict.passed is not None:
+                passed = verdict.passed
+            elif beside:
+                apart, passed = 0.0, await count_beside(code, asserts, prelude, timeout_s, tier)
+            else:
+                raise ValueError(f"the tests cannot run apart from the solution: {verdict.why}; allow it with beside=True")
         share = passed / len(asserts)
-        return {"reward": share if partial else float(share == 1.0), "passed": share, "tests": len(asserts)}
+        return {"reward": share if partial else float(share == 1.0), "passed": share, "tests": len(asserts), "apart": apart}
 
     unit_tests.__doc__ = unit_tests_reward.__doc__
     return FunctionReward(unit_tests, name="unit_tests", timeout_s=timeout_s + 60.0)
 
 
-async def count_passed(code: str, tests: Sequence[str], prelude: str, timeout_s: float, tier: str | None) -> int:
+async def count_beside(code: str, tests: Sequence[str], prelude: str, timeout_s: float, tier: str | None) -> int:
     """How many tests pass after `code`. They run in order, in the same fresh session as the code."""
     nonce = secrets.token_hex(16)
     payload = json.dumps([nonce, prelude, code, list(tests)])

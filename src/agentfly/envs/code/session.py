@@ -1,111 +1,104 @@
-"""Where cells run: `open_session(tier)` gives a fresh Python session in a sandbox, and this file alone knows how it is had.
+"""Where cells run: `open_session(tier)` gives a fresh Python session, and this file alone knows how each kind is had.
 
-All sessions of one tier and event loop come from one fork server. It is started for the first session, ends when it has had
-none for a while, and ends with the loop whatever happens. A tier that cannot be had here is a ConfigError that names the cure;
-none weaker is taken in its place.
+    namespace, landlock, process     a fork of this machine's sandbox server, which all sessions of one tier and loop share
+    docker:IMAGE, enroot:NAME        a container of its own, in which a plain session runs
+    remote:URL                       a session of `agentfly envs serve code`, which says which tier it has
+
+Further options of a container or a server (`memory_mb`, `token_env`, ...) are those of the placements of the same kind. A tier
+that cannot be had here is a ConfigError that names the cure; none weaker is taken in its place, and none below `min_tier`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Protocol
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
 
-from ...errors import ConfigError
-from ...resources.sandbox import TIERS, CellResult, SandboxServer, SandboxSession
+from ...errors import ConfigError, WorldError
+from ...resources.env import Spec
+from ...resources.places import read_place
+from ...resources.sandbox.host import SandboxServer
+from ...resources.sandbox.limits import TIERS, CellResult
+from ...resources.sandbox.session import SandboxSession
+from ...resources.sandbox.shared import Shared, borrow
+from ...resources.sandbox.tiers import FAR, ORDER, WORDS, is_below, least_local, not_stopped
 
-__all__ = ["CellResult", "Session", "open_session", "session"]
+__all__ = ["CellResult", "Session", "check_tier", "open_session", "session"]
 log = logging.getLogger(__name__)
-IDLE_S = 10.0
+SLACK_S = 30.0
+"""What a far session may take beyond a cell's own limit before it is given up: its own interruption, and the way."""
+_INSIDE = {"docker": "image", "enroot": "image", "remote": "url"}
 
 
 class Session(Protocol):
     """One namespace of Python, which nobody else can see. What `run` gives back says whether the session is still `alive`."""
 
+    tier: str
+
     async def run(self, code: str, timeout_s: float) -> CellResult: ...
 
     async def close(self) -> None: ...
 
-
-class _Shared:
-    """The server of one tier in one event loop, and the task that ends it."""
-
-    def __init__(self, tier: str | None) -> None:
-        self.tier = tier
-        self.users = 0
-        self.changed = asyncio.Event()
-        self.ready: asyncio.Future[SandboxServer] = asyncio.get_running_loop().create_future()
-        self.keeper = asyncio.create_task(self._keep(), name="agentfly-sandbox-server")
-
-    @property
-    def usable(self) -> bool:
-        return not self.keeper.done() and not (self.ready.done() and self.ready.result().ended)
-
-    async def _keep(self) -> None:
-        try:
-            server = await SandboxServer.start(self.tier)
-        except asyncio.CancelledError:
-            self.ready.cancel()
-            self._forget()
-            raise
-        except Exception as error:  # noqa: BLE001 - it belongs to those who asked for a session
-            self.ready.set_exception(error)
-            self.ready.exception()  # seen, even where nobody waits any more
-            self._forget()
-            return
-        log.info("%s", " ".join(server.report()))
-        try:
-            self.ready.set_result(server)
-            while server.ended is None:
-                self.changed.clear()
-                try:
-                    # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
-                    async with asyncio.timeout(IDLE_S):
-                        await self.changed.wait()
-                except TimeoutError:
-                    if not self.users:
-                        return
-        finally:
-            self._forget()
-            await server.close()
-
-    def _forget(self) -> None:
-        """A closed loop must not be kept alive by its entry in the table."""
-        key = asyncio.get_running_loop(), self.tier
-        if _shared.get(key) is self:
-            del _shared[key]
+    def report(self) -> tuple[str, ...]: ...
 
 
-_shared: dict[tuple[asyncio.AbstractEventLoop, str | None], _Shared] = {}
+def check_tier(
+    tier: str | None, min_tier: str | None = None, place: Mapping[str, Any] | None = None
+) -> tuple[str | None, dict[str, Any]]:
+    """The tier's name and the options of its place, all of them checked. Nothing is started."""
+    name, _, rest = (tier or "").partition(":")
+    if tier is not None and (name not in (*TIERS, *FAR) or (rest and name not in FAR)):
+        raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join((*reversed(TIERS), *FAR))}")
+    if min_tier is not None and min_tier not in ORDER:
+        raise ConfigError(f"min_tier must be one of {', '.join(reversed(ORDER))}, not {min_tier!r}")
+    if min_tier is not None and name in ORDER and is_below(name, min_tier):
+        raise ConfigError(f"the sandbox tier {name!r} is below min_tier {min_tier!r}: raise the one or lower the other")
+    options = dict(place or {})
+    if name not in FAR:
+        if options:
+            raise ConfigError(f"place is for the tiers {', '.join(FAR)}; the tier {name or 'namespace'!r} has none: remove it")
+        return (tier and name), {}
+    if rest:
+        if _INSIDE[name] in options:
+            raise ConfigError(f"{_INSIDE[name]} is named twice, in the tier {tier!r} and in place")
+        options[_INSIDE[name]] = rest
+    if _INSIDE[name] not in options:
+        raise ConfigError(f"the tier {name!r} needs more: write {name}:{_INSIDE[name].upper()}")
+    if "limit_s" in options or "engine" in options:
+        raise ConfigError(
+            "limit_s and engine are not options of an interpreter's place: it has limit_s, and the tier is the engine"
+        )
+    if name != "remote":
+        options["engine"] = name
+    read_place("http" if name == "remote" else "container", options, f"the tier {name!r}")
+    return name, options
 
 
-def check_tier(tier: str | None) -> None:
-    if tier is not None and tier not in TIERS:
-        raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join(reversed(TIERS))}")
-
-
-async def open_session(tier: str | None = None) -> Session:
+async def open_session(tier: str | None = None, min_tier: str | None = None, place: Mapping[str, Any] | None = None) -> Session:
     """A fresh session of the named tier; without a name, of the strictest one."""
-    check_tier(tier)
-    key = asyncio.get_running_loop(), tier
-    shared = _shared.get(key)
-    if shared is None or not shared.usable:
-        shared = _shared[key] = _Shared(tier)
-    shared.users += 1
+    name, options = check_tier(tier, min_tier, place)
+    if name in FAR:
+        return await _open_far(name, min_tier, options)
+    least = None if min_tier is None else least_local(min_tier, TIERS)
+    server, shared = await borrow(name, least)
     try:
-        server = await asyncio.shield(shared.ready)
-        return _Lent(await server.session(), shared)
+        return _Lent(await server.session(), server, shared)
     except BaseException:
-        shared.users -= 1
+        shared.leave()
         raise
 
 
 @contextlib.asynccontextmanager
-async def session(tier: str | None = None) -> AsyncIterator[Session]:
+async def session(
+    tier: str | None = None, min_tier: str | None = None, place: Mapping[str, Any] | None = None
+) -> AsyncIterator[Session]:
     """A fresh session that is closed at the end of the block."""
-    opened = await open_session(tier)
+    opened = await open_session(tier, min_tier, place)
     try:
         yield opened
     finally:
@@ -115,8 +108,9 @@ async def session(tier: str | None = None) -> AsyncIterator[Session]:
 class _Lent:
     """A session that is counted, so that its server knows when it is idle."""
 
-    def __init__(self, inner: SandboxSession, shared: _Shared) -> None:
+    def __init__(self, inner: SandboxSession, server: SandboxServer, shared: Shared) -> None:
         self.inner, self.shared = inner, shared
+        self.tier, self.report = server.tier, server.report
         self.counted = True
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
@@ -125,6 +119,100 @@ class _Lent:
     async def close(self) -> None:
         if self.counted:
             self.counted = False
-            self.shared.users -= 1
-            self.shared.changed.set()
+            self.shared.leave()
         await self.inner.close()
+
+
+# ---- in a container, or on another machine ---------------------------------------------------------------------------------
+
+_homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
+
+
+def _home(tier: str, options: dict[str, Any]) -> Any:
+    """One for each place and loop; the first says what it stops."""
+    from ...resources.placements import home_of
+    from .env import CodeInterpreter
+
+    homes = _homes.setdefault(asyncio.get_running_loop(), {})
+    key = tier, json.dumps(options, sort_keys=True)
+    if key not in homes:
+        if tier == "remote":
+            spec = Spec(name="code", make=CodeInterpreter, placement="http", place=options)
+        else:
+            inner = {"tier": "process"}  # the container is the wall
+            spec = Spec(name="code", make=CodeInterpreter, options=inner, placement="container", place=options)
+        homes[key] = home_of(spec)
+        log.info("%s", " ".join((WORDS[tier], *not_stopped(tier, {}))))
+    return homes[key]
+
+
+async def _open_far(tier: str, min_tier: str | None, options: dict[str, Any]) -> Session:
+    home = _home(tier, options)
+    placed = home.place(next(_numbers))
+    try:
+        async with asyncio.timeout(home.spec.start_timeout_s):
+            await placed.start()
+            got, report = tier, (WORDS[tier], *not_stopped(tier, {}))
+            if tier == "remote":
+                got, theirs = await _look(placed, min_tier)
+                report += theirs
+    except TimeoutError:
+        await placed.close(10)
+        raise WorldError(f"a session of the tier {tier!r} did not come up within {home.spec.start_timeout_s:g} s") from None
+    except BaseException:
+        await placed.close(10)
+        raise
+    return _Far(placed, got, report, here=tier != "remote")
+
+
+async def _look(placed: Any, min_tier: str | None) -> tuple[str, tuple[str, ...]]:
+    """What a server says of its own sessions; weaker ones than we want are refused."""
+    about = await placed.call("about", (), {})
+    theirs, report = (about.get("tier"), about.get("report")) if isinstance(about, dict) else (None, None)
+    if theirs not in ORDER or not isinstance(report, list):
+        raise WorldError("the server does not say which tier its sessions have")
+    if min_tier is not None and is_below(theirs, min_tier):
+        raise ConfigError(
+            f"the server's tier {theirs!r} is below min_tier {min_tier!r}: start it with a stricter one, or lower it"
+        )
+    if theirs == "process":
+        log.warning("the sessions of the server are plain processes there: its tier is 'process'")
+    return theirs, tuple(f"There: {sentence}" for sentence in report)
+
+
+class _Far:
+    """A session behind a wire, in an instance of its own; `here`: on this machine."""
+
+    def __init__(self, placed: Any, tier: str, report: tuple[str, ...], here: bool) -> None:
+        self.placed, self.tier, self._report, self._here = placed, tier, report, here
+
+    def report(self) -> tuple[str, ...]:
+        return self._report
+
+    async def run(self, code: str, timeout_s: float) -> CellResult:
+        try:
+            async with asyncio.timeout(timeout_s + SLACK_S):
+                result = await self.placed.call("run", (code, timeout_s), {})
+        except TimeoutError:
+            self.placed.abandon()
+            return _lost("it did not answer when its time was over", timed_out=True)
+        except WorldError as error:
+            self.placed.abandon()
+            if not self._here:
+                raise  # a server that is gone is the world's failure; a container may well have died of the cell
+            return _lost(str(error))
+        except BaseException:
+            self.placed.abandon()
+            raise
+        if not isinstance(result, CellResult):
+            self.placed.abandon()
+            raise WorldError("the far session sent something that is not the result of a cell")
+        return result
+
+    async def close(self) -> None:
+        await self.placed.close(10)
+
+
+def _lost(why: str, timed_out: bool = False) -> CellResult:
+    return CellResult(error=f"the session has ended and its variables are lost: {why}", timed_out=timed_out, alive=False)

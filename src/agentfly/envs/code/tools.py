@@ -10,16 +10,16 @@ from __future__ import annotations
 from ...tools import Tool, tool
 from ...tools.text import clean
 from ...types import ToolResult
-from .env import LIMIT_S, CodeInterpreter
+from .env import GRACE_S, CodeInterpreter
 from .session import CellResult
 
 HEAD, TAIL = 4_000, 2_000
-GRACE_S = 40.0
-"""Beyond a cell's own limit: for the session to start, to be interrupted and, where it must be, to be killed."""
+LONGEST_S = 24 * 3600.0
+"""The deadline of a tool whose cells follow the interpreter's `limit_s`: the ones that count are that, and its pool's."""
 
 
-def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float = LIMIT_S) -> Tool:
-    """The tool under another name, or with its own time limit for a cell."""
+def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float | None = None) -> Tool:
+    """The tool under another name, or with its own time limit for a cell instead of the interpreter's `limit_s`."""
 
     async def code_interpreter(code: str, interpreter: CodeInterpreter) -> ToolResult:
         """Run Python code. Variables are kept between calls; what is printed and the value of the last line come back.
@@ -28,19 +28,23 @@ def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float = LI
             code: Python code
         """
         result = await interpreter.run(code, limit_s)
+        # An interpreter that lives elsewhere does not say what its limit is.
+        limit = getattr(interpreter, "limit_s", None) if limit_s is None else limit_s
         return ToolResult(
-            observation=describe(result, limit_s, replaced=interpreter.replaced),
+            observation=describe(result, limit),
             image=result.images[-1] if result.images else None,
             error="timeout" if result.timed_out else None,
         )
 
     # Stateful: the cells of one turn run in the order the model wrote them in. The tool's own deadline is the last resort.
-    return tool(code_interpreter, name=name, stateful=True, timeout_s=limit_s + GRACE_S, register=False)
+    timeout_s = LONGEST_S if limit_s is None else limit_s + GRACE_S
+    return tool(code_interpreter, name=name, stateful=True, timeout_s=timeout_s, register=False)
 
 
-def describe(result: CellResult, limit_s: float, *, replaced: bool = False) -> str:
+def describe(result: CellResult, limit_s: float | None) -> str:
     """What the model reads."""
-    parts = ["[a new session was started; earlier variables are lost]" if replaced else ""]
+    limit = "its time limit" if limit_s is None else f"{limit_s:g} s"
+    parts = ["[a new session was started; earlier variables are lost]" if result.replaced else ""]
     parts += [shorten(text.rstrip("\n")) for text in (result.stdout, result.stderr, result.value) if text]
     if result.error and result.alive and not result.timed_out:
         parts.append(shorten(result.error))
@@ -48,10 +52,10 @@ def describe(result: CellResult, limit_s: float, *, replaced: bool = False) -> s
         more = "" if len(result.images) == 1 else f"; the last of {len(result.images)} is shown"
         parts.append(f"[figure{more}]")
     if not result.alive:
-        why = f"did not stop after {limit_s:g} s and was killed" if result.timed_out else f"ended: {_reason(result.error)}"
+        why = f"did not stop after {limit} and was killed" if result.timed_out else f"ended: {_reason(result.error)}"
         parts.append(f"[the session {why}; the next call starts a new one, earlier variables are lost]")
     elif result.timed_out:
-        parts.append(f"[stopped after {limit_s:g} s; the session and its variables are kept]")
+        parts.append(f"[stopped after {limit}; the session and its variables are kept]")
     return "\n".join(part for part in parts if part) or "(no output)"
 
 

@@ -31,23 +31,32 @@ class Cgroups:
     memory_mb: int
     processes: int
 
-    def make(self, name: str) -> None:
-        for kind, (_, fd) in self.parents.items():
-            os.mkdir(name, dir_fd=fd)
-            memory, processes = str(self.memory_mb * _MB), str(self.processes + 1)
-            if kind in ("v2", "memory"):
-                _write(f"{name}/{'memory.max' if kind == 'v2' else 'memory.limit_in_bytes'}", memory, fd)
-            if kind == "v2":
-                with contextlib.suppress(OSError):  # no swap accounting in this kernel
-                    _write(f"{name}/memory.swap.max", "0", fd)
-                _write(f"{name}/memory.oom.group", "1", fd)
-            if kind in ("v2", "pids"):
-                _write(f"{name}/pids.max", processes, fd)
+    def settings(self, kind: str) -> list[tuple[str, str, bool]]:
+        """File, value, and whether the group is worth nothing without it: not every kernel counts swap."""
+        memory, processes = str(self.memory_mb * _MB), str(self.processes + 1)
+        if kind == "memory":  # in this order: the sum with swap must not be below memory alone
+            return [("memory.limit_in_bytes", memory, True), ("memory.memsw.limit_in_bytes", memory, False)]
+        if kind == "pids":
+            return [("pids.max", processes, True)]
+        swap = [("memory.swap.max", "0", False), ("memory.oom.group", "1", False)]
+        return [("memory.max", memory, True), *swap, ("pids.max", processes, True)]
 
-    def join(self, name: str) -> None:
-        """Move the calling process in; what it forks from now on follows."""
-        for _, fd in self.parents.values():
-            _write(f"{name}/cgroup.procs", "0", fd)
+    def make(self, name: str) -> tuple[int, ...]:
+        """A group with its limits. Gives the descriptors of its lists of processes: who writes "0" to them has joined."""
+        tickets: list[int] = []
+        try:
+            for kind, (_, fd) in self.parents.items():
+                os.mkdir(name, dir_fd=fd)
+                for file, value, needed in self.settings(kind):
+                    with contextlib.nullcontext() if needed else contextlib.suppress(OSError):
+                        _write(f"{name}/{file}", value, fd)
+                tickets.append(os.open(f"{name}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=fd))
+        except OSError:
+            for ticket in tickets:
+                os.close(ticket)
+            self.remove(name)
+            raise
+        return tuple(tickets)
 
     def ran_out_of_memory(self, name: str) -> bool:
         for kind, file in (("v2", "memory.events"), ("memory", "memory.oom_control")):
@@ -129,9 +138,10 @@ def _sweep(parent: str) -> None:
 
 
 def _try_v2(own: str) -> str | None:
-    """Our group beside or below our own, where the controllers already flow down and we may write."""
+    """Our group beside or below our own, where the controllers already flow down and we may write. A group that holds processes
+    cannot hand controllers down, so it is usually one above our own, which was delegated to this user (or root is)."""
     place = own
-    while place.startswith("/sys/fs/cgroup"):
+    while os.path.exists(f"{place}/cgroup.controllers"):  # up to the root of the hierarchy, wherever that is mounted
         try:
             with open(f"{place}/cgroup.subtree_control") as file:
                 flows = {"memory", "pids"} <= set(file.read().split())
@@ -170,15 +180,18 @@ def find(memory_mb: int, processes: int) -> Cgroups | None:
         groups = Cgroups(
             {kind: (path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for kind, path in paths.items()}, memory_mb, processes
         )
-        groups.make("probe")
+        tickets = groups.make("probe")
         pid = os.fork()
         if pid == 0:
             try:
-                groups.join("probe")
+                for ticket in tickets:
+                    os.write(ticket, b"0")
             except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happens
                 os._exit(1)
             os._exit(0)
         joined = os.waitpid(pid, 0)[1] == 0
+        for ticket in tickets:
+            os.close(ticket)
         groups.remove("probe")
         if joined:
             return groups

@@ -1,8 +1,12 @@
 """The inside of a session: reads cells from its socket, runs them like a notebook, replies. Runs behind the walls of `jail`.
 
-A frame is four bytes of length and JSON. In: {"id", "code"}. Out: {"id", "stdout", "stderr", "value", "error", "images"}.
+In: eight bytes, the length of the code and the number of the cell, and the code. Out: four bytes of length and JSON:
+{"id", "stdout", "stderr", "value", "error", "images"}, of which only "id" must be there.
 One `__main__` module lives as long as the session. File descriptors 1 and 2 are memory files, so whatever writes to them,
 at whatever level, is captured in order, cut in the middle, and cannot break a frame. Nothing here is trusted by the host.
+
+`Session` is made once, in the server, and `open` completes it in the forked child: what is done before the fork costs a
+session neither time nor memory.
 """
 
 import __future__
@@ -12,19 +16,19 @@ import base64
 import builtins
 import fcntl
 import io
-import json
 import linecache
 import os
-import resource
 import signal
-import socket
-import struct
 import sys
 import traceback
 import types
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
+from .protocol import CELL, CHUNK, LENGTH
+
 MAX_IMAGES, MAX_IMAGE_BYTES = 4, 1_500_000
+_READY = b'\0\0\0\x09{"id": 0}'
 
 
 def cut(text: str, limit: int, total: int | None = None) -> str:
@@ -37,20 +41,25 @@ def cut(text: str, limit: int, total: int | None = None) -> str:
 
 
 class Capture:
-    """A memory file behind a descriptor. It is made before the system call filter forbids making more."""
+    """A memory file behind a descriptor, and `kept` beside it."""
 
-    def __init__(self, target: int, limit: int) -> None:
-        self.target, self.limit = target, limit
+    def __init__(self, target: int, kept: int, limit: int) -> None:
+        self.target, self.kept, self.limit = target, kept, limit
+        self.inode = 0
+
+    def open(self) -> None:
+        """Before the system call filter forbids making more."""
         made = os.memfd_create("output")
-        high = min(200, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 8)  # out of the way of what cells open
-        self.kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, high)
-        os.close(made)
-        fcntl.fcntl(self.kept, fcntl.F_SETFL, os.O_APPEND)
-        os.dup2(self.kept, target)
-        self.inode = os.fstat(self.kept).st_ino
+        fcntl.fcntl(made, fcntl.F_SETFL, os.O_APPEND)
+        os.dup2(made, self.kept, False)
+        os.dup2(made, self.target)
+        if made != self.kept:
+            os.close(made)
 
     def take(self) -> str:
         """What was written since the last call; a cell that closed or replaced the descriptor gets it back."""
+        if not self.inode:
+            self.inode = os.fstat(self.kept).st_ino
         try:
             seen = os.fstat(self.target)
         except OSError:
@@ -77,16 +86,20 @@ def no_input(prompt: object = "", /) -> str:
 
 
 class Session:
-    def __init__(self, channel: socket.socket, output_chars: int) -> None:
-        self.channel = channel
+    def __init__(self, output_chars: int, files: int) -> None:
+        """In the server, whose own input is /dev/null. `files`: how many descriptors a session may have."""
+        first = min(200, files - 8)  # out of the way of what cells open
+        self.channel = first + 2
         self.limit = output_chars
-        self.pid = os.getpid()
+        self.pid = 0
         self.running = False
         self.count = 0
-        self.captures = [Capture(1, output_chars), Capture(2, output_chars)]
+        self.captures = [Capture(1, first, output_chars), Capture(2, first + 1, output_chars)]
         self.streams = [self.stream(1), self.stream(2)]
         sys.stdout, sys.stderr = self.streams
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - for the session's life
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the session's life
+        sys.argv[:] = [""]
+        sys.path.insert(0, "")
         vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
         builtins.input = no_input
         main = types.ModuleType("__main__")
@@ -94,6 +107,15 @@ class Session:
         self.names["__builtins__"] = builtins
         sys.modules["__main__"] = main
         signal.signal(signal.SIGINT, self.interrupt)
+
+    def open(self, channel: int) -> None:
+        """In the child: its own socket and output files, and no other descriptor of the server's."""
+        self.pid = os.getpid()
+        os.dup2(channel, self.channel, False)
+        for capture in self.captures:
+            capture.open()
+        os.closerange(3, self.captures[0].kept)
+        os.closerange(self.channel + 1, 1024)
 
     @staticmethod
     def stream(target: int) -> io.TextIOWrapper:
@@ -105,36 +127,46 @@ class Session:
             raise KeyboardInterrupt
 
     def serve(self) -> None:
-        self.send({"id": 0})
+        self.send(_READY)
         while (cell := self.read()) is not None:
-            reply = self.run(cell["code"])
+            number, code = cell
+            reply = self.run(code)
             if os.getpid() != self.pid:
                 os._exit(0)  # the cell forked and its child came back here
-            self.send({"id": cell["id"], **reply})
+            body = f'{{"id": {number}{reply}}}'.encode()
+            self.send(LENGTH.pack(len(body)) + body)
 
-    def send(self, reply: dict[str, Any]) -> None:
-        data = json.dumps(reply).encode()
-        self.channel.sendall(struct.pack(">I", len(data)) + data)
+    def send(self, frame: bytes) -> None:
+        while frame:
+            frame = frame[os.write(self.channel, frame) :]
 
-    def read(self) -> Any:
-        header = self.receive(4)
-        body = self.receive(struct.unpack(">I", header)[0]) if header else None
-        return json.loads(body) if body else None
+    def read(self) -> tuple[int, str] | None:
+        """The number of a cell and its code; None at the end."""
+        header = self.receive(CELL.size)
+        if header is None:
+            return None
+        size, number = CELL.unpack(header)
+        body = self.receive(size)
+        return None if body is None else (number, body.decode("utf-8", "surrogatepass"))
 
-    def receive(self, count: int) -> bytes | None:
-        parts = []
-        while count:
-            part = self.channel.recv(min(count, 1 << 18))
-            if not part:
-                return None
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+    def receive(self, count: int) -> bytes | bytearray | None:
+        """Exactly so many bytes: what comes after them may be for the cell itself (`SandboxSession.hand_over`)."""
+        data: bytes | bytearray = os.read(self.channel, min(count, CHUNK)) if count else b""
+        if len(data) == count:
+            return data
+        data = bytearray(data)
+        while more := os.read(self.channel, min(count - len(data), CHUNK)):
+            data += more
+            if len(data) == count:
+                return data
+        return None
 
-    def run(self, code: str) -> dict[str, Any]:
+    def run(self, code: str) -> str:
+        """Run a cell; the fields of the reply as JSON, each with a comma before it."""
         self.count += 1
         name = f"<cell {self.count}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        reply = ""
         value: str | None = None
         error: str | None = None
         images: list[str] = []
@@ -159,12 +191,26 @@ class Session:
         except BaseException as raised:  # noqa: BLE001 - a session outlives whatever a cell raises
             error = self.explain(raised)
         error = self.flush(error)
-        stdout, stderr = (capture.take() for capture in self.captures)
-        return {"stdout": stdout, "stderr": stderr, "value": value, "error": error, "images": images}
+        if stdout := self.captures[0].take():
+            reply += f', "stdout": {quoted(stdout)}'
+        if stderr := self.captures[1].take():
+            reply += f', "stderr": {quoted(stderr)}'
+        if value is not None:
+            reply += f', "value": {quoted(value)}'
+        if error is not None:
+            reply += f', "error": {quoted(error)}'
+        if images:
+            reply += ', "images": [' + ", ".join(map(quoted, images)) + "]"
+        return reply
 
     @staticmethod
     def compile(code: str, name: str) -> list[types.CodeType]:
         """The statements, and the last expression on its own so that its value can be shown."""
+        if "\n" not in code and "=" not in code and not code[:1].isspace():
+            try:
+                return [compile(code, name, "eval", dont_inherit=True)]
+            except SyntaxError:
+                tree = None  # not one expression, so it needs a tree
         tree = ast.parse(code, name)
         last = tree.body[-1] if tree.body else None
         if not isinstance(last, ast.Expr):

@@ -27,7 +27,8 @@ from typing import Any
 
 from ...errors import ConfigError, WorldError
 from .limits import TIERS, SandboxLimits
-from .session import SandboxSession
+from .protocol import CHUNK, COMMAND, NEW
+from .session import SLOW_S, SandboxSession
 from .tiers import CURES, WORDS, not_stopped
 
 _HERE = str(Path(__file__).parent)
@@ -70,6 +71,9 @@ class SandboxServer:
         self._counts: Counter[str] = Counter()
         self._up: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._outgoing: deque[tuple[bytes, int | None]] = deque()
+        self._young: deque[tuple[float, SandboxSession, int]] = deque()  # cells by when they will have taken long
+        self._young_timer: asyncio.TimerHandle | None = None
+        self._blocked = False
         self._errors = os.memfd_create("agentfly-sandbox-errors")
 
     @classmethod
@@ -118,7 +122,7 @@ class SandboxServer:
         self._numbers += 1
         self._counts["started"] += 1
         session = self._sessions[self._numbers] = SandboxSession(self, self._numbers, ours)
-        self.command("new", session.number, theirs.detach())
+        self.command(NEW, session.number, theirs.detach())
         await session.started()
         return session
 
@@ -187,23 +191,41 @@ class SandboxServer:
     def count(self, name: str) -> None:
         self._counts[name] += 1
 
-    def command(self, op: str, number: int, fd: int | None = None) -> None:
+    def begins(self, session: SandboxSession, cell: int) -> None:
+        """A cell starts; the session is told if it still runs after `SLOW_S`. All wait equally long, so one timer does."""
+        self._counts["cells"] += 1
+        due = self._loop.time() + SLOW_S
+        self._young.append((due, session, cell))
+        if self._young_timer is None:
+            self._young_timer = self._loop.call_at(due, self._on_grown)
+
+    def _on_grown(self) -> None:
+        now = self._loop.time()
+        while self._young and self._young[0][0] <= now:
+            _, session, cell = self._young.popleft()
+            session.on_slow(cell)
+        self._young_timer = self._loop.call_at(self._young[0][0], self._on_grown) if self._young else None
+
+    def command(self, op: int, number: int, fd: int | None = None) -> None:
         """Tell the server; `fd` is given away."""
         if self.ended is not None:
             if fd is not None:
                 os.close(fd)
             return
-        self._outgoing.append((json.dumps({"op": op, "id": number}).encode(), fd))
+        self._outgoing.append((COMMAND.pack(op, number), fd))
         if len(self._outgoing) == 1:
             self._on_writable()
 
     def _on_writable(self) -> None:
         while self._outgoing:
             data, fd = self._outgoing[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))] if fd is not None else []
             try:
-                self._control.sendmsg([data], rights)
+                if fd is None:
+                    self._control.send(data)
+                else:
+                    self._control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))])
             except BlockingIOError:
+                self._blocked = True
                 self._loop.add_writer(self._control.fileno(), self._on_writable)
                 return
             except OSError:
@@ -212,12 +234,14 @@ class SandboxServer:
             if fd is not None:
                 os.close(fd)
             self._outgoing.popleft()
-        self._loop.remove_writer(self._control.fileno())
+        if self._blocked:
+            self._blocked = False
+            self._loop.remove_writer(self._control.fileno())
 
     def _on_control(self) -> None:
         for _ in range(64):  # then the others get a turn
             try:
-                data = self._control.recv(1 << 16)
+                data = self._control.recv(CHUNK)
             except BlockingIOError:
                 return
             except OSError:
@@ -265,6 +289,9 @@ class SandboxServer:
         for session in list(self._sessions.values()):
             session.on_exit({"why": f"the sandbox server has ended: {why}", "code": 0, "cpu_s": 0, "oom": False, "error": None})
         self._sessions.clear()
+        self._young.clear()
+        if self._young_timer is not None:
+            self._young_timer.cancel()
         if not self._up.done():
             self._up.set_exception(WorldError(why))
 

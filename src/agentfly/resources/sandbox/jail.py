@@ -38,13 +38,15 @@ class Walls:
     uids: tuple[int, int] | None = None  # (first, count): only root can give each session its own
     cgroups: Cgroups | None = None
     proc: bool = False
-    proc_options: str = ""
+    proc_options: bytes = b""
     read: list[str] = field(default_factory=list)
     base_size: int = 0  # bytes of address space before a session does anything
     user_processes: int = 0
-    last_capability: int = 40
     directory: str = ""
     below_tmp: list[str] = field(default_factory=list)  # visible paths that the session's own /tmp would hide
+    tickets: tuple[int, ...] = ()  # descriptors through which the next session joins its cgroup
+    tmp_options: bytes = b""
+    limits: list[tuple[int, int]] = field(default_factory=list)  # those that the server cannot take on itself
 
     def uid(self, session: int) -> int | None:
         return None if self.uids is None else self.uids[0] + session % self.uids[1]
@@ -142,19 +144,22 @@ def _open_path(path: str) -> None:
 def enter_namespace(walls: Walls, session: int) -> None:
     """Called in the fresh child, which is process 1 of its own PID namespace already."""
     os.setsid()  # or kill(0, SIGKILL) would reach the server
-    if walls.cgroups:
-        walls.cgroups.join(f"s{session}")
-        walls.cgroups.close()
+    join(walls)
     kernel.unshare(kernel.NEW_NS | kernel.NEW_IPC)
     uid = walls.uid(session)
-    owner = "" if uid is None else f",uid={uid},gid={uid}"
-    options = f"size={walls.disk_mb}m,nr_inodes={walls.inodes},mode=700{owner}"
-    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+    options = walls.tmp_options if uid is None else b"%b,uid=%d,gid=%d" % (walls.tmp_options, uid, uid)
+    kernel.mount_raw(b"tmpfs", b"/tmp", b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     for number, path in enumerate(walls.below_tmp):
-        _open_path(path)
-        kernel.bind(f"{PUT_BY}/{number}", path, _RO)
+        kept = f"{PUT_BY}/{number}"
+        if os.path.isdir(kept):
+            _open_path(path)
+        else:
+            _open_path(os.path.dirname(path))
+            with open(path, "x"):
+                pass
+        kernel.bind(kept, path, _RO)
     if walls.proc:
-        kernel.mount("proc", "/proc", "proc", _RO | kernel.MS_NOEXEC, walls.proc_options)
+        kernel.mount_raw(b"proc", b"/proc", b"proc", _RO | kernel.MS_NOEXEC, walls.proc_options)
     if uid is not None:
         _become(uid)
     try:
@@ -168,10 +173,15 @@ def enter_namespace(walls: Walls, session: int) -> None:
     _give_up(walls, walls.processes)
 
 
+def join(walls: Walls) -> None:
+    """Into the session's cgroup: what is forked from now on follows."""
+    for ticket in walls.tickets:
+        os.write(ticket, b"0")
+
+
 def enter_landlock(walls: Walls, session: int) -> None:
     home = _own_directory(walls, session)
     read = [*walls.read, "/dev/null"]
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     landlock.restrict(read, [home], [f"/dev/{name}" for name in DEVICES])
     _give_up(walls, walls.processes if walls.uids else walls.user_processes + walls.processes)
 
@@ -180,6 +190,38 @@ def enter_process(walls: Walls, session: int) -> None:
     _own_directory(walls, session)
     _limit(walls, walls.processes if walls.uids else walls.user_processes + walls.processes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def prepare(walls: Walls) -> None:
+    """What the server can do once for all its sessions: limits that do not hinder itself, groups, and no way to new rights."""
+    walls.tmp_options = f"size={walls.disk_mb}m,nr_inodes={walls.inodes},mode=700".encode()
+    if walls.uids is not None:
+        os.setgroups([])
+    if walls.tier != "process":
+        kernel.empty_bounding_set()
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    common = {
+        resource.RLIMIT_FSIZE: walls.disk_mb * _MB,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_NICE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_STACK: 8 * _MB,
+    }
+    for which, value in common.items():
+        resource.setrlimit(which, (_allowed(which, value),) * 2)
+    own = {
+        resource.RLIMIT_AS: walls.base_size + walls.memory_mb * _MB,
+        resource.RLIMIT_CPU: walls.cpu_s,
+        resource.RLIMIT_NOFILE: walls.files,
+    }
+    walls.limits = [(which, _allowed(which, value)) for which, value in own.items()]
+
+
+def _allowed(which: int, value: int) -> int:
+    hard = resource.getrlimit(which)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
 
 
 def lock(walls: Walls) -> None:
@@ -197,9 +239,7 @@ landlock_scopes = False  # set by the server: the kernel fences signals
 
 def _own_directory(walls: Walls, session: int) -> str:
     os.setsid()
-    if walls.cgroups:
-        walls.cgroups.join(f"s{session}")
-        walls.cgroups.close()
+    join(walls)
     home = f"{walls.directory}/s{session}"
     os.mkdir(home, 0o700)
     uid = walls.uid(session)
@@ -212,7 +252,6 @@ def _own_directory(walls: Walls, session: int) -> str:
 
 
 def _become(uid: int) -> None:
-    os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # changing users made /proc/self root's
@@ -221,26 +260,12 @@ def _become(uid: int) -> None:
 def _give_up(walls: Walls, processes: int) -> None:
     """Limits, privileges, and the wish to outlive the server; in this order, a changed user would clear the last."""
     _limit(walls, processes)
-    kernel.drop_capabilities(walls.last_capability)
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit(walls: Walls, processes: int) -> None:
-    wanted = {
-        resource.RLIMIT_AS: walls.base_size + walls.memory_mb * _MB,
-        resource.RLIMIT_CPU: walls.cpu_s,
-        resource.RLIMIT_FSIZE: walls.disk_mb * _MB,
-        resource.RLIMIT_NOFILE: walls.files,
-        resource.RLIMIT_NPROC: processes,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_NICE: 0,
-        resource.RLIMIT_RTPRIO: 0,
-        resource.RLIMIT_STACK: 8 * _MB,
-    }
-    for which, value in wanted.items():
-        hard = resource.getrlimit(which)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    for which, value in walls.limits:
         resource.setrlimit(which, (value, value))
+    processes = _allowed(resource.RLIMIT_NPROC, processes)
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))

@@ -8,6 +8,8 @@ the server.
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import os
 import platform
 
@@ -25,17 +27,24 @@ PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 28, 36, 38
 # name: (x86_64, aarch64)
 _NUMBERS = {
     "pivot_root": (155, 41),
-    "capset": (126, 91),
     "sched_setattr": (314, 274),
     "mount_setattr": (442, 442),
     "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446),
 }
-_libc = ctypes.CDLL(None, use_errno=True)
+# PyDLL: none of these calls waits, so the interpreter's lock is kept, and a forked child touches fewer pages.
+_libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.unshare.argtypes = (ctypes.c_int,)
+_libc.setns.argtypes = (ctypes.c_int, ctypes.c_int)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
+_libc.fork.argtypes = ()
+_libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 
+@functools.cache
 def machine() -> str:
     """`x86_64` or `aarch64`; OSError elsewhere."""
     found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
@@ -61,11 +70,18 @@ def syscall(name: str, *arguments: object) -> int:
 
 
 def unshare(flags: int) -> None:
-    _check("unshare", _libc.unshare(ctypes.c_int(flags)))
+    _check("unshare", _libc.unshare(flags))
 
 
 def setns(fd: int, kind: int) -> None:
-    _check("setns", _libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+    _check("setns", _libc.setns(fd, kind))
+
+
+def fork() -> int:
+    """The C library's own fork, without the hooks that `os.fork` runs for modules: they touch a hundred pages of the child, and
+    what they mend (locks of other threads, the list of threads) is not broken where there is one thread. Who needs one of
+    them, as `random` does, calls it."""
+    return _check("fork", _libc.fork())
 
 
 def sethostname(name: str) -> None:
@@ -74,11 +90,13 @@ def sethostname(name: str) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    def raw(text: str | None) -> ctypes.c_char_p:
-        return ctypes.c_char_p(os.fsencode(text) if text is not None else None)
+    texts = [os.fsencode(text) if text is not None else None for text in (source, target, kind, options)]
+    mount_raw(texts[0], texts[1] or b"", texts[2], flags, texts[3])
 
-    result = _libc.mount(raw(source), raw(target), raw(kind), ctypes.c_ulong(flags), raw(options))
-    _check(f"mount {kind or ''} on {target}", result)
+
+def mount_raw(source: bytes | None, target: bytes, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
+    if _libc.mount(source, target, kind, flags, options) < 0:
+        _check(f"mount {(kind or b'').decode()} on {os.fsdecode(target)}", -1)
 
 
 def detach(target: str) -> None:
@@ -116,11 +134,9 @@ def bind(source: str, target: str, flags: int) -> None:
     restrict_mount(target, flags)
 
 
-def prctl(option: int, first: int = 0, second: object = 0) -> None:
-    last = ctypes.c_ulong(second) if isinstance(second, int) else second
-    _check(
-        f"prctl({option})", _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(first), last, ctypes.c_ulong(0), ctypes.c_ulong(0))
-    )
+def prctl(option: int, first: int = 0, second: object = None) -> None:
+    if _libc.prctl(option, first, second, 0, 0) < 0:
+        _check(f"prctl({option})", -1)
 
 
 class _Schedule(ctypes.Structure):
@@ -142,16 +158,23 @@ class _CapHeader(ctypes.Structure):
 
 
 _NO_CAPS = (_CapHeader(0x20080522, 0), (ctypes.c_uint32 * 6)())
+_NO_CAPS_AT = ctypes.addressof(_NO_CAPS[0]), ctypes.addressof(_NO_CAPS[1])
 
 
-def drop_capabilities(last: int) -> None:
-    """All sets empty, and nothing that could fill them again: not the bounding set, not being uid 0."""
-    for capability in range(last + 1):
-        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 and ctypes.get_errno() == 1:
-            break  # no CAP_SETPCAP: there is nothing to drop
-    else:
-        prctl(PR_SET_SECUREBITS, 0x2F)  # noroot, no setuid fixup, keep-caps locked off
-    syscall("capset", ctypes.byref(_NO_CAPS[0]), ctypes.byref(_NO_CAPS[1]))
+def empty_bounding_set() -> None:
+    """Nothing that is executed from now on can have a capability. Without the right to do this there is nothing to drop."""
+    for capability in range(last_capability() + 1):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 and ctypes.get_errno() == errno.EPERM:
+            return
+
+
+def drop_capabilities() -> None:
+    """All sets empty, and being uid 0 fills none of them again. A new user namespace comes with a full bounding set, which
+    PR_SET_NO_NEW_PRIVS makes worthless: what is executed gains nothing that its caller does not have."""
+    if _libc.prctl(PR_SET_SECUREBITS, 0x2F, 0, 0, 0) < 0 and ctypes.get_errno() != errno.EPERM:
+        _check("prctl(PR_SET_SECUREBITS)", -1)  # noroot, no setuid fixup, keep-caps locked off; EPERM: has no capability
+    if _libc.capset(*_NO_CAPS_AT) < 0:
+        _check("capset", -1)
 
 
 def last_capability() -> int:

@@ -35,7 +35,7 @@ class SandboxLimits:
 class CellResult:
     """What a cell printed and came to. `value` is the repr of its last expression, `error` a short traceback or the sentence
     why the session ended, `images` PNG bytes. `timed_out` and `alive` are the host's own observations, never the session's
-    words."""
+    words; `replaced` says that the cell ran in a new session because the one before it was lost."""
 
     stdout: str = ""
     stderr: str = ""
@@ -44,3 +44,4 @@ class CellResult:
     images: tuple[bytes, ...] = ()
     timed_out: bool = False
     alive: bool = True
+    replaced: bool = False

@@ -66,7 +66,7 @@ _ARGUMENT_CALLS = {
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _EPERM, _ENOSYS = 1, 38
-_LD, _JEQ, _JGT, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
+_LD, _JA, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
 _CLONE_REFUSED = 0x7E020000 | 0x8000  # every CLONE_NEW* and CLONE_PARENT
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
@@ -83,9 +83,17 @@ def _argument(index: int) -> bytes:
     return _op(_LD, 16 + 8 * index)
 
 
-def _on(call: int, body: list[bytes]) -> list[bytes]:
-    """`body`, which ends in a return, when the number that is loaded is `call`."""
-    return [_op(_JEQ, call, 0, len(body)), *body] if call >= 0 else []
+def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """From (first number, what to do from there on), in order: a search by halves for the piece that the loaded number is in.
+    The kernel runs the filter once for each of its calls when it is installed, so a chain of comparisons would cost as many
+    steps squared."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    half = len(pieces) // 2
+    below, above = _tree(pieces[:half]), _tree(pieces[half:])
+    if len(below) < 256:
+        return [_op(_JGE, pieces[half][0], len(below), 0), *below, *above]
+    return [_op(_JGE, pieces[half][0], 0, 1), _op(_JA, len(below)), *below, *above]
 
 
 def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False) -> bytes:
@@ -93,32 +101,35 @@ def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False)
     them). `keep_session`: for the tier without namespaces: no setsid or setpgid, so that the watchdog knows whose a process
     is, no hand on another process's limits and priority, none on modes, owners and times of files."""
     column = 0 if arch == "x86_64" else 1
-    calls = {name: numbers[column] for name, numbers in _ARGUMENT_CALLS.items()}
-    refuse, allow = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW)
-    code = [
-        _op(_LD, 4), _op(_JEQ, _ARCH[arch], 1, 0), _op(_RET, _KILL),
-        _op(_LD, 0), _op(_JGT, NEWEST, 0, 1), _op(_RET, _ERRNO | _ENOSYS),  # x32 calls have a high bit, so they end here too
-        *_on(CLONE3, [_op(_RET, _ERRNO | _ENOSYS)]),
-    ]  # fmt: skip
-    for numbers in (*DENIED.values(), *(METADATA.values() if keep_session else ())):
-        code += _on(numbers[column], [refuse])
-    code += _on(calls["clone"], [_argument(0), _op(_JSET, _CLONE_REFUSED, 0, 1), refuse, allow])
-    code += _on(calls["ioctl"], [_argument(1), _op(_JEQ, _TIOCSTI, 1, 0), _op(_JEQ, _TIOCLINUX, 0, 1), refuse, allow])
-    # Only stream pairs: a datagram socket of a pair could still send to any address.
-    code += _on(
-        calls["socketpair"],
-        [_argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow],
-    )
+    refuse, allow, unknown = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW), _op(_RET, _ERRNO | _ENOSYS)
+    rules: dict[str, list[bytes]] = {
+        "clone": [_argument(0), _op(_JSET, _CLONE_REFUSED, 0, 1), refuse, allow],
+        "ioctl": [_argument(1), _op(_JEQ, _TIOCSTI, 1, 0), _op(_JEQ, _TIOCLINUX, 0, 1), refuse, allow],
+        # Only stream pairs: a datagram socket of a pair could still send to any address.
+        "socketpair": [
+            _argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow,
+        ],
+    }  # fmt: skip
     if keep_session:
-        code += _on(calls["setsid"], [refuse]) + _on(calls["setpgid"], [refuse])
-        code += _on(calls["prlimit64"], [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow])
-        code += _on(calls["setpriority"], [refuse])
-        code += _on(calls["sched_setaffinity"], [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow])
+        only_itself = [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow]
+        rules |= {"setsid": [refuse], "setpgid": [refuse], "setpriority": [refuse]}
+        rules |= {"prlimit64": only_itself, "sched_setaffinity": only_itself}
     if lone_pid is not None:
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
-            code += _on(calls[name], [_argument(0), _op(_JEQ, lone_pid, 1, 0), refuse, allow])
-        code += _on(calls["tkill"], [refuse]) + _on(calls["pidfd_send_signal"], [refuse])
-    return b"".join([*code, allow])
+            rules[name] = [_argument(0), _op(_JEQ, lone_pid, 1, 0), refuse, allow]
+        rules |= {"tkill": [refuse], "pidfd_send_signal": [refuse]}
+    verdicts = {CLONE3: [unknown]}
+    verdicts |= {_ARGUMENT_CALLS[name][column]: rule for name, rule in rules.items()}
+    for numbers in (*DENIED.values(), *(METADATA.values() if keep_session else ())):
+        verdicts[numbers[column]] = [refuse]
+    pieces: list[tuple[int, list[bytes]]] = []
+    for call in range(NEWEST + 1):
+        verdict = verdicts.get(call, [allow])
+        if not pieces or pieces[-1][1] != verdict:
+            pieces.append((call, verdict))
+    pieces.append((NEWEST + 1, [unknown]))  # x32 calls have a high bit, so they end here too
+    head = [_op(_LD, 4), _op(_JEQ, _ARCH[arch], 1, 0), _op(_RET, _KILL), _op(_LD, 0)]
+    return b"".join(head + _tree(pieces))
 
 
 def program(lone_pid: int | None = None, keep_session: bool = False) -> _Program:
@@ -128,4 +139,4 @@ def program(lone_pid: int | None = None, keep_session: bool = False) -> _Program
 
 def install(filter_program: _Program) -> None:
     """For this process and all it starts, for good; PR_SET_NO_NEW_PRIVS must be on."""
-    prctl(PR_SET_SECCOMP, 2, ctypes.byref(filter_program))
+    prctl(PR_SET_SECCOMP, 2, ctypes.addressof(filter_program))

@@ -11,11 +11,11 @@ import base64
 import binascii
 import json
 import socket
-import struct
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorldError
 from .limits import CellResult
+from .protocol import CELL, CHUNK, INTERRUPT, KILL, LENGTH, QUICK, SLOW
 
 if TYPE_CHECKING:
     from .host import SandboxServer
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_CODE_CHARS = 2_000_000
 SLOW_S = 0.02
 MAX_IMAGES, MAX_IMAGE_CHARS = 4, 2_000_000
+_decode = json.JSONDecoder().raw_decode
 
 
 class SandboxSession:
@@ -36,11 +37,13 @@ class SandboxSession:
         self._channel = channel
         self._buffer = bytearray()
         self._outgoing = memoryview(b"")
+        self._blocked = False
         self._waiter: asyncio.Future[dict[str, Any] | None] | None = None
         self._signalled: asyncio.Future[None] | None = None
         self._gone: asyncio.Future[None] = self._loop.create_future()  # the server has reaped it
         self._timer: asyncio.TimerHandle | None = None
         self._late = self._slow = False
+        self._known = False  # whether the end has been told
         self._deadline = 0.0
         self._cell = 0
         # Two outputs and an error and a value, every character escaped, the images, and room for the names.
@@ -53,29 +56,34 @@ class SandboxSession:
 
     async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
         """Run one cell. A cell that takes longer is interrupted; one that does not stop is ended with its session.
-        Cancelling the call ends the session. WorldError when the session has ended before."""
+        Cancelling the call ends the session. WorldError when the session is known to have ended, or its server has; one that
+        ended by itself since the last cell is the code's own doing, and gives a result that is not `alive`."""
         if self.ended is not None:
-            raise WorldError(f"the sandbox session has ended: {self.ended}")
+            if self._known or self._server.ended is not None:
+                raise WorldError(f"the sandbox session has ended: {self.ended}")
+            return self._lost()
         if self._waiter is not None:
             raise WorldError("the sandbox session is running another cell: one at a time")
         if len(code) > MAX_CODE_CHARS:
             return CellResult(error=f"the code has {len(code):,} characters, the limit is {MAX_CODE_CHARS:,}")
         self._cell += 1
         self._late = False
-        self._server.count("cells")
         self._deadline = self._loop.time() + timeout_s
-        self._timer = self._loop.call_later(min(timeout_s, SLOW_S), self._on_slow if timeout_s > SLOW_S else self._on_late)
-        reply = await self._exchange({"id": self._cell, "code": code})
+        self._server.begins(self, self._cell)
+        if timeout_s <= SLOW_S:
+            self._timer = self._loop.call_at(self._deadline, self._on_late)
+        body = code.encode("utf-8", "surrogatepass")
+        reply = await self._exchange(CELL.pack(len(body), self._cell) + body)
         if self._slow:
             self._slow = False
-            self._server.command("quick", self.number)
+            self._server.command(QUICK, self.number)
         if reply is None:
-            error = f"the session has ended and its variables are lost: {self.ended}"
-            return CellResult(error=error, timed_out=self._late, alive=False)
+            return self._lost()
         result = self._check(reply)
         if result is None:
             self._end("it sent something that is not a reply")
-            return CellResult(error=f"the session has ended and its variables are lost: {self.ended}", alive=False)
+            self._late = False
+            return self._lost()
         if not self._late:
             return result
         if self._signalled is not None:  # or the signal could hit the next cell
@@ -83,29 +91,46 @@ class SandboxSession:
         error = f"TimeoutError: the cell took longer than {timeout_s:g} s and was interrupted; the session goes on"
         return CellResult(result.stdout, result.stderr, None, error, result.images, timed_out=True, alive=self.alive)
 
+    def _lost(self) -> CellResult:
+        self._known = True
+        error = f"the session has ended and its variables are lost: {self.ended}"
+        return CellResult(error=error, timed_out=self._late, alive=False)
+
     async def close(self) -> None:
         """End the session and wait until the server has seen it go. Any number of times."""
+        self._known = True
         self._end("it was closed")
         if not self._gone.done():
             await asyncio.wait([self._gone], timeout=10)
+
+    def hand_over(self, code: str) -> socket.socket:
+        """Run a last cell and give the connection away: the cell speaks on it from now on, this object only knows the end."""
+        self._loop.remove_reader(self._channel.fileno())
+        channel = self._channel.dup()
+        body = code.encode()
+        channel.send(CELL.pack(len(body), 0) + body)  # small, and nothing is on its way
+        return channel
+
+    async def wait_gone(self, timeout_s: float) -> bool:
+        """Whether the server reaps it within this time; then `ended` says why."""
+        return bool((await asyncio.wait([self._gone], timeout=timeout_s))[0])
 
     # ---- the exchange of one cell ----
 
     async def started(self) -> None:
         """Wait for the first word, which says whether the walls stand."""
         self._timer = self._loop.call_later(self._server.start_timeout_s, self._end, "it did not start in time")
-        reply = await self._exchange(None)
+        reply = await self._exchange(b"")
         if reply is None or reply.get("error"):
             why = self.ended or str((reply or {}).get("error"))
             self._end("it did not start")
             raise WorldError(f"a sandbox session could not be started: {why}")
 
-    async def _exchange(self, message: dict[str, Any] | None) -> dict[str, Any] | None:
+    async def _exchange(self, message: bytes) -> dict[str, Any] | None:
         self._waiter = self._loop.create_future()
         try:
-            if message is not None:
-                body = json.dumps(message).encode()
-                self._outgoing = memoryview(struct.pack(">I", len(body)) + body)
+            if message:
+                self._outgoing = memoryview(message)
                 self._on_writable()
             return await self._waiter
         except asyncio.CancelledError:
@@ -124,16 +149,18 @@ class SandboxSession:
             sent = 0
         except OSError:
             return  # reading will say why
-        waiting = len(self._outgoing) < 1 or sent < len(self._outgoing)
         self._outgoing = self._outgoing[sent:]
-        if self._outgoing and waiting:
+        if self._outgoing:
+            self._blocked = True
             self._loop.add_writer(self._channel.fileno(), self._on_writable)
-        elif self.alive:
+        elif self._blocked:
+            self._blocked = False
             self._loop.remove_writer(self._channel.fileno())
 
     def _on_readable(self) -> None:
+        data: bytes | bytearray
         try:
-            data = self._channel.recv(1 << 18)
+            data = self._channel.recv(CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -143,27 +170,29 @@ class SandboxSession:
             self._loop.remove_reader(self._channel.fileno())
             self._loop.call_later(0.5, self._end, "it closed its connection")
             return
-        self._buffer += data
-        if len(self._buffer) < 4:
-            return
-        size = struct.unpack_from(">I", self._buffer)[0]
-        if size > self._max_frame:
+        if self._buffer:
+            self._buffer += data
+            data = self._buffer
+        size = LENGTH.size + LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 1 << 32
+        if size <= len(data):
+            self._on_frame(data[LENGTH.size :])
+        elif size > self._max_frame and len(data) >= LENGTH.size:
             self._end("it sent more than it may")
-        elif len(self._buffer) >= 4 + size:
-            body = bytes(self._buffer[4 : 4 + size])
-            extra = len(self._buffer) > 4 + size
-            self._buffer.clear()
-            self._on_frame(body, extra)
+        elif not self._buffer:
+            self._buffer += data
 
-    def _on_frame(self, body: bytes, extra: bool) -> None:
+    def _on_frame(self, body: bytes | bytearray) -> None:
         try:
-            reply = json.loads(body)
+            text = body.decode()
+            reply, end = _decode(text)
+            if end != len(text):  # or the frame was longer than it said
+                reply = None
         except (ValueError, RecursionError):
             reply = None
-        expected = self._waiter is not None and not self._waiter.done()
-        if extra or not expected or not isinstance(reply, dict) or reply.get("id") != self._cell:
+        self._buffer = bytearray()
+        if self._waiter is None or self._waiter.done() or not isinstance(reply, dict) or reply.get("id") != self._cell:
             self._end("it sent something that is not a reply")
-        elif self._waiter is not None:
+        else:
             self._waiter.set_result(reply)
 
     def _check(self, reply: dict[str, Any]) -> CellResult | None:
@@ -188,17 +217,18 @@ class SandboxSession:
 
     # ---- time and ends ----
 
-    def _on_slow(self) -> None:
+    def on_slow(self, cell: int) -> None:
         """Not a short call: from now on it gives way to those that are."""
-        self._slow = True
-        self._server.command("slow", self.number)
-        self._timer = self._loop.call_at(self._deadline, self._on_late)
+        if cell == self._cell and self._waiter is not None and self._timer is None:
+            self._slow = True
+            self._server.command(SLOW, self.number)
+            self._timer = self._loop.call_at(self._deadline, self._on_late)
 
     def _on_late(self) -> None:
         self._late = True
         self._server.count("timed_out")
         self._signalled = self._loop.create_future()
-        self._server.command("int", self.number)
+        self._server.command(INTERRUPT, self.number)
         self._timer = self._loop.call_later(self._server.limits.grace_s, self._end, "it did not stop when its time was over")
 
     def on_signalled(self) -> None:
@@ -227,7 +257,7 @@ class SandboxSession:
             self._loop.remove_writer(self._channel.fileno())
             self._channel.close()
             if not reaped:
-                self._server.command("kill", self.number)
+                self._server.command(KILL, self.number)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         if reaped:

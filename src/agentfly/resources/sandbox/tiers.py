@@ -1,8 +1,16 @@
-"""What each tier stops and does not stop, in sentences, and what to do where it cannot be had."""
+"""What each tier stops and does not stop, in sentences, what to do where it cannot be had, and which is the stricter.
+
+The first three are this machine's own sandbox (`limits.TIERS`); `docker` and `enroot` are a container for each session, and
+`remote` is another machine's server, which says itself which of the others it uses.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+FAR = ("docker", "enroot", "remote")
+ORDER = ("process", "enroot", "landlock", "docker", "namespace")
+"""Weakest first. A container is placed below the sandbox that our attack suite has been run against."""
 
 WORDS = {
     "namespace": "namespace: each session has its own user, PID, mount and IPC namespaces, no network, a read-only system, "
@@ -10,6 +18,11 @@ WORDS = {
     "landlock": "landlock: each session sees only the system's libraries and its own folder, behind a system call filter, "
     "with a watchdog for memory, processes and disk.",
     "process": "process: sessions are plain processes with resource limits; code in them can do what this user can do.",
+    "docker": "docker: each session has a container of its own, without a network, with a read-only file system, a small /tmp, "
+    "no capabilities, the engine's system call filter, and limits of memory, CPU and processes.",
+    "enroot": "enroot: each session has a container of its own, in user, PID, IPC and network namespaces without a network, "
+    "with a read-only file system, a small /tmp, no capabilities, and limits of memory, CPU and processes.",
+    "remote": "remote: sessions run on another machine, behind that server's tier; nothing of them runs here.",
 }
 CURES = {
     "namespace": "allow unprivileged user namespaces (sysctl user.max_user_namespaces above 0, "
@@ -18,6 +31,7 @@ CURES = {
     "landlock": "use Linux 5.13 or newer with landlock in the kernel's list of security modules",
     "process": "use Linux on x86_64 or aarch64",
 }
+_KERNEL = "It does not stop an attack on a bug of the kernel: for hostile tenants use a virtual machine."
 
 
 def not_stopped(tier: str, facts: dict[str, Any]) -> list[str]:
@@ -27,7 +41,9 @@ def not_stopped(tier: str, facts: dict[str, Any]) -> list[str]:
             "It does not stop reading and writing this user's files, network traffic, or signals to this user's processes.",
             "It does not add up the memory of several processes of a session between two looks of the watchdog.",
         ]
-    found = ["It does not stop an attack on a bug of the kernel: for hostile tenants use a virtual machine."]
+    if tier in FAR:
+        return _of_far(tier)
+    found = [_KERNEL]
     found.append("It does not stop a session from using its CPU time up to the limits, or from measuring the machine's load.")
     if not facts["cgroup"]:
         found.append("Without a cgroup, processes of one session can pass the memory limit together until the watchdog looks.")
@@ -47,3 +63,26 @@ def not_stopped(tier: str, facts: dict[str, Any]) -> list[str]:
             "Without root, sessions share this user's id in the kernel: per-user kernel limits (pipes, watches) are common."
         )
     return found
+
+
+def _of_far(tier: str) -> list[str]:
+    if tier == "remote":
+        return ["What it does not stop is what the server's own tier does not stop, on that machine."]
+    found = [_KERNEL, "It does not hide what is in the image, and the attack suite has not been run against it."]
+    if tier == "docker":
+        return [*found, "It does not stop what the engine's configuration allows: whoever may use the engine owns the machine."]
+    return [
+        *found,
+        "It has no system call filter, and it does not hide the names of this machine's processes in /proc.",
+        "Memory is limited per process and CPU by the number of cores: enroot makes no cgroup.",
+    ]
+
+
+def is_below(tier: str, least: str) -> bool:
+    """Whether a tier is weaker than another."""
+    return ORDER.index(tier) < ORDER.index(least)
+
+
+def least_local(least: str, local: tuple[str, ...]) -> str:
+    """The weakest of this machine's own tiers that is not below `least`."""
+    return next(name for name in local if not is_below(name, least))

@@ -1,0 +1,183 @@
+"""`agentfly envs`: list the worlds, examine one, measure it, play it by hand, open its page.
+
+    agentfly envs [list]
+    agentfly envs check NAME
+    agentfly envs bench NAME [--instances 1,64,1024] [--seconds S] [--json PATH]
+    agentfly envs play NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
+    agentfly envs open NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
+    agentfly envs serve NAME [--host H] [--port P] [--max N] [--token-env NAME] [--placement PLACE] [--option KEY=VALUE]
+
+NAME is a registered name, module:Class or file.py:Class. What a world is comes from the world itself (`envs.worlds`); nothing
+here knows one by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import plugins
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .envs.worlds import World
+
+
+def add_parser(commands: Any) -> None:
+    """Add `envs` and its verbs to the command line."""
+    parser = commands.add_parser("envs", help="worlds: list them, check, measure, play or open one")
+    parser.set_defaults(run=run_list, verb="list")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    listed = verbs.add_parser("list", help="every world: what it is, its task sets, tools and needs")
+    listed.set_defaults(run=run_list)
+
+    check = _verb(verbs, "check", "examine an environment: determinism, resets, scores, leaks")
+    check.set_defaults(run=run_check)
+
+    bench = _verb(verbs, "bench", "steps per second, start-up time and memory in our pools")
+    bench.add_argument("--instances", default="1,64,1024", metavar="N,N,...", help="how many are alive at once")
+    bench.add_argument("--seconds", type=float, default=3.0, metavar="S", help="how long each number is measured")
+    bench.add_argument("--json", metavar="PATH", help="write the figures to a file")
+    bench.set_defaults(run=run_bench)
+
+    for name, text, run in (
+        ("play", "play a task by hand in the terminal", run_play),
+        ("open", "open the web page of a world that has one", run_open),
+    ):
+        verb = _verb(verbs, name, text)
+        verb.add_argument("--task-set", metavar="SET", help="a task set or a file; left out: the world's own")
+        verb.add_argument("--split", default="train", help="split of a task set: train, validation or test")
+        verb.add_argument("--index", type=int, default=0, metavar="I", help="which task of it")
+        verb.add_argument("--seed", type=int, default=0, metavar="S", help="seed of a task set that is drawn")
+        verb.set_defaults(run=run)
+
+    serve = _verb(verbs, "serve", "lend instances to trainers elsewhere, over HTTP")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback a token is needed")
+    serve.add_argument("--port", type=int, default=8700, help="port to listen on; 0: any that is free")
+    serve.add_argument("--max", type=int, default=64, metavar="N", help="instances at once")
+    serve.add_argument("--token-env", metavar="NAME", help="environment variable that holds the token clients must show")
+    serve.add_argument("--placement", metavar="PLACE", help="where instances live: loop, thread, process or sandbox")
+    serve.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the environment; may be repeated"
+    )
+    serve.set_defaults(run=run_serve)
+
+
+def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    parser.add_argument("name", nargs="?", help="a world's name, module:Class or file.py:Class")
+    return parser
+
+
+def _world(arguments: argparse.Namespace) -> World:
+    from .envs.worlds import find_world
+
+    if arguments.name is None:
+        known = ", ".join(plugins.names("envs"))
+        raise ConfigError(f"agentfly envs {arguments.verb} needs a name: {known}, or module:Class")
+    return find_world(arguments.name)
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    from .envs.worlds import describe_world
+
+    worlds = [describe_world(name) for name in plugins.names("envs")]
+    width = max((len(world.name) for world in worlds), default=0)
+    for world in worlds:
+        print(f"{world.name:<{width}}  {world.summary or f'({world.problem})'}")
+        rows = [("tasks", ", ".join(world.tasks)), ("tools", ", ".join(world.tools)), ("needs", world.needs)]
+        if world.summary and world.problem:
+            rows.append(("missing", world.problem))
+        for label, text in rows:
+            if text:
+                print(f"{'':<{width}}    {label}: {text}")
+    return 0
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """The conformance kit over one environment; its class may say how to play it in `conformance()`."""
+    from .envs.check import check_env
+    from .envs.worlds import check_usable
+
+    world = _world(arguments)
+    check_usable(world)
+    report = check_env(arguments.name, **world.conformance())
+    print(report)
+    return 0 if report.ok else 1
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    from .envs.bench import HEADER, bench_world
+
+    world = _world(arguments)
+    try:
+        numbers = [int(word) for word in arguments.instances.split(",")]
+    except ValueError:
+        raise ConfigError(f"--instances takes whole numbers such as 1,64,1024, not {arguments.instances!r}") from None
+    rows, printed = [], False
+    for figures in bench_world(world.name, numbers, seconds=arguments.seconds):
+        if not printed:
+            print(HEADER)
+            printed = True
+        print(figures, flush=True)
+        rows.append(figures)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps([row.to_dict() for row in rows], indent=1) + "\n")
+    return 1 if any(row.error for row in rows) else 0
+
+
+def _task(arguments: argparse.Namespace, world: World) -> Any:
+    from .envs.worlds import check_usable, tasks_of_world
+
+    check_usable(world)
+    index: int = arguments.index
+    if index < 0:
+        raise ConfigError(f"--index counts from 0, not {index}")
+    drawn = arguments.task_set is None or not Path(arguments.task_set).suffix
+    tasks = tasks_of_world(world, arguments.task_set, arguments.split, index + 1 if drawn else None, arguments.seed)
+    if index >= len(tasks):
+        raise ConfigError(f"--index {index}: there are only {len(tasks)} such tasks")
+    return tasks[index]
+
+
+def run_play(arguments: argparse.Namespace) -> int:
+    from .envs.play import play
+
+    world = _world(arguments)
+    play(world, _task(arguments, world), input, lambda text: print(text, flush=True))
+    return 0
+
+
+def run_open(arguments: argparse.Namespace) -> int:
+    """A world with a page has a function `page(task)` on its class that serves it until Ctrl-C."""
+    world = _world(arguments)
+    page = getattr(world.cls, "page", None)
+    if not callable(page):
+        raise ConfigError(f"{world.name} has no web page; play it in the terminal: agentfly envs play {world.name}")
+    page(_task(arguments, world))
+    return 0
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """One kind of environment for trainers elsewhere, until Ctrl-C."""
+    import asyncio
+
+    from .resources.serve import EnvServer, read_options, serve_until_told, token_from
+
+    if arguments.name is None:
+        known = ", ".join(plugins.names("envs"))
+        raise ConfigError(f"agentfly envs serve needs a name: {known}, or module:Class")
+    server = EnvServer(
+        arguments.name,
+        host=arguments.host,
+        port=arguments.port,
+        most=arguments.max,
+        token=token_from(arguments.token_env),
+        placement=arguments.placement,
+        options=read_options(arguments.option),
+    )
+    asyncio.run(serve_until_told(server, lambda text: print(text, flush=True)))
+    return 0

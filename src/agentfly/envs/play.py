@@ -1,0 +1,199 @@
+"""A person plays a world in the terminal: lines in, observations and, at the end, the rewards out.
+
+A line is an action. It goes to the tool whose name it begins with (`TOOL text` or `TOOL {"argument": ...}`), or, where it names
+none, to the world's main tool: the first one that takes a single text. `help` lists tools and what is possible now, `answer
+TEXT` gives the final answer, `quit` (or the end of the input) stops; the rewards of the world are shown in every case. The
+environment is lent from a pool as it is to a chain, and the record is a chain's, so rewards see what they see in training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import ConfigError, RolloutError
+from ..resources import ResourceManager
+from ..resources.env import spec_of
+from ..resources.lease import Lease
+from ..rewards import Reward
+from ..tools import Context, Tool, call_tools
+from ..types import Completion, Message, Outcome, Task, ToolCall, Trajectory, Turn
+from .worlds import World, check_usable, rewards_of_world, tools_of_world
+
+DAY_S = 86_400.0
+WORDS = "Write an action; `help` lists what is possible, `answer TEXT` gives a final answer, `quit` stops."
+
+
+def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str], None]) -> Trajectory:
+    """Play one task. `ask` shows a prompt and gives one line, or raises EOFError; `say` shows a text."""
+    check_usable(world)
+    # The loop stands still while the person thinks, so that Ctrl-C ends the wait for a line as it would anywhere.
+    with asyncio.Runner() as runner:
+        game = _Game(world, task)
+        try:
+            runner.run(game.open())
+            say(game.opening())
+            while not game.over:
+                try:
+                    line = ask("> ").strip()
+                except EOFError:
+                    break
+                if line in ("quit", "exit"):
+                    break
+                if line in ("help", "?"):
+                    say(runner.run(game.help()))
+                elif line:
+                    say(runner.run(game.act(line)))
+            for row in runner.run(game.score()):
+                say(row)
+        finally:
+            runner.run(game.close())
+    return game.trajectory
+
+
+class _Game:
+    def __init__(self, world: World, task: Task) -> None:
+        self.world, self.task = world, task
+        self.tools = tools_of_world(world)
+        if not self.tools:
+            raise ConfigError(f"{world.name} has no tools and no methods with a docstring, so there is nothing to play with")
+        first = self.tools.get(getattr(world.cls, "main_tool", ""))
+        self.main = first or next((tool for tool in self.tools.values() if _text_argument(tool)), None)
+        self.trajectory = Trajectory("play", task, messages=list(task.messages))
+        self.context = Context(task, self.trajectory)
+        # A person may take a day over a move.
+        self.spec = spec_of(world.cls, name=world.name, max=1, max_hold_s=DAY_S)
+        self.manager = ResourceManager(None, self.spec)
+        self.lease: Lease | None = None
+        self.over = False
+
+    async def open(self) -> None:
+        lease = self.lease = await self.manager.acquire([self.world.name], self.task, holder="the player")
+
+        async def lend(kind: type) -> Any:
+            await lease.need([kind])
+            return lease[kind]
+
+        self.context.lend = lend
+
+    def opening(self) -> str:
+        """The task as a model reads it, and the first observation where it says more."""
+        assert self.lease is not None
+        parts = [message.content for message in self.task.messages]
+        seen = self.lease.observation(self.world.name)
+        if isinstance(seen, str):
+            seen = seen.removeprefix(parts[-1]).strip() if parts else seen
+            parts += [seen] if seen and seen not in parts else []
+        if not parts:
+            parts = [self.world.summary]
+        return "\n\n".join([*parts, WORDS])
+
+    async def help(self) -> str:
+        lines = ["tools:"]
+        for tool in self.tools.values():
+            lines.append(f"  {tool}{' (takes a plain line)' if tool is self.main else ''}: {_line(tool.description)}")
+        if callable(getattr(self.world.cls, "admissible", None)):
+            assert self.lease is not None
+            found = self.lease[self.world.name].admissible()
+            found = await found if inspect.isawaitable(found) else found
+            lines += ["possible now:", *(f"  {action}" for action in found)]
+        return "\n".join([*lines, WORDS])
+
+    async def act(self, line: str) -> str:
+        """One turn: the line as a call, or as the final answer."""
+        first, _, rest = line.partition(" ")
+        if first == "answer" and first not in self.tools:
+            self.trajectory.prediction = rest.strip()
+            self.trajectory.messages.append(Message("assistant", line))
+            self.over = True
+            return "answered"
+        call = self._call(first, rest.strip(), line)
+        if call is None:
+            return f"This world has no tool that takes a plain line: begin with {' or '.join(self.tools)}."
+        turn = Turn([], not self.trajectory.turns, Completion(text=line), calls=(call,))
+        self.trajectory.turns.append(turn)
+        self.trajectory.messages.append(Message("assistant", line, (call,)))
+        (result,) = turn.results = await call_tools(self.tools, (call,), self.context)
+        turn.reward += result.reward or 0.0
+        self.trajectory.messages.append(Message("user", result.observation))
+        self.trajectory.prediction = result.observation
+        self.over = result.done
+        return result.observation
+
+    def _call(self, first: str, rest: str, line: str) -> ToolCall | None:
+        tool = self.tools.get(first)
+        if tool is None:
+            argument = None if self.main is None else _text_argument(self.main)
+            if self.main is None or argument is None:
+                return None
+            return ToolCall(self.main.name, {argument: _value(self.main, argument, line)})
+        if rest.startswith("{"):
+            try:
+                arguments = json.loads(rest)
+            except ValueError as error:
+                return ToolCall(first, {}, error=f"The arguments are not valid JSON: {error}")
+            return ToolCall(first, arguments if isinstance(arguments, dict) else {"": arguments})
+        names = list(tool.schema["function"]["parameters"]["properties"])
+        return ToolCall(first, {names[0]: _value(tool, names[0], rest)} if rest and names else {})
+
+    async def score(self) -> list[str]:
+        """Every reward of the world that this task can be scored by, one a row."""
+        self.trajectory.outcome = Outcome.FINISHED if self.over else Outcome.MAX_TURNS
+        rows: list[str] = []
+        for name, reward in rewards_of_world(self.world).items():
+            if set(reward.needs) <= set(self.task.fields):
+                rows.append(f"{name}: {await self._value(reward)}")
+        if not rows:
+            solved = self.world.conformance().get("score")
+            if solved is not None and self.lease is not None:
+                # In a thread: there the environment can be read wherever it lives.
+                value = await asyncio.to_thread(solved, self.lease[self.world.name], self.task)
+                rows.append(f"score: {await value if inspect.isawaitable(value) else value:g}")
+        steps = sum(turn.reward for turn in self.trajectory.turns)
+        if any(result.reward for turn in self.trajectory.turns for result in turn.results):
+            rows.append(f"step rewards: {steps:g}")
+        return rows or ["this world has no reward of its own"]
+
+    async def _value(self, reward: Reward) -> str:
+        try:
+            score = await reward.score(self.trajectory, self.context.env, self.context.lend)
+        except RolloutError as error:
+            return f"could not be scored: {error}"
+        total = score.reward + sum(score.turn_rewards or ())
+        parts = [f"{name} {value:g}" for name, value in score.components.items() if name != reward.name]
+        return f"{total:g}" + (f" ({', '.join(parts)})" if parts else "")
+
+    async def close(self) -> None:
+        if self.lease is not None:
+            await self.lease.release()
+        try:
+            await self.context.close()
+        finally:
+            await self.manager.close()
+
+
+def _text_argument(tool: Tool) -> str | None:
+    """The one argument of a tool that takes a single text; None for any other tool."""
+    parameters: Mapping[str, Any] = tool.schema["function"]["parameters"]
+    required = parameters["required"]
+    names = required or list(parameters["properties"])
+    if len(names) != 1 or parameters["properties"][names[0]].get("type") not in ("string", "integer", "number"):
+        return None
+    return str(names[0])
+
+
+def _value(tool: Tool, argument: str, text: str) -> Any:
+    """A line as an argument: as it is where the tool takes a text, else as the JSON value that it spells."""
+    if tool.schema["function"]["parameters"]["properties"][argument].get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,166 @@
+"""What belongs to a world: the name of an environment in, its class, task sets, tools, rewards and needs out.
+
+Nothing is listed by hand. A tool or reward belongs to a world if it asks for its environment by annotation; a task set, tool
+or reward also if its file lies in the world's folder. An environment class may declare more, all of it optional:
+
+    needs          a text: what must be installed beside the package ("Java 11 or newer")
+    missing()      a sentence with the cure where something of that is not there, else ""
+    admissible()   the actions that are possible now, for a person who asks for help
+    page(task)     serves a web page of the world, and returns when the person is done with it
+    task_set       the name of the task set that is played unless another is asked for
+    main_tool      the name of the tool that a plain line goes to; left out, the first one that takes a single text
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .. import plugins
+from ..data import load_tasks
+from ..errors import AgentFlyError, ConfigError
+from ..rewards import Reward, as_reward
+from ..tools.definition import Tool, as_tool
+from ..types import Task
+
+# Methods that a person does not play with, where a world has no tools and its methods stand in for them.
+NOT_PLAYED = ("reset", "close", "conformance", "healthy", "missing", "admissible", "page", "score")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One world and the names of what belongs to it. `problem` says why it cannot be used here, or is empty."""
+
+    name: str
+    cls: Any
+    summary: str
+    tasks: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    rewards: tuple[str, ...] = ()
+    needs: str = ""
+    problem: str = ""
+
+    def conformance(self) -> dict[str, Any]:
+        """What the class tells `check_env`: tasks, actions, solver; empty where it tells nothing."""
+        told: dict[str, Any] = getattr(self.cls, "conformance", dict)()
+        return told
+
+
+def find_world(name: str) -> World:
+    """The world of that name (or "module:Class", or "file.py:Class"); an unknown name or a missing extra is refused."""
+    cls = plugins.resolve("envs", name)
+    missing = getattr(cls, "missing", None)
+    tasks = _belonging("tasks", cls)
+    first = getattr(cls, "task_set", None)
+    if isinstance(first, str):
+        tasks = [first, *(each for each in tasks if each != first)]
+    else:
+        tasks.sort(key=lambda each: (each != name, each))
+    return World(
+        name=name,
+        cls=cls,
+        summary=str(getattr(cls, "__doc__", None) or "").strip().partition("\n")[0],
+        tasks=tuple(tasks),
+        tools=tuple(_belonging("tools", cls)),
+        rewards=tuple(_belonging("rewards", cls)),
+        needs=str(getattr(cls, "needs", "") or ""),
+        problem=str(missing() or "") if callable(missing) else "",
+    )
+
+
+def describe_world(name: str) -> World:
+    """As `find_world`, for a list: what cannot be loaded is listed with the reason."""
+    try:
+        return find_world(name)
+    except AgentFlyError as error:
+        return World(name, None, "", problem=str(error))
+
+
+def check_usable(world: World) -> None:
+    if world.problem:
+        raise ConfigError(world.problem)
+
+
+def tools_of_world(world: World) -> dict[str, Tool]:
+    """Its tools by name; of a world without any, its public methods that describe themselves, as tools that ask for it."""
+    found = {name: as_tool(name) for name in world.tools}
+    if found:
+        return found
+    for name, method in vars(world.cls).items():
+        if not name.startswith("_") and name not in NOT_PLAYED and callable(method) and getattr(method, "__doc__", None):
+            found[name] = _method_tool(world.cls, name, method)
+    return found
+
+
+def rewards_of_world(world: World) -> dict[str, Reward]:
+    """Its rewards by name, with their usual settings."""
+    return {name: as_reward(name) for name in world.rewards}
+
+
+def tasks_of_world(
+    world: World, task_set: str | None = None, split: str = "train", count: int | None = None, seed: int = 0
+) -> list[Task]:
+    """Tasks of the named set, else of the world's own, else those it is examined with."""
+    name = task_set or next(iter(world.tasks), None)
+    if name is not None:
+        return load_tasks(name, split=split, count=count, seed=seed)
+    given = world.conformance().get("tasks")
+    if not given:
+        raise ConfigError(f"{world.name} has no task set of its own: name one, or a file, with --task-set")
+    return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(given)]
+
+
+def _belonging(kind: str, cls: Any) -> list[str]:
+    return [name for name in plugins.names(kind) if _belongs(kind, name, cls)]
+
+
+def _belongs(kind: str, name: str, cls: Any) -> bool:
+    if _same_folder(_module_of(kind, name), str(getattr(cls, "__module__", ""))):
+        return True
+    if kind == "tasks":
+        return False
+    try:
+        return cls in getattr(plugins.resolve(kind, name), "envs", ())
+    except (AgentFlyError, TypeError):
+        return False  # what cannot be loaded belongs to another world, which says so itself
+
+
+def _module_of(kind: str, name: str) -> str:
+    """Where a name leads, without importing what is built in."""
+    target = plugins.BUILTIN.get(kind, {}).get(name)
+    if target is not None:
+        return target.rpartition(":")[0]
+    try:
+        thing = plugins.resolve(kind, name)
+    except AgentFlyError:
+        return ""
+    return str(getattr(getattr(thing, "function", thing), "__module__", ""))
+
+
+def _same_folder(module: str, other: str) -> bool:
+    if not module or not other:
+        return False
+    folder = other.rpartition(".")[0]
+    return module == other or ("." in folder and module.startswith(f"{folder}."))
+
+
+def _method_tool(cls: Any, name: str, method: Callable[..., Any]) -> Tool:
+    """A method as a tool: the same arguments and text, called on the chain's own environment."""
+    signature = inspect.signature(method)
+    hints = typing.get_type_hints(method)
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(parameter.name, parameter.annotation))
+        for parameter in list(signature.parameters.values())[1:]
+    ]
+
+    async def call(env: Any, **arguments: Any) -> Any:
+        value = getattr(env, name)(**arguments)
+        return await value if inspect.isawaitable(value) else value
+
+    made: Any = call
+    made.__name__, made.__doc__ = name, method.__doc__
+    made.__signature__ = inspect.Signature([*own, inspect.Parameter("env", inspect.Parameter.KEYWORD_ONLY, annotation=cls)])
+    return Tool(made, name=name, env_cls=cls)

@@ -1,0 +1,152 @@
+"""Containers: what the engine refuses, what dead trainers have left, and walls that the keeper puts up itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentfly.errors import ConfigError, WorldError
+from agentfly.resources import ResourceManager, Spec, spec_of
+from agentfly.resources.containers import reap
+from agentfly.resources.docker_client import Docker, DockerError
+from agentfly.resources.owner import LABEL, own_label
+
+from .fake_docker import FakeDocker
+from .far import far_place
+from .worlds import TASK, Board, Worker, soon_gone
+
+WAIT_S = 120
+
+
+class Prober(Board):
+    """Looks at its walls."""
+
+    def walls(self) -> dict[str, Any]:
+        import os
+        import resource
+
+        status = dict(
+            line.split(":\t", 1) for line in Path("/proc/thread-self/status").read_text().splitlines() if ":\t" in line
+        )
+        return {
+            "interfaces": sorted(line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]),
+            "pid": os.getpid(),
+            "capabilities": status["CapEff"],
+            "new_privileges": status["NoNewPrivs"],
+            "data_mb": resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20,
+            "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
+            "cpus": len(os.sched_getaffinity(0)),
+        }
+
+    def hoard(self, megabytes: int) -> int:
+        return len(bytearray(megabytes << 20))
+
+
+def lend(spec: Spec, *calls: tuple[Any, ...]) -> list[Any]:
+    async def main() -> list[Any]:
+        async with ResourceManager(None, spec) as manager, manager.lease([spec.make], TASK, "c", WAIT_S) as lease:
+            return [await lease.call(spec.make, name, *args) for name, *args in calls]
+
+    return asyncio.run(main())
+
+
+def test_an_image_that_is_not_there_is_the_users_to_pull(tmp_path: Path) -> None:
+    with (
+        far_place("docker", tmp_path) as far,
+        pytest.raises(ConfigError, match="Docker has no image 'other' here: docker pull other"),
+    ):
+        lend(far.spec(Worker, image="other"), ("read",))
+    assert far.docker is not None
+    assert not far.docker.containers
+
+
+def test_an_engine_that_fails_is_a_world_failure_in_its_own_words(tmp_path: Path) -> None:
+    with far_place("docker", tmp_path) as far:
+        assert far.docker is not None
+        far.docker.broken = True
+        with pytest.raises(WorldError, match="Docker refused POST /containers/create: broken"):
+            lend(far.spec(Worker), ("read",))
+
+
+def test_something_else_at_the_socket_is_not_taken_for_an_engine(tmp_path: Path) -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"SSH-2.0-hello\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_unix_server(answer, str(tmp_path / "sock"))
+        async with server:
+            with pytest.raises(DockerError, match="does not speak HTTP"):
+                await Docker(str(tmp_path / "sock")).labelled(LABEL)
+
+    asyncio.run(main())
+
+
+def test_an_enroot_container_that_does_not_exist_is_a_world_failure_in_its_own_words(tmp_path: Path) -> None:
+    with (
+        far_place("enroot", tmp_path) as far,
+        pytest.raises(WorldError, match=r"it said: \[ERROR\] No such file or directory: other"),
+    ):
+        lend(far.spec(Worker, image="other"), ("read",))
+
+
+def test_containers_of_dead_trainers_are_removed_before_the_first_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    place, _, began = own_label().rpartition("/")
+    labels = {"dead": f"{place}/{int(began) + 1}", "alive": own_label(), "elsewhere": "another-boot/pid:[1]/1/1"}
+    with FakeDocker(tmp_path) as docker:
+        spec = spec_of(Worker, placement="container", image="python:3.12-slim", socket=docker.socket)
+
+        async def leave_behind() -> None:
+            client = Docker(docker.socket)
+            for name, label in labels.items():
+                await client.create(name, {"Image": "python:3.12-slim", "Labels": {LABEL: label}})
+            await client.create("foreign", {"Image": "python:3.12-slim", "Labels": {}})
+
+        asyncio.run(leave_behind())
+        assert lend(spec, ("read",)) == [[]]
+        assert set(docker.containers) == {"alive", "elsewhere", "foreign"}
+        assert asyncio.run(reap(Docker(docker.socket))) == 0
+
+
+def test_the_keeper_walls_off_what_enroot_does_not(tmp_path: Path) -> None:
+    with far_place("enroot", tmp_path) as far:
+        spec = far.spec(Prober, memory_mb=300, processes=40, cpus=0.5)
+        (walls,) = lend(spec, ("walls",))
+        assert walls == {
+            "interfaces": ["lo"],
+            "pid": 1,
+            "capabilities": "0000000000000000",
+            "new_privileges": "1",
+            "data_mb": 300,
+            "processes": 40,
+            "cpus": 1,
+        }
+        with pytest.raises(MemoryError):
+            lend(spec, ("hoard", 400))
+        asked = [json.loads(line) for line in far.asked.read_text().splitlines()]
+    assert not any(each["secrets"] for each in asked)
+
+
+def test_a_container_that_is_removed_from_outside_is_a_world_failure_and_is_replaced(tmp_path: Path) -> None:
+    with far_place("docker", tmp_path) as far:
+        docker = far.docker
+        assert docker is not None
+
+        async def main() -> None:
+            async with ResourceManager(None, far.spec(Worker, max=1)) as manager:
+                async with manager.lease([Worker], TASK, "one", WAIT_S) as lease:
+                    pids = docker.pids()
+                    call = asyncio.ensure_future(lease[Worker].linger(600))
+                    await asyncio.sleep(0)
+                    await Docker(docker.socket).remove(next(iter(docker.containers)))
+                    with pytest.raises(WorldError, match="Worker: its container ended"):
+                        await call
+                assert soon_gone(pids)
+                async with manager.lease([Worker], TASK, "two", WAIT_S) as lease:
+                    assert await lease.call(Worker, "read") == []
+
+        asyncio.run(main())

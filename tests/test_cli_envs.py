@@ -1,0 +1,84 @@
+"""`agentfly envs`: every verb works for every world that can be used here, and bad input is one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentfly import plugins
+from agentfly.cli import main
+from agentfly.envs.worlds import describe_world
+
+USABLE = [world.name for world in map(describe_world, plugins.names("envs")) if not world.problem]
+
+
+def test_the_list_names_every_world_with_tasks_tools_and_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", "list"]) == 0
+    shown = capsys.readouterr().out
+    for name in plugins.BUILTIN["envs"]:
+        assert f"\n{name} " in f"\n{shown}"
+    assert "tasks: code, easy_code" in shown
+    assert "tools: code_interpreter, python" in shown
+
+
+@pytest.mark.parametrize("name", USABLE)
+def test_every_world_can_be_played_from_the_command_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["help", "quit"]
+    monkeypatch.setattr("builtins.input", lambda prompt: given.pop(0))
+    assert main(["envs", "play", name]) == 0
+    shown = capsys.readouterr().out
+    assert "tools:" in shown
+    assert given == []
+
+
+def test_bench_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "figures.json"
+    assert main(["envs", "bench", "guess", "--instances", "1,2", "--seconds", "0.05", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())
+    assert [row["instances"] for row in rows] == [1, 2]
+    assert all(row["steps_per_s"] > 0 for row in rows)
+    assert "steps/s" in capsys.readouterr().out
+
+
+def test_a_page_is_opened_for_the_task_that_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "shop.py"
+    path.write_text(
+        "class Shop:\n"
+        "    def reset(self, task): ...\n"
+        "    def close(self): ...\n"
+        "    @staticmethod\n"
+        "    def page(task):\n"
+        "        print('page of', task.fields['answer'])\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": 1}\n{"question": "b", "answer": 2}\n')
+    assert main(["envs", "open", f"{path}:Shop", "--task-set", f"{tmp_path}/rows.jsonl", "--index", "1"]) == 0
+    assert "page of 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["check"], "needs a name"),
+        (["play"], "needs a name"),
+        (["bench"], "needs a name"),
+        (["open"], "needs a name"),
+        (["play", "gues"], "did you mean 'guess'"),
+        (["open", "guess"], "no web page"),
+        (["play", "guess", "--index", "7"], "only 2 such tasks"),
+        (["play", "guess", "--index", "-1"], "counts from 0"),
+        (["play", "code", "--split", "tst"], "no split is called"),
+        (["play", "code", "--task-set", "cod"], "did you mean"),
+        (["bench", "guess", "--instances", "1,x"], "whole numbers"),
+        (["bench", "guess", "--instances", "0"], "whole numbers"),
+        (["bench", "guess", "--seconds", "0"], "above 0"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envs", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
