@@ -20,7 +20,7 @@ def test_the_list_names_every_world_with_tasks_tools_and_needs(capsys: pytest.Ca
     for name in plugins.BUILTIN["envs"]:
         assert f"\n{name} " in f"\n{shown}"
     assert "tasks: code, easy_code" in shown
-    assert "tools: code_interpreter, python" in shown
+    assert "tools: python, code_interpreter" in shown
 
 
 @pytest.mark.parametrize("name", USABLE)

@@ -201,6 +201,12 @@ def test_a_world_with_nothing_to_do_is_refused() -> None:
         del plugins._registered["envs"]["test_silent"]
 
 
+def test_a_task_with_an_answer_is_scored_where_the_world_has_no_reward_for_it(lamp: type[Lamp]) -> None:
+    shown: list[str] = []
+    play(find_world("test_lamp"), Task("0", (), {"answer": "ten lux"}), lines("answer Ten lux."), shown.append)
+    assert shown[-2:] == ["test_lamp_lit: 0", "qa_exact_match: 1"]
+
+
 def test_an_answer_ends_the_game_and_is_what_rewards_read() -> None:
     shown: list[str] = []
     world = find_world("code")

@@ -18,7 +18,7 @@ from ..errors import ConfigError, RolloutError
 from ..resources import ResourceManager
 from ..resources.env import spec_of
 from ..resources.lease import Lease
-from ..rewards import Reward
+from ..rewards import Reward, as_reward
 from ..tools import Context, Tool, call_tools
 from ..types import Completion, Message, Outcome, Task, ToolCall, Trajectory, Turn
 from .worlds import World, check_usable, rewards_of_world, tools_of_world
@@ -143,7 +143,10 @@ class _Game:
         """Every reward of the world that this task can be scored by, one a row."""
         self.trajectory.outcome = Outcome.FINISHED if self.over else Outcome.MAX_TURNS
         rows: list[str] = []
-        for name, reward in rewards_of_world(self.world).items():
+        rewards = rewards_of_world(self.world)
+        if "answer" in self.task.fields and not any("answer" in reward.needs for reward in rewards.values()):
+            rewards["qa_exact_match"] = as_reward("qa_exact_match")
+        for name, reward in rewards.items():
             if set(reward.needs) <= set(self.task.fields):
                 rows.append(f"{name}: {await self._value(reward)}")
         if not rows:

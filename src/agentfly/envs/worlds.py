@@ -57,8 +57,6 @@ def find_world(name: str) -> World:
     first = getattr(cls, "task_set", None)
     if isinstance(first, str):
         tasks = [first, *(each for each in tasks if each != first)]
-    else:
-        tasks.sort(key=lambda each: (each != name, each))
     return World(
         name=name,
         cls=cls,
@@ -114,7 +112,10 @@ def tasks_of_world(
 
 
 def _belonging(kind: str, cls: Any) -> list[str]:
-    return [name for name in plugins.names(kind) if _belongs(kind, name, cls)]
+    """In the order of the built-in table, where a world's main tool and task set stand first; then what was added."""
+    order = list(plugins.BUILTIN.get(kind, ()))
+    names = sorted(plugins.names(kind), key=lambda name: order.index(name) if name in order else len(order))
+    return [name for name in names if _belongs(kind, name, cls)]
 
 
 def _belongs(kind: str, name: str, cls: Any) -> bool:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,14 +51,19 @@ _worker: dict[str, Any] = {}
 
 def make_batch(tokenizer_file: str, seed: int, phase: Phase, number: int, size: int) -> Batch:
     """One batch: ids, and marks (1 learn, 0 context, -1 padding). It depends on its number alone, not on who makes it."""
-    import numpy as np
     from tokenizers import Tokenizer
 
     if tokenizer_file not in _worker:
         _worker[tokenizer_file] = Tokenizer.from_file(tokenizer_file)
     encoded = [encode_demo(_worker[tokenizer_file], demo) for demo in demonstrations(f"{seed} {phase} {number}", phase, size)]
-    shape = (size, max(len(ids) for ids, _ in encoded))
-    pad = _worker[tokenizer_file].token_to_id(PAD)
+    return pad_rows(encoded, _worker[tokenizer_file].token_to_id(PAD))
+
+
+def pad_rows(encoded: Sequence[tuple[Any, Any]], pad: int) -> Batch:
+    """Ids and masks of dialogues side by side, padded on the right."""
+    import numpy as np
+
+    shape = (len(encoded), max(len(ids) for ids, _ in encoded))
     rows, marks = np.full(shape, pad, np.int32), np.full(shape, -1, np.int8)
     for row, (ids, mask) in enumerate(encoded):
         rows[row, : len(ids)], marks[row, : len(ids)] = ids, mask
@@ -81,14 +86,15 @@ def batches(
         yield waiting.popleft().result(timeout=300)
 
 
-def new_model(vocabulary: int, stop: int, pad: int) -> Any:
+def new_model(vocabulary: int, stop: int, pad: int, shape: Mapping[str, int] | None = None) -> Any:
+    """A Llama with fresh weights; `shape` is SHAPE where none is given."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    shape: dict[str, Any] = dict(SHAPE)
+    shape = SHAPE if shape is None else shape
     config = LlamaConfig(
         vocab_size=vocabulary,
-        **shape,
-        num_key_value_heads=SHAPE["num_attention_heads"],
+        **dict[str, Any](shape),
+        num_key_value_heads=shape["num_attention_heads"],
         max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -150,6 +156,16 @@ def evaluate(model: Any, tokenizer: Any, count: int, label: str) -> dict[str, fl
     return figures
 
 
+def choose_device(device: str) -> str:
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.partition(":")[0] not in DEFAULTS:
+        raise ConfigError(f"--device is auto, cpu or cuda, not {device!r}")
+    return device
+
+
 def build(
     out: Path,
     *,
@@ -164,10 +180,7 @@ def build(
     import torch
     from transformers import AutoTokenizer
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.partition(":")[0] not in DEFAULTS:
-        raise ConfigError(f"--device is auto, cpu or cuda, not {device!r}")
+    device = choose_device(device)
     defaults = DEFAULTS[device.partition(":")[0]]
     steps, batch = steps or defaults["steps"], batch or defaults["batch"]
     workers = max(0, (os.cpu_count() or 1) - 2) if workers is None else workers

@@ -77,28 +77,33 @@ SPLITS = "|".join(
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
-    """A BPE tokenizer with exactly `vocabulary` entries, or fewer where the texts have no more to merge."""
+def train_tokenizer(
+    texts: Iterable[str], vocabulary: int = VOCABULARY, *, splits: str = SPLITS, added: Sequence[str] = ADDED
+) -> Tokenizer:
+    """A BPE tokenizer with exactly `vocabulary` entries, or fewer where the texts have no more to merge.
+
+    Nothing merges across the pieces that `splits` cuts a text into; each of `added` is one token wherever it stands.
+    """
     import re
 
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLITS), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [pre_tokenizers.Split(Regex(splits), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[*SPECIAL, *ADDED],
+        special_tokens=[*SPECIAL, *added],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     # The trainer does not take added tokens out of the text, the encoder does: cut them out so that both see the same pieces.
-    fixed = re.compile("|".join(re.escape(token) for token in (*SPECIAL, *ADDED)))
+    fixed = re.compile("|".join(re.escape(token) for token in (*SPECIAL, *added)))
     tokenizer.train_from_iterator((part for text in texts for part in fixed.split(text) if part), trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in ADDED])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in added])
     return tokenizer
 
 

@@ -1,0 +1,58 @@
+"""What is seen, in short: an observation and a number of characters in, an observation of about that length out.
+
+A look at a room becomes one line: no air, no agent, no doors, things without how they stand, and what they hold beside them.
+Any other text is cut at a word. Without a number nothing is changed. Names stay as the simulator writes them, so that one can
+act on them.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PLACE = re.compile(r"is called the (?P<place>[\w -]+)\. (?:In it|Here)(?:,)? you see: *\n")
+CARRIED = ("picture", "painting", "drawing", "finger painting", "battery", "glass cup", "paper cup", "metal pot", "jug")
+_LEFT_OUT = ("agent", "air", "nothing", "which is off", "which is on")
+_ARTICLE = re.compile(r"^(?:a substance called|an?|the) ")
+_HOLDS = re.compile(r"(?:\(containing |[Oo]n the [\w ]+ is: )(.*?)[).]")
+_STATE = re.compile(r" \(.*|[.,].*| (?:which|in the) .*")
+
+
+def clipped(text: str, length: int | None) -> str:
+    """`text`, or its shorter form."""
+    if length is None:
+        return text
+    text = text.strip()
+    if (found := _PLACE.search(text)) is not None:
+        return _room(found["place"], text[found.end() :], length)
+    text = " ".join(text.split())
+    if len(text) <= length:
+        return text
+    return f"{text[:length].rpartition(' ')[0] or text[:length]} ..."
+
+
+def _room(place: str, rest: str, length: int) -> str:
+    """`greenhouse: apple tree, jug, bee hive, sink`: what lives and what can be carried first, because it is looked for."""
+    things: list[str] = []
+    for line in rest.partition("You also see:")[0].splitlines():
+        holds = _HOLDS.search(line)
+        for part in [line, *(holds[1].split(", ") if holds else ())]:
+            name = _name(part)
+            if name and name not in things:
+                things.append(name)
+    things.sort(key=lambda thing: 0 if is_living(thing) else 1 if thing in CARRIED else 2)
+    shown = f"{place}:"
+    for number, thing in enumerate(things):
+        more = f"{' ' if number == 0 else ', '}{thing}"
+        if len(shown) + len(more) > length:
+            break
+        shown += more
+    return shown
+
+
+def _name(line: str) -> str:
+    name = _STATE.sub("", _ARTICLE.sub("", line.strip())).strip()
+    return "" if name in _LEFT_OUT else name
+
+
+def is_living(thing: str) -> bool:
+    return thing.endswith((" egg", " tree", " plant")) or thing.startswith(("baby ", "juvenile ", "adult "))

@@ -1,0 +1,178 @@
+"""Dialogues of `ReactAgent` with `scienceworld_explorer`, as good and as bad as they are asked for.
+
+In: a count, a seed and the share of slips. Out: rows for supervised training, of the train split alone. Every observation is
+what the simulator answered to the action before it: a dialogue is played as it is written, several at once. A slip (`SLIPS`)
+is played out like anything else. Playing takes a tenth of a second or more for each, so what was made once is kept on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...errors import ConfigError
+from ...types import Task
+from ..stored import cache_root, stored
+from .env import ScienceWorld
+from .jvms import jvms
+from .simulator import run_apart
+from .solver import EasyWay
+from .tasks import VARIATIONS, easy_scienceworld_tasks, scienceworld_tasks
+
+VERSION = 1
+TOOL = "scienceworld_explorer"
+DONE = "Thought: that is it\nAnswer: done"
+# Their gold paths take more than 100 moves, or half a minute to find.
+LONG = (
+    "inclined-plane-friction-unnamed-surfaces",
+    "mendelian-genetics-known-plant",
+    "mendelian-genetics-unknown-plant",
+)
+SLIPS = ("stops", "unfocused", "wrong_thing", "wrong_place", "garbled")
+THOUGHTS = {
+    "teleport": "go there",
+    "go": "go there",
+    "look": "look",
+    "focus": "that is it",
+    "pick": "take it",
+    "move": "put it there",
+    "open": "open it",
+}
+Row = dict[str, Any]
+
+
+def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+    """The easy tasks, three to six actions each; beyond their number they come again."""
+    return _kept(
+        "easy", count, seed, mistakes, lambda: _rows(_easy, partial(easy_scienceworld_tasks, "train"), count, seed, mistakes)
+    )
+
+
+def scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+    """Gold paths of the tasks that take at most a hundred moves, as the simulator's own agent walks them."""
+    return _kept("gold", count, seed, mistakes, lambda: _rows(_gold, _short_tasks, count, seed, mistakes))
+
+
+def _short_tasks(count: int, seed: int) -> list[Row]:
+    rows = scienceworld_tasks("train", min(count + count // 8 + 4, sum(VARIATIONS.values())), seed)
+    return [row for row in rows if row["task_name"] not in LONG][:count]
+
+
+def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], list[Row]]) -> list[Row]:
+    if count < 1:
+        raise ConfigError(f"demonstrations: count must be 1 or more, not {count}")
+    if not 0.0 <= mistakes <= 1.0:
+        raise ConfigError(f"demonstrations: mistakes must be from 0 to 1, not {mistakes}")
+
+    def build(folder: Path) -> None:
+        (folder / "rows.json").write_text(json.dumps(make()), encoding="utf-8")
+
+    def load(folder: Path) -> list[Row]:
+        rows: list[Row] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+        return rows
+
+    key = f"{kind}_demos-v{VERSION}-{count}-{seed}-{mistakes:g}"
+    return stored(cache_root() / "scienceworld" / key, build, load)
+
+
+def _rows(
+    play: Callable[[ScienceWorld, Row, random.Random, float], Awaitable[Row]],
+    draw: Callable[[int, int], list[Row]],
+    count: int,
+    seed: int,
+    mistakes: float,
+) -> list[Row]:
+    tasks = draw(count, seed)
+
+    async def all_of_them() -> list[Row]:
+        waiting = list(range(count))[::-1]
+        found: dict[int, Row] = {}
+
+        async def lane() -> None:
+            env = ScienceWorld()
+            try:
+                while waiting:
+                    number = waiting.pop()
+                    # Of its own: what one lane draws does not depend on how fast the others are.
+                    rng = random.Random(f"scienceworld demos {seed} {number}")
+                    found[number] = await play(env, tasks[number % len(tasks)], rng, mistakes)
+            finally:
+                await env.close()
+
+        await asyncio.gather(*(lane() for _ in range(min(count, jvms().num_jvms))))
+        return [found[number] for number in range(count)]
+
+    return run_apart(all_of_them)
+
+
+class _Dialogue:
+    """What is done and seen, written down as the agent would write it."""
+
+    def __init__(self, env: ScienceWorld, row: Row) -> None:
+        self.env, self.row = env, row
+        self.messages = [{"role": "user", "content": row["question"]}]
+
+    async def act(self, action: str) -> str:
+        """One turn; what was seen. Nothing is written after the end."""
+        if self.env.done:
+            return ""
+        thought = THOUGHTS.get(action.partition(" ")[0], "go on")
+        reply = f"Thought: {thought}\nAction: {TOOL}\nInput: {json.dumps({'action': action})}"
+        self.messages.append({"role": "assistant", "content": reply})
+        result = await self.env.step(action)
+        if not self.env.done:
+            self.messages.append({"role": "user", "content": f"Observation: {result.observation}"})
+        return result.observation
+
+    def end(self, most: int) -> Row:
+        """The row: the chain ended with its last action, by giving an answer, or by running out of turns."""
+        turns = sum(message["role"] == "assistant" for message in self.messages)
+        if not self.env.done and turns < most:
+            self.messages.append({"role": "assistant", "content": DONE})
+        elif self.messages[-1]["role"] == "user" and turns:
+            self.messages.pop()
+        kept = ("id", "task_name", "variation", "simplifications", "max_steps", "clip")
+        return {**{name: self.row[name] for name in kept if name in self.row}, "messages": self.messages}
+
+
+async def _easy(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float) -> Row:
+    slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
+    await env.reset(Task(row["id"], (), row))
+    way, talk = EasyWay(row["task_name"], row["question"]), _Dialogue(env, row)
+    where = rng.choice(("kitchen", "bedroom", "workshop")) if slip == "wrong_place" else way.where
+    if slip == "garbled":
+        await talk.act(rng.choice((f"teleport {way.where}", f"find {way.where}", "look")))
+    await talk.act(f"teleport to {where}")
+    seen = await talk.act("look around")
+    things = way.things(seen)
+    thing = (things[0] if way.ends_with_focus else rng.choice(things[:3])) if things else "table"
+    if slip == "wrong_thing":
+        others = [each for each in seen.partition(": ")[2].split(", ") if each and each != thing]
+        thing = rng.choice(others) if others else thing
+    rest = [f"focus on {thing}", *way.rest(thing)]
+    if slip == "unfocused" and len(rest) > 1:
+        rest = rest[1:]
+    elif slip in ("stops", "unfocused"):
+        rest = rest[: rng.randrange(len(rest))]
+    for action in rest:
+        await talk.act(action)
+    return talk.end(row["max_steps"])
+
+
+async def _gold(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float) -> Row:
+    task = Task(row["id"], (), row)
+    await env.reset(task)
+    actions = await env.gold(task)
+    await env.reset(task)
+    talk = _Dialogue(env, row)
+    if rng.random() < mistakes:
+        at = rng.randrange(len(actions))
+        actions = actions[:at] if rng.random() < 0.5 else [*actions[:at], *actions[at + 1 :]]
+    for action in actions:
+        await talk.act(action)
+    return talk.end(1000)

@@ -1,0 +1,189 @@
+"""Make a model for the text worlds: `python -m agentfly.pocket.build_worlds --out DIR [--device auto] [--worlds a,b]`.
+
+In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads, and a table of held-out success. As in build.py
+there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues are those of the sets `easy_<world>`
+(`agentfly demos list`). They are made before training begins, by as many processes as are given, kept in memory and drawn from
+again and again. Success is measured through the agents and environments that training uses, at temperature 1, on the test split.
+
+The same seed, steps and batch give the same weights on the same device, whatever the number of workers. Refuses a folder that
+holds the bundled model: what is made here stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from .. import plugins
+from ..errors import ConfigError, MissingExtra
+from . import model_dir
+from .build import DEFAULTS, MIXED_SHARE, Batch, choose_device, new_model, pad_rows, train_phase
+from .demo import Demo, Phase
+from .tokens import MAX_LENGTH, encode_demo, save_tokenizer
+from .world_demos import WORLDS, agent_of, dialogues, world_tokenizer, worlds_named
+
+SHAPE = {"hidden_size": 192, "num_hidden_layers": 4, "intermediate_size": 512, "num_attention_heads": 6}
+VOCABULARY = 1536
+DIALOGUES = 20_000  # of each world in the first phase; the second has a fifth as many
+CORPUS = 1500  # of each world and phase that the tokenizer is trained on
+PHASES: tuple[Phase, ...] = ("good", "mixed")
+Encoded = tuple[Any, Any]
+
+
+def encode_all(tokenizer: Any, demos: dict[str, list[Demo]]) -> dict[str, list[Encoded]]:
+    """Ids and masks in arrays, ready to be drawn from. A dialogue that the model could not hold is refused."""
+    import numpy as np
+
+    found: dict[str, list[Encoded]] = {}
+    for name, each in demos.items():
+        rows = [encode_demo(tokenizer, demo) for demo in each]
+        longest = max(len(ids) for ids, _ in rows)
+        if longest > MAX_LENGTH:
+            raise ConfigError(f"a dialogue of {name} has {longest} tokens, but the model holds {MAX_LENGTH}")
+        found[name] = [(np.array(ids, np.int16), np.array(mask, np.int8)) for ids, mask in rows]
+        mean = sum(len(ids) for ids, _ in rows) / len(rows)
+        print(f"{name}: {len(rows):,} dialogues of {mean:.0f} tokens, the longest {longest}", flush=True)
+    return found
+
+
+def draws(rows: dict[str, list[Encoded]], pad: int, seed: int, phase: Phase, steps: int, size: int) -> Iterator[Batch]:
+    """Batches of dialogues of all worlds, mixed by weight."""
+    names, weights = list(rows), [WORLDS[name].weight for name in rows]
+    for number in range(steps):
+        rng = random.Random(f"{seed} {phase} {number}")
+        yield pad_rows([rng.choice(rows[name]) for name in rng.choices(names, weights, k=size)], pad)
+
+
+def success(folder: Path, name: str, count: int, device: str) -> float:
+    """The share of held-out tasks that the recipe's agent solves; a chain that the world failed counts for nothing."""
+    tasks = plugins.resolve("tasks", f"easy_{name}")("test", count, 0)
+    agent = agent_of(name, folder, engine={"device": device})
+    try:
+        rewards = [reward for reward in agent.run_sync(tasks).rewards if reward is not None]
+    finally:
+        asyncio.run(agent.close())
+    return sum(reward >= 1.0 for reward in rewards) / max(1, len(rewards))
+
+
+def evaluate(folder: Path, names: Sequence[str], count: int, device: str, label: str) -> dict[str, float]:
+    figures = {}
+    for name in names:
+        try:
+            figures[name] = round(success(folder, name, count, device), 4)
+        except MissingExtra as error:
+            print(f"{name} is not evaluated: {error}", flush=True)
+    print(label, "  ".join(f"{name} {figure:.3f}" for name, figure in figures.items()), flush=True)
+    return figures
+
+
+def build(
+    out: Path,
+    *,
+    worlds: Sequence[str] = tuple(WORLDS),
+    device: str = "auto",
+    steps: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    count: int = DIALOGUES,
+    evaluations: int = 400,
+) -> dict[str, Any]:
+    """Train the tokenizer and the model, write both to `out`, and give back the figures that stand in its build.json."""
+    import torch
+
+    if out.resolve() == model_dir().resolve():
+        raise ConfigError("--out is the folder of the bundled model, which build_worlds does not make: name another")
+    device = choose_device(device)
+    defaults = DEFAULTS[device.partition(":")[0]]
+    steps, batch = steps or defaults["steps"], batch or defaults["batch"]
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+    started = time.perf_counter()
+    demos = make_dialogues(worlds, seed, count, workers)
+    played = [name for name in worlds if name in demos["good"] and name in demos["mixed"]]
+    texts = (demo for phase in PHASES for name in played for demo in itertools.islice(demos[phase][name], CORPUS))
+    raw = world_tokenizer(played, texts, VOCABULARY)
+    save_tokenizer(raw, out)
+    stop, pad = raw.token_to_id("<|im_end|>"), raw.token_to_id("<|endoftext|>")
+    model = new_model(raw.get_vocab_size(), stop, pad, SHAPE).to(device)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    print(f"tokenizer {raw.get_vocab_size()} entries, model {size:,} parameters, {_since(started)} s", flush=True)
+
+    figures: dict[str, Any] = {"parameters": size, "vocabulary": raw.get_vocab_size(), "worlds": played, "seed": seed}
+    figures |= {"batch": batch, "device": device, "left_out": [name for name in worlds if name not in played]}
+    for phase, number in zip(PHASES, (steps, max(1, round(steps * MIXED_SHARE))), strict=True):
+        rows = encode_all(raw, {name: demos[phase].pop(name) for name in played})
+        loss = train_phase(model, draws(rows, pad, seed, phase, number, batch), phase, number)
+        figures[phase] = {"steps": number, "loss": round(loss, 4), "dialogues": {name: len(rows[name]) for name in rows}}
+        model.save_pretrained(out)
+        if evaluations:
+            chains = evaluations if phase == "mixed" else max(1, evaluations // 4)
+            figures[phase]["success"] = evaluate(out, played, chains, device, f"after {phase}:")
+    figures["seconds"] = _since(started)
+    (out / "build.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
+
+
+def make_dialogues(names: Sequence[str], seed: int, count: int, workers: int | None) -> dict[Phase, dict[str, list[Demo]]]:
+    """The dialogues of both phases, made ahead of training by worker processes, or here where there are none."""
+    workers = max(0, (os.cpu_count() or 1) - 2) if workers is None else workers
+    started = time.perf_counter()
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
+    try:
+        mixed = max(1, round(count * MIXED_SHARE))
+        made = {phase: dialogues(names, phase, seed, count if phase == "good" else mixed, pool) for phase in PHASES}
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+    total = sum(len(each) for found in made.values() for each in found.values())
+    print(f"{total:,} dialogues made in {_since(started)} s", flush=True)
+    return made
+
+
+def _since(started: float) -> int:
+    return round(time.perf_counter() - started)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m agentfly.pocket.build_worlds", description="Make a model for the worlds.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--worlds", default=",".join(WORLDS), help=f"some of {','.join(WORLDS)}")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--steps", type=int, help="steps of the first phase; the second has a fifth as many")
+    parser.add_argument("--batch", type=int, help="dialogues per step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, help="processes that make the data")
+    parser.add_argument("--dialogues", type=int, default=DIALOGUES, help="different dialogues of each world")
+    parser.add_argument("--evaluations", type=int, default=400, help="held-out tasks of each world; 0 for none")
+    given = parser.parse_args(arguments)
+    try:
+        if given.dialogues < 1:
+            raise ConfigError(f"--dialogues must be at least 1, not {given.dialogues}")
+        figures = build(
+            given.out, worlds=worlds_named(given.worlds), device=given.device, steps=given.steps, batch=given.batch,
+            seed=given.seed, workers=given.workers, count=given.dialogues, evaluations=given.evaluations,
+        )  # fmt: skip
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(figures))
+    for name in figures["worlds"]:
+        print(f"agentfly train recipes/{name}.toml agent.model={given.out} 'warm_start={{}}'")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
