@@ -175,9 +175,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(model: Path, tmp_path: Path) -> None
         stderr=subprocess.STDOUT,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        # A suite that runs in the background of a shell ignores Ctrl-C, and so would whatever it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     metrics = tmp_path / "stopped" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while (
         not (metrics.exists() and '"step": 2' in metrics.read_text()) and time.monotonic() < deadline and process.poll() is None
     ):

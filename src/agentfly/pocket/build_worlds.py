@@ -3,7 +3,8 @@
 In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads, and a table of held-out success. As in build.py
 there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues are those of the sets `easy_<world>`
 (`agentfly demos list`). They are made before training begins, by as many processes as are given, kept in memory and drawn from
-again and again. Success is measured through the agents and environments that training uses, at temperature 1, on the test split.
+again and again. Success is measured through the agents and environments that training uses, at temperature 1, on tasks of the
+test split.
 
 The same seed, steps and batch give the same weights on the same device, whatever the number of workers. Refuses a folder that
 holds the bundled model: what is made here stands beside it.
@@ -29,13 +30,16 @@ from .. import plugins
 from ..errors import ConfigError, MissingExtra
 from . import model_dir
 from .build import DEFAULTS, MIXED_SHARE, Batch, choose_device, new_model, pad_rows, train_phase
+from .chat import IM_END, PAD
 from .demo import Demo, Phase
 from .tokens import MAX_LENGTH, encode_demo, save_tokenizer
 from .world_demos import WORLDS, agent_of, dialogues, world_tokenizer, worlds_named
 
-SHAPE = {"hidden_size": 192, "num_hidden_layers": 4, "intermediate_size": 512, "num_attention_heads": 6}
+SHAPE = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6}
+LAYERS = 4
 VOCABULARY = 1536
 DIALOGUES = 20_000  # of each world in the first phase; the second has a fifth as many
+HELD_OUT = 400  # test tasks of a world; one that has fewer is measured on all it has
 CORPUS = 1500  # of each world and phase that the tokenizer is trained on
 PHASES: tuple[Phase, ...] = ("good", "mixed")
 Encoded = tuple[Any, Any]
@@ -95,9 +99,10 @@ def build(
     steps: int | None = None,
     batch: int | None = None,
     seed: int = 0,
+    layers: int = LAYERS,
     workers: int | None = None,
     count: int = DIALOGUES,
-    evaluations: int = 400,
+    evaluations: int = HELD_OUT,
 ) -> dict[str, Any]:
     """Train the tokenizer and the model, write both to `out`, and give back the figures that stand in its build.json."""
     import torch
@@ -117,12 +122,13 @@ def build(
     texts = (demo for phase in PHASES for name in played for demo in itertools.islice(demos[phase][name], CORPUS))
     raw = world_tokenizer(played, texts, VOCABULARY)
     save_tokenizer(raw, out)
-    stop, pad = raw.token_to_id("<|im_end|>"), raw.token_to_id("<|endoftext|>")
-    model = new_model(raw.get_vocab_size(), stop, pad, SHAPE).to(device)
+    entries = raw.get_vocab()
+    stop, pad = entries[IM_END], entries[PAD]
+    model = new_model(len(entries), stop, pad, {**SHAPE, "num_hidden_layers": layers}).to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"tokenizer {raw.get_vocab_size()} entries, model {size:,} parameters, {_since(started)} s", flush=True)
+    print(f"tokenizer {len(entries)} entries, model {size:,} parameters, {_since(started)} s", flush=True)
 
-    figures: dict[str, Any] = {"parameters": size, "vocabulary": raw.get_vocab_size(), "worlds": played, "seed": seed}
+    figures: dict[str, Any] = {"parameters": size, "vocabulary": len(entries), "worlds": played, "seed": seed}
     figures |= {"batch": batch, "device": device, "left_out": [name for name in worlds if name not in played]}
     for phase, number in zip(PHASES, (steps, max(1, round(steps * MIXED_SHARE))), strict=True):
         rows = encode_all(raw, {name: demos[phase].pop(name) for name in played})
@@ -165,16 +171,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, help="steps of the first phase; the second has a fifth as many")
     parser.add_argument("--batch", type=int, help="dialogues per step")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, default=LAYERS, help="fewer are quicker, more know more")
     parser.add_argument("--workers", type=int, help="processes that make the data")
     parser.add_argument("--dialogues", type=int, default=DIALOGUES, help="different dialogues of each world")
-    parser.add_argument("--evaluations", type=int, default=400, help="held-out tasks of each world; 0 for none")
+    parser.add_argument("--evaluations", type=int, default=HELD_OUT, help="held-out tasks of each world; 0 for none")
     given = parser.parse_args(arguments)
     try:
-        if given.dialogues < 1:
-            raise ConfigError(f"--dialogues must be at least 1, not {given.dialogues}")
+        for name in ("dialogues", "layers", "steps", "batch"):
+            if (value := getattr(given, name)) is not None and value < 1:
+                raise ConfigError(f"--{name} must be at least 1, not {value}")
+        if not 0 <= given.evaluations <= HELD_OUT:
+            raise ConfigError(f"--evaluations must be from 0 to {HELD_OUT}, not {given.evaluations}")
         figures = build(
             given.out, worlds=worlds_named(given.worlds), device=given.device, steps=given.steps, batch=given.batch,
-            seed=given.seed, workers=given.workers, count=given.dialogues, evaluations=given.evaluations,
+            seed=given.seed, layers=given.layers, workers=given.workers, count=given.dialogues, evaluations=given.evaluations,
         )  # fmt: skip
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -130,8 +130,7 @@ def dialogues(
         wanted = min(count, WORLDS[name].most)
         size = wanted if WORLDS[name].apart else min(CHUNK, wanted)
         jobs = [(name, phase, seed, number, min(size, wanted - at)) for number, at in enumerate(range(0, wanted, size))]
-        here = pool is None or WORLDS[name].apart
-        waiting[name] = jobs if here else [pool.submit(chunk, *job) for job in jobs]  # type: ignore[union-attr]
+        waiting[name] = [pool.submit(chunk, *job) for job in jobs] if pool and not WORLDS[name].apart else jobs
     found: dict[str, list[Demo]] = {}
     for name, jobs in waiting.items():
         system = prompt_of(name)

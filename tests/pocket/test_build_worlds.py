@@ -1,0 +1,187 @@
+"""The script that makes a model for the text worlds, end to end at a few steps; its prompts and ids are the real agents' own."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentfly
+from agentfly.config import Config
+from agentfly.envs.search.easy import easy_questions
+from agentfly.errors import ConfigError
+from agentfly.learn.samples import to_samples
+from agentfly.pocket import build_worlds as script
+from agentfly.pocket import model_dir, world_demos
+from agentfly.pocket.build import new_model
+from agentfly.pocket.tokens import encode_demo
+from agentfly.pocket.world_demos import WORLDS, as_demo, chunk, dialogues, prompt_of, worlds_named
+from agentfly.render import HFRenderer
+from agentfly.training.build import build_agent
+from agentfly.training.demonstrations import to_trajectory
+from agentfly.watch.progress import Progress
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PLAYED = ("alfworld", "webshop", "search")  # ScienceWorld's dialogues need Java and time: one is written out here
+SCIENCE = [
+    {"role": "user", "content": "Find a plant. Focus on it. Then move it to the blue box in the bedroom."},
+    {
+        "role": "assistant",
+        "content": 'Thought: go there\nAction: scienceworld_explorer\nInput: {"action": "teleport to greenhouse"}',
+    },
+    {"role": "user", "content": "Observation: You teleport to the greenhouse."},
+    {"role": "assistant", "content": "Thought: that is it\nAnswer: done"},
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of three worlds, small enough to build in seconds; the path through the code is the same."""
+    import torch
+
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("worlds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "SHAPE", {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2})
+        arguments = f"--out {folder} --device cpu --layers 1 --steps 5 --batch 4 --workers 0 --dialogues 300 --evaluations 2"
+        assert script.main([*arguments.split(), "--worlds", ",".join(PLAYED)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(built: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(built)
+
+
+def recipe_agent(name: str, *overrides: str) -> Any:
+    return build_agent(Config.load(RECIPES / f"{name}.toml", list(overrides)))
+
+
+def test_it_builds_a_model_that_loads_and_tells_how_it_did(built):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    figures = json.loads((built / "build.json").read_text(encoding="utf-8"))
+    assert (figures["good"]["steps"], figures["mixed"]["steps"]) == (5, 1)
+    assert figures["good"]["dialogues"] == dict.fromkeys(PLAYED, 300)
+    assert set(figures["mixed"]["success"]) == set(PLAYED)
+    assert figures["left_out"] == []
+    tokenizer, model = AutoTokenizer.from_pretrained(built), AutoModelForCausalLM.from_pretrained(built)
+    assert model.config.vocab_size == len(tokenizer) == figures["vocabulary"]
+    assert model.config.tie_word_embeddings
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_recipe_trains_it_without_a_warm_start(built, tmp_path):
+    small = ["train.steps=1", "rollout.num_tasks=2", "rollout.num_chains=2", "data.train_count=8", "data.validation_count=2"]
+    places = [f"agent.model={built}", f"run.dir={tmp_path}", "run.name=mini", "run.threads=1", "warm_start={}"]
+    result = agentfly.train(Config.load(RECIPES / "search.toml", [*small, *places]), progress=Progress(1))
+    assert result.steps == 1
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_what_is_known_of_a_world_is_what_its_recipe_says(name):
+    world, agent = WORLDS[name], recipe_agent(name)
+    assert prompt_of(name) == agent.prompt
+    assert list(agent.tools) == [world.tool]
+    assert list(agent.tools[world.tool].schema["function"]["parameters"]["properties"]) == [world.argument]
+    assert (agent.limits.max_turns, agent.sampling.max_tokens) == (world.max_turns, world.max_tokens)
+    assert agent.sampling.temperature == script.agent_of(name).sampling.temperature == 1.0
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_the_real_agent_meets_exactly_the_ids_that_were_trained_on(name, built, tokenizer):
+    agent, renderer = recipe_agent(name, f"agent.model={built}"), HFRenderer(tokenizer)
+    rows = [SCIENCE] if name == "scienceworld" else chunk(name, "mixed", 0, 0, 30)
+    for number, messages in enumerate(rows):
+        ids, mask = encode_demo(tokenizer.backend_tokenizer, as_demo(name, agent.prompt, messages))
+        (sample,) = to_samples(to_trajectory({"messages": messages}, number, agent, renderer, agent.schemas))
+        assert list(sample.token_ids) == ids
+        assert [bool(bit) for bit in sample.mask] == [bool(bit) for bit in mask]
+
+
+def test_dialogues_are_short_and_names_are_one_or_two_tokens_wherever_they_stand(tokenizer):
+    def tokens(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    names = sorted({name for question in easy_questions("test")[:200] for name in question.pages})
+    assert names
+    for name in names:
+        alone = tokens(name)
+        told = tokens(f"The boss of {name} is {name}.")
+        assert len(alone) <= 3
+        assert len(told) == len(tokens("The boss of ")) + 2 * len(alone) + len(tokens(" is ")) + 1
+    assert sum(len(tokens(name)) for name in names) / len(names) < 2.2
+    assert len(tokens("go to fridge 1")) <= 4
+    for world in PLAYED:
+        for messages in chunk(world, "mixed", 1, 0, 100):
+            ids, _ = encode_demo(tokenizer.backend_tokenizer, as_demo(world, prompt_of(world), messages))
+            assert len(ids) < 300
+
+
+def test_workers_make_the_same_dialogues_as_this_process():
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        apart = dialogues(("search", "webshop"), "mixed", 3, 40, pool)
+    assert apart == dialogues(("search", "webshop"), "mixed", 3, 40)
+    assert apart != dialogues(("search", "webshop"), "good", 3, 40)
+
+
+def test_every_chunk_is_another_one(monkeypatch):
+    monkeypatch.setattr(world_demos, "CHUNK", 20)
+    rows = dialogues(("search",), "good", 0, 50)["search"]
+    assert len(rows) == 50
+    assert rows[:20] != rows[20:40]
+
+
+def test_the_same_seed_draws_the_same_batches():
+    rows = {"search": [([1, 2, 3], [0, 1, 1]), ([4, 5], [0, 1])], "webshop": [([6], [1])]}
+    one, two = (list(script.draws(rows, 9, 0, "good", 3, 4)) for _ in range(2))
+    assert all((a == b).all() for first, second in zip(one, two, strict=True) for a, b in zip(first, second, strict=True))
+    ids, marks = one[0]
+    assert ((ids == 9) == (marks == -1)).all()
+
+
+def test_a_world_that_cannot_be_played_here_is_left_out_with_a_word(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert list(dialogues(("scienceworld", "search"), "good", 0, 3)) == ["search"]
+    assert capsys.readouterr().out.startswith("scienceworld is left out: ")
+    with pytest.raises(ConfigError, match="nothing to learn from"):
+        dialogues(("scienceworld",), "good", 0, 3)
+
+
+def test_the_whole_model_keeps_within_its_size():
+    model = new_model(script.VOCABULARY, 2, 0, {**script.SHAPE, "num_hidden_layers": script.LAYERS})
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters <= 2_200_000
+    assert 4 * parameters < 8.5e6  # float32, and the tokenizer beside it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--worlds", "search,mars"], "--worlds is a list of alfworld, webshop, scienceworld, search, not 'search,mars'"),
+        (["--layers", "0"], "--layers must be at least 1, not 0"),
+        (["--evaluations", "900"], "--evaluations must be from 0 to 400, not 900"),
+        (["--device", "abacus"], "--device is auto, cpu or cuda, not 'abacus'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_sentence(arguments, sentence, tmp_path, capsys):
+    assert script.main(["--out", str(tmp_path / "out"), *arguments]) == 2
+    assert capsys.readouterr().err.strip() == sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_bundled_model_is_never_written_over(capsys):
+    assert script.main(["--out", str(model_dir())]) == 2
+    assert "the folder of the bundled model" in capsys.readouterr().err
+
+
+def test_worlds_are_named_once_each():
+    assert worlds_named(" search, alfworld,search") == ("search", "alfworld")
