@@ -1,4 +1,4 @@
-"""The script that makes a model for the text worlds, end to end at a few steps; its prompts and ids are the real agents' own."""
+"""The script that makes a model for the text worlds, end to end at a few steps; prompts and ids are the real agents' own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "SHAPE", {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2})
         arguments = f"--out {folder} --device cpu --layers 1 --steps 5 --batch 4 --workers 0 --dialogues 300 --evaluations 2"
-        assert script.main([*arguments.split(), "--worlds", ",".join(PLAYED)]) == 0
+        assert script.main([*arguments.split(), "--fresh", "--worlds", ",".join(PLAYED)]) == 0
     return folder
 
 
@@ -75,6 +75,32 @@ def test_it_builds_a_model_that_loads_and_tells_how_it_did(built):
     assert model.config.vocab_size == len(tokenizer) == figures["vocabulary"]
     assert model.config.tie_word_embeddings
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_it_begins_with_what_the_bundled_model_knows(tokenizer):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    bundled = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32)
+    raw, models = tokenizer.backend_tokenizer, []
+    for layers in (bundled.config.num_hidden_layers, bundled.config.num_hidden_layers + 1):
+        models.append(new_model(raw.get_vocab_size(), 2, 0, {**script.SHAPE, "num_hidden_layers": layers}).eval())
+        script.begin_from_bundled(models[-1], raw)
+    ids = raw.encode("The boss of Nami is Pava.", add_special_tokens=False).ids
+    with torch.inference_mode():
+        same, longer = (model(input_ids=torch.tensor([ids])).logits for model in models)
+    assert torch.allclose(same, longer, atol=1e-5)
+    for token in ("<|im_end|>", "1", "."):
+        mine, theirs = raw.token_to_id(token), bundled_id(token)
+        assert torch.equal(models[0].get_input_embeddings().weight[mine], bundled.get_input_embeddings().weight[theirs])
+    ours, known = models[1].model.layers[2], bundled.model.layers[2]
+    assert torch.equal(ours.mlp.up_proj.weight, known.mlp.up_proj.weight)
+
+
+def bundled_id(token: str) -> int:
+    from transformers import AutoTokenizer
+
+    return int(AutoTokenizer.from_pretrained(model_dir()).convert_tokens_to_ids(token))
 
 
 def test_a_recipe_trains_it_without_a_warm_start(built, tmp_path):
@@ -113,9 +139,10 @@ def test_dialogues_are_short_and_names_are_one_or_two_tokens_wherever_they_stand
     assert names
     for name in names:
         alone = tokens(name)
-        told = tokens(f"The boss of {name} is {name}.")
         assert len(alone) <= 3
-        assert len(told) == len(tokens("The boss of ")) + 2 * len(alone) + len(tokens(" is ")) + 1
+        for text in (f"What is the boss of {name}?", f'Input: {{"query": "{name}"}}', f"Thought: done\nAnswer: {name}"):
+            told = tokens(text)
+            assert any(told[at : at + len(alone)] == alone for at in range(len(told))), text
     assert sum(len(tokens(name)) for name in names) / len(names) < 2.2
     assert len(tokens("go to fridge 1")) <= 4
     for world in PLAYED:

@@ -108,20 +108,26 @@ def new_model(vocabulary: int, stop: int, pad: int, shape: Mapping[str, int] | N
     return model
 
 
-def train_phase(model: Any, data: Iterator[Batch], phase: Phase, steps: int, *, report: int = 200) -> float:
-    """Plain supervised steps: cross-entropy on the replies, and a little on everything else. Gives back the last loss."""
+def train_phase(
+    model: Any, data: Iterator[Batch], phase: Phase, steps: int, *, report: int = 200, peak: float | None = None
+) -> float:
+    """Plain supervised steps: cross-entropy on the replies, and a little on everything else. Gives back the last loss.
+
+    `peak` is the highest learning rate, the phase's own where none is given.
+    """
     import torch
     from torch.nn import functional
 
     cuda = model.device.type == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE[phase], betas=(0.9, 0.98), weight_decay=0.01, fused=cuda)
+    peak = PEAK_RATE[phase] if peak is None else peak
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01, fused=cuda)
     warmup = max(1, min(200, steps // 10))
     started, tokens, loss_value = time.perf_counter(), 0, math.nan
     model.train()
     for step, (rows, marks) in enumerate(data, start=1):
         decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE[phase] * min(step / warmup, decay)
+            group["lr"] = peak * min(step / warmup, decay)
         ids = torch.from_numpy(rows).to(model.device, torch.long)
         kinds = torch.from_numpy(marks).to(model.device)[:, 1:].flatten()
         weights = (kinds == 1).float() + CONTEXT_WEIGHT[phase] * (kinds == 0).float()

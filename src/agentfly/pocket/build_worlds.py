@@ -42,7 +42,34 @@ DIALOGUES = 20_000  # of each world in the first phase; the second has a fifth a
 HELD_OUT = 400  # test tasks of a world; one that has fewer is measured on all it has
 CORPUS = 1500  # of each world and phase that the tokenizer is trained on
 PHASES: tuple[Phase, ...] = ("good", "mixed")
+PEAK_RATE = {"good": 1.5e-3, "mixed": 6e-4}  # where the bundled model is the beginning
 Encoded = tuple[Any, Any]
+
+
+def begin_from_bundled(model: Any, tokenizer: Any) -> None:
+    """Take over what the bundled model knows: above all how to copy, which takes longest to learn from nothing.
+
+    A layer of its number is copied; a layer beyond them begins by changing nothing. A token begins as the mean of the bundled
+    tokenizer's tokens for its text.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    bundled: Any = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32)
+    old = AutoTokenizer.from_pretrained(model_dir())
+    with torch.no_grad():
+        known, fresh = bundled.get_input_embeddings().weight, model.get_input_embeddings().weight
+        for token in range(tokenizer.get_vocab_size()):
+            ids = old(tokenizer.decode([token], skip_special_tokens=False), add_special_tokens=False)["input_ids"]
+            if ids:
+                fresh[token] = known[ids].mean(0)
+        model.model.norm.load_state_dict(bundled.model.norm.state_dict())
+        for layer, source in itertools.zip_longest(model.model.layers, bundled.model.layers[: len(model.model.layers)]):
+            if source is not None:
+                layer.load_state_dict(source.state_dict())
+            else:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
 
 
 def encode_all(tokenizer: Any, demos: dict[str, list[Demo]]) -> dict[str, list[Encoded]]:
@@ -100,6 +127,7 @@ def build(
     batch: int | None = None,
     seed: int = 0,
     layers: int = LAYERS,
+    fresh: bool = False,
     workers: int | None = None,
     count: int = DIALOGUES,
     evaluations: int = HELD_OUT,
@@ -124,7 +152,10 @@ def build(
     save_tokenizer(raw, out)
     entries = raw.get_vocab()
     stop, pad = entries[IM_END], entries[PAD]
-    model = new_model(len(entries), stop, pad, {**SHAPE, "num_hidden_layers": layers}).to(device)
+    model = new_model(len(entries), stop, pad, {**SHAPE, "num_hidden_layers": layers})
+    if not fresh:
+        begin_from_bundled(model, raw)
+    model = model.to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"tokenizer {len(entries)} entries, model {size:,} parameters, {_since(started)} s", flush=True)
 
@@ -132,7 +163,9 @@ def build(
     figures |= {"batch": batch, "device": device, "left_out": [name for name in worlds if name not in played]}
     for phase, number in zip(PHASES, (steps, max(1, round(steps * MIXED_SHARE))), strict=True):
         rows = encode_all(raw, {name: demos[phase].pop(name) for name in played})
-        loss = train_phase(model, draws(rows, pad, seed, phase, number, batch), phase, number)
+        loss = train_phase(
+            model, draws(rows, pad, seed, phase, number, batch), phase, number, peak=None if fresh else PEAK_RATE[phase]
+        )
         figures[phase] = {"steps": number, "loss": round(loss, 4), "dialogues": {name: len(rows[name]) for name in rows}}
         model.save_pretrained(out)
         if evaluations:
@@ -172,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, help="dialogues per step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, default=LAYERS, help="fewer are quicker, more know more")
+    parser.add_argument("--fresh", action="store_true", help="begin with random weights, not with the bundled model's")
     parser.add_argument("--workers", type=int, help="processes that make the data")
     parser.add_argument("--dialogues", type=int, default=DIALOGUES, help="different dialogues of each world")
     parser.add_argument("--evaluations", type=int, default=HELD_OUT, help="held-out tasks of each world; 0 for none")
@@ -184,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--evaluations must be from 0 to {HELD_OUT}, not {given.evaluations}")
         figures = build(
             given.out, worlds=worlds_named(given.worlds), device=given.device, steps=given.steps, batch=given.batch,
-            seed=given.seed, layers=given.layers, workers=given.workers, count=given.dialogues, evaluations=given.evaluations,
+            seed=given.seed, layers=given.layers, fresh=given.fresh, workers=given.workers, count=given.dialogues,
+            evaluations=given.evaluations,
         )  # fmt: skip
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -49,7 +49,7 @@ class World:
 
 
 WORLDS = {
-    "alfworld": World("alfworld_step", "action", "alfworld_success", 8, 40, 35, 0.6),
+    "alfworld": World("alfworld_step", "action", "alfworld_success", 8, 40, 35, 0.7),
     "webshop": World("webshop_step", "action", "webshop_success", 6, 48, 25, 0.6),
     "scienceworld": World("scienceworld_explorer", "action", "scienceworld_success", 7, 48, 20, 0.6, most=1000, apart=True),
     "search": World("search", "query", "qa_exact_match", 4, 40, 20, 0.6),

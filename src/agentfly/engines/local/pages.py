@@ -13,7 +13,7 @@ then waits, or sends a row back to the queue.
 
 from __future__ import annotations
 
-from .slots import MIN_SHARED, common
+from .slots import MIN_SHARED, common, longest_beginning
 
 PAGE = 16
 
@@ -30,6 +30,11 @@ class PagedSlot:
         self.cached = 0
         self.busy = True
         self.pages: list[int] = []
+
+    @property
+    def planned(self) -> int:
+        """How much will be cached once a running row has read its prompt."""
+        return len(self.tokens) if self.busy else self.cached
 
 
 class Pages:
@@ -67,7 +72,11 @@ class Pages:
             own, session = None, ""  # a second request of the same chain runs beside the first, under no name
         self._clock += 1
         kept = common(own.tokens, tokens, min(own.cached, want)) if own else 0
-        source, count = (None, 0) if own is not None and kept == min(own.cached, want) else self._longest(tokens, want, own)
+        source, count = (
+            (None, 0)
+            if own is not None and kept == min(own.cached, want)
+            else longest_beginning(self._slots, tokens, want, own)
+        )
         if own is None:
             slot = PagedSlot(tokens, session, self._clock)
             self._slots.append(slot)
@@ -147,21 +156,6 @@ class Pages:
             kept -= kept % PAGE
         slot.cached = kept
         self._drop_pages(slot, -(-kept // PAGE))
-
-    def _longest(self, tokens: list[int], want: int, own: PagedSlot | None) -> tuple[PagedSlot | None, int]:
-        best, count = None, 0
-        for slot in self._slots:
-            limit = min(len(slot.tokens) if slot.busy else slot.cached, want)
-            if limit > count and slot is not own:
-                # Look past the best so far first: most slots differ before that, and cost one comparison.
-                if slot.tokens[count] != tokens[count]:
-                    continue
-                found = common(slot.tokens, tokens, limit)
-                if found > count:
-                    best, count = slot, found
-                if count == want:
-                    break
-        return best, count
 
     def _evict(self, wanting: PagedSlot) -> bool:
         """Free the pages of whoever can best do without: chains that are over before chains that wait, the oldest first."""

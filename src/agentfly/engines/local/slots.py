@@ -9,6 +9,7 @@ than `max_tokens` tokens in all (slots x length): the caller then waits or sends
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 from .cache import SlotCache
 
@@ -67,7 +68,7 @@ class Slots:
         source: Slot | None = None
         num_shared = 0
         if own is None or num_own < min(own.cached, want):
-            source, num_shared = self._longest(tokens, want, own)
+            source, num_shared = longest_beginning(self._slots, tokens, want, own)
         if own is not None:
             slot = own
         else:
@@ -125,21 +126,6 @@ class Slots:
         self._reshape(room, tight, busy + self._kept_first(room - len(busy)))
         return True
 
-    def _longest(self, tokens: list[int], want: int, own: Slot | None) -> tuple[Slot | None, int]:
-        best, count = None, 0
-        for slot in self._slots:
-            limit = min(slot.planned, want)
-            if limit > count and slot is not own:
-                # Look past the best so far first: most slots differ before that, and cost one comparison.
-                if slot.tokens[count] != tokens[count]:
-                    continue
-                found = common(slot.tokens, tokens, limit)
-                if found > count:
-                    best, count = slot, found
-                if count == want:
-                    break
-        return best, count
-
     def _vacate(self, source: Slot | None) -> Slot | None:
         """An empty place: the free source itself, any free slot, a new one, or the one kept longest by a chain that waits."""
         if source is not None and source.free:
@@ -194,6 +180,37 @@ class Slots:
         if slot.session:
             self.release(slot.session)
         slot.tokens, slot.cached = [], 0
+
+
+class Place(Protocol):
+    """A slot of any kind: its tokens, and how many of them are or will be cached."""
+
+    tokens: list[int]
+
+    @property
+    def planned(self) -> int: ...
+
+
+AnyPlace = TypeVar("AnyPlace", bound=Place)
+
+
+def longest_beginning(
+    places: Iterable[AnyPlace], tokens: list[int], want: int, own: AnyPlace | None
+) -> tuple[AnyPlace | None, int]:
+    """Whose tokens, `own` aside, begin like `tokens` for longest, and for how many of the first `want`."""
+    best, count = None, 0
+    for place in places:
+        limit = min(place.planned, want)
+        if limit > count and place is not own:
+            # Look past the best so far first: most places differ before that, and cost one comparison.
+            if place.tokens[count] != tokens[count]:
+                continue
+            found = common(place.tokens, tokens, limit)
+            if found > count:
+                best, count = place, found
+            if count == want:
+                break
+    return best, count
 
 
 def common(a: list[int], b: list[int], limit: int) -> int:
