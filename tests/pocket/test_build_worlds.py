@@ -47,7 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("worlds")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "SHAPE", {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2})
-        arguments = f"--out {folder} --device cpu --layers 1 --steps 5 --batch 4 --workers 0 --dialogues 300 --evaluations 2"
+        arguments = f"--out {folder} --device cpu --layers 1 --steps 5 --batch 4 --workers 0 --dialogues 250 --evaluations 1"
         assert script.main([*arguments.split(), "--fresh", "--worlds", ",".join(PLAYED)]) == 0
     return folder
 
@@ -68,7 +68,7 @@ def test_it_builds_a_model_that_loads_and_tells_how_it_did(built):
 
     figures = json.loads((built / "build.json").read_text(encoding="utf-8"))
     assert (figures["good"]["steps"], figures["mixed"]["steps"]) == (5, 1)
-    assert figures["good"]["dialogues"] == dict.fromkeys(PLAYED, 300)
+    assert figures["good"]["dialogues"] == dict.fromkeys(PLAYED, 250)
     assert set(figures["mixed"]["success"]) == set(PLAYED)
     assert figures["left_out"] == []
     tokenizer, model = AutoTokenizer.from_pretrained(built), AutoModelForCausalLM.from_pretrained(built)

@@ -4,7 +4,7 @@ In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads, 
 there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues are those of the sets `easy_<world>`
 (`agentfly demos list`). They are made before training begins, by as many processes as are given, kept in memory and drawn from
 again and again. Success is measured through the agents and environments that training uses, at temperature 1, on tasks of the
-test split.
+test split. Weights begin as those of the bundled model, unless `--fresh` asks for random ones.
 
 The same seed, steps and batch give the same weights on the same device, whatever the number of workers. Refuses a folder that
 holds the bundled model: what is made here stands beside it.
@@ -160,7 +160,8 @@ def build(
     print(f"tokenizer {len(entries)} entries, model {size:,} parameters, {_since(started)} s", flush=True)
 
     figures: dict[str, Any] = {"parameters": size, "vocabulary": len(entries), "worlds": played, "seed": seed}
-    figures |= {"batch": batch, "device": device, "left_out": [name for name in worlds if name not in played]}
+    figures |= {"layers": layers, "fresh": fresh, "batch": batch, "device": device}
+    figures["left_out"] = [name for name in worlds if name not in played]
     for phase, number in zip(PHASES, (steps, max(1, round(steps * MIXED_SHARE))), strict=True):
         rows = encode_all(raw, {name: demos[phase].pop(name) for name in played})
         loss = train_phase(
