@@ -8,7 +8,6 @@ proven at once. Refuses (`InvariantError`) an answer that is not this copy's, or
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,12 +79,10 @@ class LearnerCopy:
 
     def _load(self) -> tuple[Any, Any]:
         from .local import load_model
+        from .local.engine import tune
 
         model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
-        weights = next(model.parameters())
-        if weights.device.type == "cpu" and weights.dtype == torch.float32 and platform.machine() in ("aarch64", "arm64"):
-            # As in the local engine: on ARM, oneDNN prepares every float32 product anew, ten times the work of a small layer.
-            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        tune(next(model.parameters()))
         return model, tokenizer
 
     def source(self) -> str | None:

@@ -80,7 +80,7 @@ class LocalEngine:
         self.renderer: Any = None  # set by `open_engine`
         self.stop_ids = frozenset(_end_ids(model, tokenizer) if stop_ids is None else stop_ids)
         self.device = next(model.parameters()).device
-        _tune(next(model.parameters()))
+        tune(next(model.parameters()))
         self._twin = make_twin(model)
         probe = check_twin(model, self._twin, self.device)
         if kv_tokens is None:
@@ -322,7 +322,7 @@ def _model_context(model: Any) -> int:
     return int(getattr(config, "max_position_embeddings", None) or 4096)
 
 
-def _tune(weights: torch.Tensor) -> None:
+def tune(weights: torch.Tensor) -> None:
     """Switch off two libraries that cost far more than they save here. The switches are the process's: the learner gains too.
 
     oneDNN prepares every float32 product anew on ARM, ten times the work of a small layer. cuDNN's attention plans anew for
