@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentfly.engines.local import paged
+from agentfly.engines.local import paged, paged_batch
 from agentfly.engines.local.pages import PAGE, Pages
 from agentfly.engines.local.sampler import draw, draw_lanes
 from agentfly.errors import ConfigError
@@ -30,6 +30,14 @@ DRAWS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(params=[0, 1], ids=["lands at once", "one flight ahead"])
+def ahead(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """On a GPU the next flight leaves before the last has landed; here both ways are run."""
+    monkeypatch.setattr(paged_batch, "AHEAD", {"cpu": request.param, "cuda": request.param})
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_chains_of_several_turns_are_those_of_the_slots(family: str) -> None:
     model = make_model(family)
@@ -70,6 +78,7 @@ def test_siblings_read_the_full_pages_of_their_prompt_once() -> None:
         assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
 
 
+@pytest.mark.usefixtures("ahead")
 def test_later_turns_read_only_what_is_new() -> None:
     async def work(engine: Any) -> Any:
         prompt, read = prompt_of(40), []
@@ -83,6 +92,7 @@ def test_later_turns_read_only_what_is_new() -> None:
     assert run(work, cache="pages") == [39, 10, 10]
 
 
+@pytest.mark.usefixtures("ahead")
 def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> None:
     model = make_model()
 
@@ -97,6 +107,7 @@ def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> N
     assert tight == roomy
 
 
+@pytest.mark.usefixtures("ahead")
 def test_stop_ids_and_stop_strings_end_a_reply_inside_a_round() -> None:
     model = make_model()
 
@@ -136,11 +147,12 @@ def test_new_weights_are_used_from_the_next_token_and_old_keys_never() -> None:
     assert close_to(completion.logprobs, full_logprobs(model, prompt_of(40), completion.token_ids))
 
 
+@pytest.mark.usefixtures("ahead")
 def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights() -> None:
     model = make_model()
 
     async def work(engine: Any) -> Any:
-        asked = asyncio.ensure_future(ask(engine, prompt_of(20), "chain", temperature=1, seed=1, max_tokens=200))
+        asked = asyncio.ensure_future(ask(engine, prompt_of(20), "chain", temperature=1, seed=1, max_tokens=1000))
         await until(lambda: engine.stats()["sampled_tokens"] > 10)
         with engine.hold():
             with torch.no_grad():
@@ -149,13 +161,14 @@ def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights() -> No
             engine.publish(1)
         return await asked
 
-    completion = run(work, model, cache="pages", stop_ids=[])
+    completion = run(work, model, cache="pages", stop_ids=[], max_context=1100, kv_tokens=2400)
     first = completion.versions.index(1)
     assert completion.versions == [0] * first + [1] * (len(completion.versions) - first)
     now = full_logprobs(model, prompt_of(20), completion.token_ids)
     assert close_to(completion.logprobs[first:], now[first:])
 
 
+@pytest.mark.usefixtures("ahead")
 def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_balanced() -> None:
     model = make_model()
     rng = random.Random(4)
@@ -266,7 +279,7 @@ for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
             want = paged.decode_plainly(query, keys, values, table, lengths, **options)
             assert (got - want).abs().max() < 1e-5
         rows = [(table[0].tolist(), 70, 75), (table[2].tolist(), 0, 5), (table[1].tolist(), 33, 1)]
-        plan = paged.Reading(pools, rows, torch.device("cpu"))
+        plan = paged.Reading.of(pools, rows, torch.device("cpu"))
         query = torch.randn(81, heads, dim)
         got = kernels.read(query, keys, values, plan, **options)
         assert (got - paged.read_plainly(query, keys, values, plan, **options)).abs().max() < 1e-5

@@ -2,9 +2,10 @@
 
 In: a model and a micro batch. Out: one number per sampled token. A tensor [all tokens, vocabulary] never exists: the
 backbone runs to hidden states, only the positions that predict a sampled token are kept, and the output head is applied to
-them in chunks that the backward pass computes again. A model's head is trusted only after a probe: once, on a few tokens,
-the result must equal the model's own logits; where it does not (an architecture with a step of its own after the head), the
-model's own forward is used instead, which is right but holds the logits of one micro batch.
+them in chunks that the backward pass computes again (on a GPU by kernels of our own, see `head`). A model's head is trusted
+only after a probe: once, on a few tokens, the result must equal the model's own logits; where it does not (an architecture with
+a step of its own after the head), the model's own forward is used instead, which is right but holds the logits of one micro
+batch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import ConfigError
 from .backbone import Backbone
 from .batching import MicroBatch
+from .head import head_scores, serves
 from .losses import entropy as entropy_of
 from .settings import OptimSettings
 
@@ -37,6 +39,10 @@ class Head:
     linear: nn.Module
     scale: float = 1.0
     softcap: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.scale == 1.0 and self.softcap is None
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden).float()
@@ -85,6 +91,10 @@ class Scorer:
         if self.head is None:
             return self._by_forward(batch, entropy, keep_hidden)
         hidden = self.head.backbone(batch)
+        if self.head.is_plain and entropy != "gradient" and len(hidden) and serves(self.head.linear):
+            weight: Any = self.head.linear.weight
+            scores, values = head_scores(hidden, weight, batch.targets, self.temperature, self._chunk)
+            return Scores(scores, None if entropy == "none" else values, hidden if keep_hidden else None)
         parts = []
         chunk = self._chunk or max(1, MAX_LOGITS // _vocabulary(self.head.linear))
         again = torch.is_grad_enabled() and len(hidden) > chunk

@@ -83,6 +83,31 @@ class Row:
         if self.finished is not None and self.stream is not None:
             self.new_text += self.stream.flush()
 
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, max_context: int) -> int:
+        """Take drawn tokens up to where the reply ends. How many it took."""
+        total = sum(logprobs)
+        if self.stream is not None or total != total:  # one by one: text to watch, or NaN to find
+            for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+                self.accept(token, logprob, version, max_context)
+                if self.error is not None:
+                    return count
+                if self.finished is not None:
+                    return count + 1
+            return len(tokens)
+        room = min(self.sampling.max_tokens - len(self.logprobs), max_context - len(self.tokens))
+        count = min(len(tokens), room)
+        if count == room:
+            self.finished = "length"
+        if not self.stop_ids.isdisjoint(tokens[:count]):
+            count = 1 + next(at for at, token in enumerate(tokens) if token in self.stop_ids)
+            self.finished = "stop"
+        for _ in range(count):
+            self.ahead.popleft()
+        self.tokens += tokens[:count]
+        self.logprobs += logprobs[:count]
+        self.versions += [version] * count
+        return count
+
     @property
     def ended_by_id(self) -> bool:
         return len(self.tokens) > self.num_prompt and self.tokens[-1] in self.stop_ids
@@ -114,6 +139,14 @@ class Batch:
     @property
     def busy(self) -> bool:
         return bool(self.queue or self.running)
+
+    def use(self, model: Any) -> None:
+        """Compute with another twin from now on."""
+        self.model = model
+
+    def forget(self) -> None:
+        """The weights have changed: nothing cached is true any more."""
+        self.slots.forget()
 
     def memory(self) -> dict[str, float]:
         """What the cache holds now."""

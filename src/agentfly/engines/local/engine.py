@@ -42,11 +42,13 @@ class LocalEngine:
     """Continuous batching over one model.
 
     max_context       tokens of a prompt and its reply together; None: what the model was made for
-    max_batch         how many requests run at once; more wait their turn
-    max_step_tokens   how many prompt tokens one step may read, so that long prompts do not hold up those who are sampling
+    max_batch         how many requests run at once; more wait their turn. None: 256, on a GPU 512
+    max_step_tokens   how many prompt tokens one step may read, so that long prompts do not hold up those who are sampling.
+                      None: 1,024, on a GPU 4,096
     kv_tokens         how many tokens all caches may hold together; None: from `kv_gib`
     kv_gib            the same in memory; None: 2 GiB, or less where less is free (on a GPU, 40 % of what is free)
-    cache             "slots": grows as it is used; "pages": one pool of fixed size, decoding in rounds (CUDA graphs on a GPU)
+    cache             "slots": grows as it is used; "pages": one pool of fixed size, decoding in flights of several steps (CUDA
+                      graphs on a GPU). None: pages on a GPU, slots elsewhere
     stop_ids          ids that end every reply; None: the end tokens of the model's generation config
     """
 
@@ -58,15 +60,15 @@ class LocalEngine:
         tokenizer: Any,
         *,
         max_context: int | None = None,
-        max_batch: int = 256,
-        max_step_tokens: int = 1024,
+        max_batch: int | None = None,
+        max_step_tokens: int | None = None,
         kv_tokens: int | None = None,
         kv_gib: float | None = None,
-        cache: Literal["slots", "pages"] = "slots",
+        cache: Literal["slots", "pages"] | None = None,
         stop_ids: Iterable[int] | None = None,
         version: int = 0,
     ) -> None:
-        if cache not in ("slots", "pages"):
+        if cache not in ("slots", "pages", None):
             raise ConfigError(f"engine: cache is 'slots' or 'pages', not {cache!r}")
         for name, number in [
             ("max_context", max_context), ("max_batch", max_batch), ("max_step_tokens", max_step_tokens),
@@ -80,6 +82,9 @@ class LocalEngine:
         self.renderer: Any = None  # set by `open_engine`
         self.stop_ids = frozenset(_end_ids(model, tokenizer) if stop_ids is None else stop_ids)
         self.device = next(model.parameters()).device
+        gpu = self.device.type == "cuda"
+        max_batch = max_batch or (512 if gpu else 256)
+        max_step_tokens = max_step_tokens or (4096 if gpu else 1024)
         tune(next(model.parameters()))
         self._twin = make_twin(model)
         probe = check_twin(model, self._twin, self.device)
@@ -89,7 +94,7 @@ class LocalEngine:
         if self.max_context < 2:
             raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens or kv_gib")
         self.capacity = 2 * max_batch  # chains in flight: with more, what is cached of one is lost while its tools run
-        self._on_pages = cache == "pages"
+        self._on_pages = cache == "pages" or (cache is None and gpu)
         sizes: dict[str, Any] = {
             "max_batch": max_batch, "max_step_tokens": max_step_tokens, "max_context": self.max_context, "device": self.device,
         }  # fmt: skip
@@ -140,7 +145,8 @@ class LocalEngine:
         """
         if not same_tensors(self.model, self._twin):
             with self.hold():
-                self._twin = self._batch.model = make_twin(self.model, on_pages=self._on_pages)
+                self._twin = make_twin(self.model, on_pages=self._on_pages)
+                self._batch.use(self._twin)
         self.version = version
         self._published += 1
 
@@ -150,6 +156,8 @@ class LocalEngine:
         if not self._forward.acquire(timeout=timeout_s):
             raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
         try:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # what was sent on its way has arrived
             yield
         finally:
             self._forward.release()
@@ -246,7 +254,7 @@ class LocalEngine:
         with self._forward:
             published, version = self._published, self.version
             if published != self._forgotten:
-                batch.slots.forget()
+                batch.forget()
                 self._forgotten = published
             news = batch.step(version, lambda: published == self._published)
         self._busy_s += time.perf_counter() - began

@@ -50,12 +50,31 @@ class Decoding:
 
 
 class Reading:
-    """Some rows compute many tokens each: (pages, tokens cached before, new tokens)."""
+    """Some rows compute many tokens each. All tensors are on the device; `rows` are (cached before, new tokens), for torch.
+
+    A tile is up to TILE new tokens of one row; `starts` says where each row's tokens begin on the line, and where they end.
+    """
 
     tile = TILE
 
-    def __init__(self, pools: Pools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> None:
-        self.pools = pools
+    def __init__(
+        self,
+        pools: Pools,
+        table: Tensor,
+        places: Tensor,
+        positions: Tensor,
+        starts: Tensor,
+        past: Tensor,
+        tile_rows: Tensor,
+        tile_queries: Tensor,
+        rows: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        self.pools, self.table, self.places, self.positions = pools, table, places, positions
+        self.starts, self.past, self.tile_rows, self.tile_queries, self.rows = starts, past, tile_rows, tile_queries, rows
+
+    @classmethod
+    def of(cls, pools: Pools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> Reading:
+        """For rows of (pages, tokens cached before, new tokens)."""
         width = max(len(pages) for pages, _, _ in rows)
         table = torch.zeros(len(rows), width, dtype=torch.int32)
         places: list[int] = []
@@ -71,14 +90,21 @@ class Reading:
             tiles = range(0, count, TILE)
             tile_rows += [number] * len(tiles)
             tile_queries += tiles
-        self.rows = [(past, count) for _, past, count in rows]
-        self.table = table.to(device)
-        self.places = torch.tensor(places, device=device)
-        self.positions = torch.tensor(positions, device=device)
-        self.starts = torch.tensor(starts, dtype=torch.int32, device=device)
-        self.past = torch.tensor([past for _, past, _ in rows], dtype=torch.int32, device=device)
-        self.tile_rows = torch.tensor(tile_rows, dtype=torch.int32, device=device)
-        self.tile_queries = torch.tensor(tile_queries, dtype=torch.int32, device=device)
+
+        def short(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+        return cls(
+            pools,
+            table.to(device),
+            torch.tensor(places, device=device),
+            torch.tensor(positions, device=device),
+            short(starts),
+            short([past for _, past, _ in rows]),
+            short(tile_rows),
+            short(tile_queries),
+            rows=[(past, count) for _, past, count in rows],
+        )
 
 
 def attention(
@@ -138,7 +164,7 @@ def read_plainly(
 ) -> Tensor:
     """The same as `kernels.read`, row by row."""
     outs, start = [], 0
-    for number, (past, count) in enumerate(plan.rows):
+    for number, (past, count) in enumerate(plan.rows or ()):
         end = past + count
         pages = plan.table[number, : -(-end // PAGE)].long()
         k, v = (pool[pages].flatten(0, 1)[:end].transpose(0, 1) for pool in (keys, values))
@@ -177,3 +203,12 @@ def _kernels() -> Any:
     from . import kernels
 
     return kernels
+
+
+def fused_kernels(device: torch.device) -> Any:
+    """The step's other Triton kernels, or None where there are none."""
+    if device.type != "cuda" or _kernels() is None:
+        return None
+    from . import fused
+
+    return fused

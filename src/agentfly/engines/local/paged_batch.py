@@ -1,25 +1,46 @@
-"""The running batch over pages and lanes: prompts are read in chunks, everybody else goes on in rounds of several steps.
+"""The running batch over pages and lanes: prompts are read in chunks, everybody else goes on in flights of several steps.
 
-In and out as in `batch`: rows, and after each step the rows that have news. A step is at most one pass over some prompt tokens
-and one round of the lanes, so that nobody who samples waits for a long prompt, and the host waits for the device once per
-round. Pages are found before a round for all the tokens that it may draw; where there are none, the youngest row goes back to
-the queue and is computed again later. Runs in one thread; refuses nothing: prompts are checked before they come here.
+In and out as in `batch`: rows, and after each step the rows that have news. A step sends the next prompt tokens and the next
+flight of the lanes on their way, and then lands the flight before it:
+
+    host      send 2 | land 1 | send 3 | land 2 | ...
+    device    ... 1 .|... 2 ........|... 3 .......      never waits for the host, while there is anything to draw
+
+so a row that has ended is seen one flight late; its lane stands still meanwhile. What is on its way may still write to pages
+that were taken from a row: those who get them write later, in the same order on the device. Pages are found before a flight
+for all the tokens that it may draw; where there are none, the youngest row goes back to the queue and is computed again. Runs in
+one thread; refuses nothing: prompts are checked before they come here.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .batch import Batch, Row
-from .lanes import MAX_STOPS, STEPS, Lane, Lanes
-from .paged import Pools, Reading
+from .lanes import MAX_STEPS, Flight, Lanes, Seat
+from .paged import Pools
 from .pages import PAGE, PagedSlot, Pages
+from .reader import MAX_ROWS, Pick, Reader
 
-STEPS_WHILE_READING = 4
-"""Steps of a round while prompts wait to be read: fewer, so that they do not wait long."""
+FLIGHT_MS = 7.0
+"""What a flight should take: long enough for the host to do its part, and no longer, because who ends waits for it."""
+
+MIN_STEPS = 2
+
+AHEAD = {"cuda": 1}
+"""Flights on their way when a step ends, by kind of device. A CPU computes them itself: it gains nothing by sending any."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    flight: Flight
+    version: int
+    valid: Callable[[], bool]
 
 
 class PagedBatch(Batch):
@@ -37,6 +58,10 @@ class PagedBatch(Batch):
         device: torch.device,
     ) -> None:
         self.pools = pools
+        self.ahead = AHEAD.get(device.type, 0)
+        self._sent: deque[_Sent] = deque()
+        self._seats: dict[Row, Seat] = {}
+        self._step_ms = 0.0
         super().__init__(
             model,
             pages,
@@ -45,27 +70,56 @@ class PagedBatch(Batch):
             max_context=max_context,
             device=device,
         )
-        self._lanes: Lanes | None = None
+        self.use(model)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "model":  # another twin: graphs hold the addresses of the old one's weights
-            object.__setattr__(self, "_lanes", None)
-        object.__setattr__(self, name, value)
+    def use(self, model: Any) -> None:
+        """Another twin: graphs hold the addresses of the old one's weights, and nothing that is on its way is kept."""
+        super().use(model)
+        self._sent.clear()
+        self._seats.clear()
+        sizes: dict[str, Any] = {"device": self.device, "max_context": self.max_context}
+        self._lanes = Lanes(model, self.pools, count=self.max_batch, **sizes)
+        self._reader = Reader(model, self.pools, max_tokens=self.max_step_tokens, **sizes)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.running or self._sent)
 
     def memory(self) -> dict[str, float]:
         free: int = self.slots.num_free
         return {"pages": self.slots.num_pages, "free_pages": free, "page_length": PAGE, "kv_bytes": self.pools.num_bytes}
 
     def step(self, version: int, valid: Callable[[], bool]) -> list[Row]:
+        """Send what comes next on its way, and land what was sent before."""
         self._admit()
+        self._read()
+        flight = self._launch()
+        if flight is not None:
+            self._sent.append(_Sent(flight, version, valid))
         told: list[Row] = []
-        if self._read(version, valid, told) and valid():
-            self._round(version, valid, told)
-        news = [row for row in told if row.finished or row.error or row.new_text]
+        while len(self._sent) > (self.ahead if flight is not None else 0):
+            self._land(self._sent.popleft(), told)
+        news = list(dict.fromkeys(told))
         for row in news:
             if row.finished or row.error:
                 self.remove(row)
         return news
+
+    def remove(self, row: Row) -> None:
+        self._stand_up(row)
+        super().remove(row)
+
+    def clear(self) -> list[Row]:
+        for row in list(self._seats):
+            self._stand_up(row)
+        self._sent.clear()
+        return super().clear()
+
+    def forget(self) -> None:
+        """The weights have changed. Every row that runs is read again; what is on its way says by itself that it is void."""
+        for row in list(self._seats):
+            self._stand_up(row)
+        self.slots.forget()
 
     # ---- prompts ---------------------------------------------------------------------------------------------------------
 
@@ -78,59 +132,30 @@ class PagedBatch(Batch):
             self.counts["reused_tokens"] += slot.cached
             self.running.append(row)
 
-    def _read(self, version: int, valid: Callable[[], bool], told: list[Row]) -> bool:
-        """Compute the next tokens of prompts, and draw where a prompt ends. False: the weights changed, nothing was kept."""
-        picks = self._waiting()
-        if not picks:
-            return True
-        ids: list[int] = []
-        ends: list[int] = []
-        drawing: list[Row] = []
-        for row, count in picks:
-            cached = _place(row).cached
-            ids += row.tokens[cached : cached + count]
-            if cached + count == len(row.tokens):
-                ends.append(len(ids) - 1)
-                drawing.append(row)
-        plan = Reading(self.pools, [(_place(row).pages, _place(row).cached, count) for row, count in picks], self.device)
-        keep = torch.tensor(ends or [0], device=self.device)
-        out = self.model(
-            input_ids=torch.tensor([ids], device=self.device),
-            position_ids=plan.positions[None],
-            use_cache=False,
-            logits_to_keep=keep,
-            agentfly_plan=plan,
-        )
-        logits = out.logits[0] if out.logits.shape[1] == len(keep) else out.logits[0][keep]
-        if not valid():
-            return False
-        for row, count in picks:
-            _place(row).cached += count
-        self.counts["steps"] += 1
-        self.counts["prefilled_tokens"] += len(ids) - len(drawing)
-        if drawing:
-            self._draw(drawing, logits, version)
-            told += drawing
-        return True
-
-    def _waiting(self) -> list[tuple[Row, int]]:
-        """Who reads how many tokens now, in order of arrival, with their pages at hand."""
+    def _read(self) -> None:
+        """The next tokens of prompts, all but each one's last, in order of arrival."""
         room = self.max_step_tokens
-        picks: list[tuple[Row, int]] = []
+        reading: list[tuple[Row, int]] = []
         for row in list(self.running):
-            if room <= 0:
+            if room <= 0 or len(reading) == MAX_ROWS:
                 break
-            if row.slot is None or (row.source is not None and not self._share(row)):
+            if row.slot is None or row in self._seats or (row.source is not None and not self._share(row)):
                 continue
             slot = _place(row)
-            pending = len(row.tokens) - slot.cached
-            if pending > 1:
-                count = min(pending, room)
-                if not self._grow(row, slot.cached + count):
-                    continue
-                picks.append((row, count))
+            count = min(len(row.tokens) - 1 - slot.cached, room)
+            if count > 0 and self._grow(row, slot.cached + count):
+                reading.append((row, count))
                 room -= count
-        return [(row, count) for row, count in picks if row.slot is not None]
+        picks: list[Pick] = []
+        for row, count in reading:
+            if row.slot is not None:  # making room for others may have sent it back
+                slot = _place(row)
+                picks.append((row.tokens[slot.cached : slot.cached + count], slot.pages, slot.cached))
+                slot.cached += count
+                self.counts["prefilled_tokens"] += count
+        if picks:
+            self._reader.read(picks)
+            self.counts["steps"] += 1
 
     def _share(self, row: Row) -> bool:
         assert row.source is not None
@@ -144,57 +169,54 @@ class PagedBatch(Batch):
 
     # ---- lanes -----------------------------------------------------------------------------------------------------------
 
-    def _round(self, version: int, valid: Callable[[], bool], told: list[Row]) -> None:
-        """A few steps of everybody whose next token can be drawn."""
-        ready = [row for row in self.running if self._is_ready(row)]
-        if not ready:
-            return
-        steps = STEPS_WHILE_READING if len(ready) < len(self.running) or self.queue else STEPS
-        for row in ready:
-            if row.slot is not None:
-                self._grow(row, min(_place(row).cached + steps, self.max_context))
-        ready = [row for row in ready if row.slot is not None]
-        if not ready:
-            return
-        if self._lanes is None:
-            self._lanes = Lanes(self.model, self.pools, count=self.max_batch, max_context=self.max_context, device=self.device)
-        tokens, logprobs = self._lanes.round([self._lane(row, steps) for row in ready], steps)
-        if not valid():
-            return
+    def _launch(self) -> Flight | None:
+        """A few steps of everybody whose next token can be drawn; None where nobody's can."""
+        for row in self.running:
+            if row not in self._seats and row.source is None and len(row.tokens) - _place(row).cached == 1:
+                left = min(row.sampling.max_tokens - len(row.logprobs), self.max_context - len(row.tokens))
+                self._seats[row] = self._lanes.seat(row, _place(row).cached, left)
+        steps = self._num_steps()
+        for seat in [seat for seat in self._seats.values() if seat.launched < seat.left]:
+            if not seat.gone:
+                self._grow(seat.row, seat.length(steps))
+        seats = [seat for seat in self._seats.values() if seat.launched < seat.left]
+        if not seats:
+            return None
+        steps = min(steps, max(seat.left - seat.launched for seat in seats))
         self.counts["steps"] += steps
-        for number, row in enumerate(ready):
-            slot = _place(row)
-            for ids, values in zip(tokens, logprobs, strict=True):
-                row.accept(ids[number], values[number], version, self.max_context)
-                if row.error is not None:
-                    break
-                slot.cached += 1
-                self.counts["sampled_tokens"] += 1
-                if row.finished is not None:
-                    break
-        told += [row for row in ready if row not in told]
+        return self._lanes.launch(seats, steps)
 
-    def _is_ready(self, row: Row) -> bool:
-        if row.slot is None or row.finished is not None or row.error is not None:
-            return False
-        return row.source is None and len(row.tokens) - _place(row).cached == 1
+    def _num_steps(self) -> int:
+        if not self._step_ms:
+            return MAX_STEPS if self.ahead == 0 else MAX_STEPS // 2
+        return max(MIN_STEPS, min(MAX_STEPS, round(FLIGHT_MS / self._step_ms)))
 
-    def _lane(self, row: Row, steps: int) -> Lane:
-        slot, sampling = _place(row), row.sampling
-        stops = sorted(row.stop_ids)
-        left = min(sampling.max_tokens - len(row.logprobs), self.max_context - len(row.tokens))
-        return Lane(
-            token=row.tokens[-1],
-            position=slot.cached,
-            pages=slot.pages,
-            left=left,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            stops=stops if len(stops) <= MAX_STOPS else (),
-            uniforms=row.uniforms(steps),
-        )
+    def _land(self, sent: _Sent, told: list[Row]) -> None:
+        tokens, logprobs, took = sent.flight.land()
+        if took is not None:
+            self._step_ms = took if not self._step_ms else 0.8 * self._step_ms + 0.2 * took
+        if not sent.valid():  # the weights changed on the way: nothing of it is kept, and who took part is read again
+            for seat in sent.flight.seats:
+                if not seat.gone:
+                    self._stand_up(seat.row)
+            return
+        for seat in sent.flight.seats:
+            if seat.gone:
+                continue
+            row = seat.row
+            count = row.extend(tokens[seat.lane], logprobs[seat.lane], sent.version, self.max_context)
+            seat.slot.cached += count
+            seat.landed += count
+            self.counts["sampled_tokens"] += count
+            if row.finished or row.error:
+                self._stand_up(row)
+            if row.finished or row.error or row.new_text:
+                told.append(row)
+
+    def _stand_up(self, row: Row) -> None:
+        seat = self._seats.pop(row, None)
+        if seat is not None:
+            self._lanes.vacate(seat)
 
     # ---- room ------------------------------------------------------------------------------------------------------------
 
@@ -209,6 +231,7 @@ class PagedBatch(Batch):
 
     def _preempt(self) -> None:
         row = self.running.pop()
+        self._stand_up(row)
         self.slots.drop(_place(row))
         row.slot = row.source = None
         self.queue.appendleft(row)

@@ -1,0 +1,101 @@
+"""Reading prompts: keys and values of many tokens of some rows, computed in one pass.
+
+In: for each row its tokens, its pages and how much of it is cached. Out: nothing; the pages are filled, and whoever comes later
+on the same stream finds them so. The last token of a prompt is never read here: it is a lane's first, whose logits are drawn
+from, so no logits are needed and nothing is waited for. On a GPU the pass is a CUDA graph, made for the next larger of a few
+sizes; what it has too much goes to page 0, which is nobody's. Elsewhere it is an ordinary pass of the right size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .lanes import record
+from .paged import TILE, Pools, Reading
+from .pages import PAGE
+
+MAX_ROWS = 64
+"""Rows of one pass."""
+
+SIZES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+
+Pick = tuple[Sequence[int], Sequence[int], int]
+"""(the tokens to read, the row's pages, tokens cached before)"""
+
+
+class Reader:
+    """Passes over prompts, and the graphs for them."""
+
+    def __init__(self, model: Any, pools: Pools, *, max_tokens: int, max_context: int, device: torch.device) -> None:
+        self.model, self.pools, self.device = model, pools, device
+        self.width = -(-max_context // PAGE)
+        self.sizes = [*(size for size in SIZES if size < max_tokens), max_tokens]
+        self._graphs: dict[int, _Graph] = {}
+        self._memory: Any = None
+
+    @torch.no_grad()
+    def read(self, picks: Sequence[Pick]) -> None:
+        if self.device.type == "cuda":
+            count = sum(len(ids) for ids, _, _ in picks)
+            size = next(size for size in self.sizes if size >= count)
+            if size not in self._graphs:
+                graph = _Graph(self, size)
+                self._memory = graph.memory
+                self._graphs[size] = graph
+            self._graphs[size].run(picks)
+        else:
+            rows = [(pages, past, len(ids)) for ids, pages, past in picks]
+            ids = torch.tensor([[token for ids, _, _ in picks for token in ids]])
+            self.compute(ids, Reading.of(self.pools, rows, self.device))
+
+    def compute(self, ids: torch.Tensor, plan: Reading) -> None:
+        keep = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.model(input_ids=ids, position_ids=plan.positions[None], use_cache=False, logits_to_keep=keep, agentfly_plan=plan)
+
+
+class _Graph:
+    """A pass over up to `size` tokens of up to MAX_ROWS rows. One more row is there for tiles that have nothing to do."""
+
+    def __init__(self, reader: Reader, size: int) -> None:
+        self.size, self.width, self.device = size, reader.width, reader.device
+        self.tiles = size // TILE + MAX_ROWS
+        rows = MAX_ROWS + 1
+        self.long = torch.zeros(3, size, dtype=torch.int64, device=self.device)  # ids, positions, places
+        sizes = [rows * self.width, rows + 1, rows, self.tiles, self.tiles]
+        self.short = torch.zeros(sum(sizes), dtype=torch.int32, device=self.device)
+        table, starts, past, tile_rows, tile_queries = torch.split(self.short, sizes)
+        plan = Reading(
+            reader.pools, table.view(rows, self.width), self.long[2], self.long[1], starts, past, tile_rows, tile_queries, None
+        )
+        self._send([])
+        run: Callable[[], None] = lambda: reader.compute(self.long[0][None], plan)  # noqa: E731
+        self._replay, self.memory = record(run, self.device, reader._memory)
+
+    def run(self, picks: Sequence[Pick]) -> None:
+        self._send(picks)
+        self._replay()
+
+    def _send(self, picks: Sequence[Pick]) -> None:
+        long = np.zeros((3, self.size), np.int64)
+        table = np.zeros((MAX_ROWS + 1, self.width), np.int32)
+        starts = np.zeros(MAX_ROWS + 2, np.int32)
+        past = np.zeros(MAX_ROWS + 1, np.int32)
+        tile_rows, tile_queries = np.full(self.tiles, MAX_ROWS, np.int32), np.zeros(self.tiles, np.int32)
+        token = tile = 0
+        for number, (ids, pages, before) in enumerate(picks):
+            end, at = token + len(ids), np.arange(before, before + len(ids))
+            table[number, : len(pages)] = pages
+            long[0, token:end], long[1, token:end] = ids, at
+            long[2, token:end] = table[number, at // PAGE].astype(np.int64) * PAGE + at % PAGE
+            past[number] = before
+            first = np.arange(0, len(ids), TILE)
+            tile_rows[tile : tile + len(first)], tile_queries[tile : tile + len(first)] = number, first
+            token, tile = end, tile + len(first)
+            starts[number + 1 :] = token
+        short = np.concatenate([table.ravel(), starts, past, tile_rows, tile_queries])
+        self.long.copy_(torch.from_numpy(long).pin_memory(), non_blocking=True)
+        self.short.copy_(torch.from_numpy(short).pin_memory(), non_blocking=True)

@@ -1,0 +1,69 @@
+"""Two Triton kernels over logits: log-probs and entropies of a row, and the gradient of the log-probs, in place.
+
+In: logits [rows, vocabulary] of any precision, with the row's target. Out: float32 sums. Each reads the logits once, so that
+nothing as large as they are is written but the gradient, which takes their place. Imported only where Triton is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+
+
+@triton.jit
+def _score(x_ptr, target_ptr, logprob_ptr, entropy_ptr, total_ptr, stride, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    total, mean = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + row * stride + at, mask=at < SIZE, other=float("-inf")).to(tl.float32) * scale
+        top = tl.maximum(best, x)
+        safe = tl.where(top > float("-inf"), top, 0.0)
+        fade, share = tl.exp(best - safe), tl.exp(x - safe)
+        total = total * fade + share
+        mean = mean * fade + tl.where(share > 0, share * x, 0.0)
+        best = top
+    top = tl.max(best, 0)
+    fade = tl.exp(best - top)
+    whole = tl.sum(total * fade, 0)
+    log_total = top + tl.log(whole)
+    wanted = tl.load(x_ptr + row * stride + tl.load(target_ptr + row)).to(tl.float32) * scale
+    tl.store(logprob_ptr + row, wanted - log_total)
+    tl.store(entropy_ptr + row, log_total - tl.sum(mean * fade, 0) / whole)
+    tl.store(total_ptr + row, log_total)
+
+
+@triton.jit
+def _slope(x_ptr, target_ptr, total_ptr, grad_ptr, stride, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = x_ptr + row * stride + at
+    x = tl.load(place, mask=at < SIZE, other=0.0).to(tl.float32) * scale
+    share = tl.exp(x - tl.load(total_ptr + row))
+    slope = (tl.where(at == tl.load(target_ptr + row), 1.0, 0.0) - share) * tl.load(grad_ptr + row) * scale
+    tl.store(place, slope.to(x_ptr.dtype.element_ty), mask=at < SIZE)
+
+
+def score(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of the targets, entropies, and the log-sums that `slope` needs, under softmax(logits / temperature)."""
+    rows, size = logits.shape
+    found: Any = [torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
+    _score[(rows,)](logits, targets, *found, logits.stride(0), 1.0 / temperature, SIZE=size, BLOCK=BLOCK, num_warps=8)
+    return found[0], found[1], found[2]
+
+
+def slope(logits: Tensor, targets: Tensor, totals: Tensor, grads: Tensor, temperature: float) -> Tensor:
+    """The gradient of sum(grads x log-probs) by the logits, written over them."""
+    rows, size = logits.shape
+    blocks = triton.cdiv(size, BLOCK)
+    _slope[(rows, blocks)](
+        logits, targets, totals, grads.contiguous(), logits.stride(0), 1.0 / temperature, SIZE=size, BLOCK=BLOCK, num_warps=8
+    )
+    return logits

@@ -1,0 +1,46 @@
+"""The head's own kernels give the log-probs, entropies and gradients that torch gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import torch
+from agentfly.learn.head import head_scores
+from agentfly.learn.losses import entropy
+
+torch.manual_seed(0)
+for temperature, chunk, loud in ((1.0, 3, 1.0), (0.7, 100, 20.0)):
+    hidden = torch.randn(8, 6, requires_grad=True)
+    weight = (loud * torch.randn(5000, 6)).requires_grad_()
+    targets, push = torch.randint(0, 5000, (8,)), torch.randn(8)
+    logits = hidden @ weight.T / temperature
+    want = torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]
+    wanted = torch.autograd.grad((want * push).sum(), [hidden, weight])
+    got, entropies = head_scores(hidden, weight, targets, temperature, chunk)
+    grads = torch.autograd.grad((got * push).sum(), [hidden, weight])
+    assert (got - want).abs().max() < 1e-4, (got, want)
+    assert (entropies - entropy(logits)).abs().max() < 1e-4, (entropies, entropy(logits))
+    assert not entropies.requires_grad
+    for ours, theirs in zip(grads, wanted):
+        assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
+print("equal")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_heads_kernels_compute_what_torch_computes() -> None:
+    """In Triton's interpreter, which needs no GPU; a process of its own, because it is chosen before the first import."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
