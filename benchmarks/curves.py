@@ -39,6 +39,7 @@ METRICS = (
     "rollout/turns",
     "rollout/tool_calls",
     "rollout/invalid_calls",
+    "rollout/invalid_call_rate",
     "validation/success",
     "validation/reward",
     "validation/turns",
@@ -49,6 +50,7 @@ METRICS = (
     "time/rollout_s",
     "time/learn_s",
 )
+COMPONENT = "reward/component/"
 DRAWN = ("reward/mean", "rollout/success")
 IDENTITY = ("agent.kind", "agent.tools", "agent.reward", "data.train")
 """Keys that make a recipe that recipe: a run that differs in one of them was not made from it."""
@@ -67,7 +69,7 @@ def read_run(folder: Path, recipe: Path | None = None) -> Run:
         rows = store.metrics()
     steps: dict[int, dict[str, Any]] = {}
     for row in rows:
-        if row.name in METRICS:
+        if row.name in METRICS or row.name.startswith(COMPONENT):
             # Not a number is written as null: a mean of nothing is neither 0 nor readable as JSON.
             steps.setdefault(row.step, {"step": row.step})[row.name] = row.value if math.isfinite(row.value) else None
     if not steps:
@@ -207,7 +209,7 @@ def chart(runs: Sequence[Run], metrics: Sequence[str], by: str = "algorithm", x:
         about = describe(metric)
         lines = [_line(label, members, metric, x) for label, members in sorted(labels.items())]
         if not any(line.points for line in lines):
-            raise ConfigError(f"no run has the metric {metric!r}; `collect` keeps {', '.join(METRICS)}")
+            raise ConfigError(f"no run has the metric {metric!r}; `collect` keeps {', '.join(METRICS)}, {COMPONENT}...")
         share = (0.0, 1.0) if about.unit == "share" else None
         label = {"step": "step", "minutes": "minutes"}[x]
         panels.append(Panel(metric, label, about.unit or metric.rpartition("/")[2], lines, share))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from agentfly import Config
 from agentfly.cli import main
 from agentfly.errors import MissingExtra
 from agentfly.watch.progress import Progress
+from tests.published import write_games, write_shop
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 MINIATURE = [
@@ -23,6 +25,17 @@ MINIATURE = [
     "run.threads=1",
 ]
 WARM = ["warm_start.steps=1", "warm_start.num_demos=2", "warm_start.count=20"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Some recipes read published data: here, miniatures in the same formats."""
+    folder = tmp_path_factory.mktemp("published")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ALFWORLD_DATA", str(write_games(folder / "alfworld")))
+        patch.setenv("WEBSHOP_DATA", str(write_shop(folder / "webshop")))
+        patch.setenv("AGENTFLY_CACHE", str(folder / "cache"))
+        yield
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce++", "grpo", "rloo"])

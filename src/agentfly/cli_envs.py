@@ -146,8 +146,15 @@ def _task(arguments: argparse.Namespace, world: World) -> Any:
 def run_play(arguments: argparse.Namespace) -> int:
     from .envs.play import play
 
+    def ask(prompt: str) -> str:
+        try:
+            return input(prompt)
+        except EOFError:
+            print()  # what follows shall not stand behind the prompt
+            raise
+
     world = _world(arguments)
-    play(world, _task(arguments, world), input, lambda text: print(text, flush=True))
+    play(world, _task(arguments, world), ask, lambda text: print(text, flush=True))
     return 0
 
 

@@ -93,6 +93,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "webshop": "agentfly.envs.webshop.tasks:webshop_tasks",
         "easy_webshop": "agentfly.envs.webshop.tasks:easy_webshop_tasks",
         "webshop_data": "agentfly.envs.webshop.tasks:webshop_data_tasks",
+        "webshop_data_brief": "agentfly.envs.webshop.tasks:webshop_data_brief_tasks",
         "webshop_human": "agentfly.envs.webshop.tasks:webshop_human_tasks",
     },
     "demos": {
@@ -109,6 +110,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "webshop": "agentfly.envs.webshop.demos:webshop_demos",
         "easy_webshop": "agentfly.envs.webshop.demos:easy_webshop_demos",
         "webshop_data": "agentfly.envs.webshop.demos:webshop_data_demos",
+        "webshop_data_brief": "agentfly.envs.webshop.demos:webshop_data_brief_demos",
     },
     "encoders": {
         "transformers": "agentfly.ext.embeddings:TransformersEncoder",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.envs import stored as store
 from agentfly.envs.stored import MANIFEST, Damaged, cache_root, key_of, stamp_of, stored
 from agentfly.errors import ConfigError, DeadlineError, WorldError
 
@@ -124,7 +125,8 @@ def test_of_two_threads_one_builds_and_one_waits(tmp_path):
     assert maker.built == 1
 
 
-def test_who_waits_too_long_is_told(tmp_path):
+def test_who_waits_too_long_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(store, "SAY_S", 0.0)
     inside, go_on = threading.Event(), threading.Event()
 
     def hang(folder: Path) -> None:
@@ -138,6 +140,8 @@ def test_who_waits_too_long_is_told(tmp_path):
         assert inside.wait(60)
         with pytest.raises(DeadlineError, match="another run"):
             stored(tmp_path / "thing", Maker().build, Maker().load, wait_s=0.1)
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert said == f"another run is building {tmp_path / 'thing'}: waiting for it, at most 0.1 s"
     finally:
         go_on.set()
         thread.join(60)

@@ -12,6 +12,7 @@ import pytest
 
 import agentfly
 from agentfly.config import Config
+from agentfly.envs.scienceworld import java
 from agentfly.envs.search.easy import easy_questions
 from agentfly.errors import ConfigError
 from agentfly.learn.samples import to_samples
@@ -27,6 +28,7 @@ from agentfly.watch.progress import Progress
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PLAYED = ("alfworld", "webshop", "search")  # ScienceWorld's dialogues need Java and time: one is written out here
+STEPS = (("one", ["--minutes", "0.02"]), ("two", ["--steps", "10"]))
 SCIENCE = [
     {"role": "user", "content": "Find a plant. Focus on it. Then move it to the blue box in the bedroom."},
     {
@@ -177,6 +179,7 @@ def test_a_world_that_cannot_be_played_here_is_left_out_with_a_word(monkeypatch,
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(java, "packaged_java", lambda: None)
     assert list(dialogues(("scienceworld", "search"), "good", 0, 3)) == ["search"]
     assert capsys.readouterr().out.startswith("scienceworld is left out: ")
     with pytest.raises(ConfigError, match="nothing to learn from"):
@@ -194,6 +197,7 @@ def test_the_whole_model_keeps_within_its_size():
     ("arguments", "sentence"),
     [
         (["--worlds", "search,mars"], "--worlds is a list of alfworld, webshop, scienceworld, search, not 'search,mars'"),
+        (["--minutes", "0"], "--minutes must be more than 0, not 0"),
         (["--layers", "0"], "--layers must be at least 1, not 0"),
         (["--evaluations", "900"], "--evaluations must be from 0 to 400, not 900"),
         (["--device", "abacus"], "--device is auto, cpu or cuda, not 'abacus'"),
@@ -208,6 +212,35 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(arguments, sentence, tm
 def test_the_bundled_model_is_never_written_over(capsys):
     assert script.main(["--out", str(model_dir())]) == 2
     assert "the folder of the bundled model" in capsys.readouterr().err
+
+
+def test_the_first_phase_is_kept_and_the_second_can_begin_with_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "SHAPE", {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2})
+    common = f"--good {tmp_path / 'good'} --device cpu --layers 1 --batch 4 --workers 0 --dialogues 40 --evaluations 1 --fresh"
+    runs = [["--out", str(tmp_path / out), "--worlds", "search", *common.split(), *steps] for out, steps in STEPS]
+    assert [script.main(arguments) for arguments in runs] == [0, 0]
+    kept, first, again = (json.loads((tmp_path / name / "build.json").read_text()) for name in ("good", "one", "two"))
+    assert "mixed" not in kept
+    assert "search" in kept["good"]["success"]
+    assert kept["good"] == first["good"] == again["good"]
+    assert 1 <= first["good"]["steps"] < script.AT_MOST
+    assert again["mixed"]["steps"] == 2
+    names = ("tokenizer.json", script.WEIGHTS)
+    kept_files, made_files = ([(tmp_path / folder / name).read_bytes() for name in names] for folder in ("good", "two"))
+    assert kept_files[0] == made_files[0]
+    assert kept_files[1] != made_files[1]
+    assert script.main(["--out", str(tmp_path / "good"), *common.split()]) == 2
+
+
+def test_a_world_whose_evaluation_fails_has_no_figure_and_costs_nothing_else(built, monkeypatch, caplog):
+    def success(folder: Path, name: str, count: int, device: str) -> float:
+        if name == "webshop":
+            raise OSError("the shop has burnt down")
+        return 0.5
+
+    monkeypatch.setattr(script, "success", success)
+    assert script.evaluate(built, PLAYED, 1, "cpu", "after:") == {"alfworld": 0.5, "search": 0.5}
+    assert "the shop has burnt down" in caplog.text
 
 
 def test_worlds_are_named_once_each():

@@ -76,6 +76,7 @@ def test_a_step_is_summed_up() -> None:
         "rollout/tool_calls/multiply": 0.75,
         "rollout/tool_calls/search": 0.25,
         "rollout/invalid_calls": 0.25,
+        "rollout/invalid_call_rate": 0.2,
         "rollout/outcome/finished": 0.5,
         "rollout/outcome/max_turns": 0.25,
         "rollout/outcome/world_failure": 0.25,
@@ -107,6 +108,7 @@ def test_nothing_scored_is_not_a_number_and_nothing_at_all_is_no_error() -> None
     assert math.isnan(lost["rollout/success"])
     assert lost["rollout/tokens_per_s"] == 0.0
     empty = rollout_metrics([], seconds=1.0)
+    assert "rollout/invalid_call_rate" not in empty, "a share of nothing is no figure"
     assert empty["rollout/chains"] == 0.0
     assert math.isnan(empty["rollout/turns"])
 

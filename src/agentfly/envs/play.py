@@ -70,6 +70,11 @@ class _Game:
         self.lease: Lease | None = None
         self.over = False
 
+    def shown(self, text: str) -> str:
+        """An observation for a person; rewards see what a model would."""
+        show = getattr(self.world.cls, "shown", None)
+        return str(show(text)) if callable(show) else text
+
     async def open(self) -> None:
         lease = self.lease = await self.manager.acquire([self.world.name], self.task, holder="the player")
 
@@ -85,14 +90,15 @@ class _Game:
         parts = [message.content for message in self.task.messages]
         seen = self.lease.observation(self.world.name)
         if isinstance(seen, str):
-            seen = seen.removeprefix(parts[-1]).strip() if parts else seen
+            seen = self.shown(seen.removeprefix(parts[-1]).strip() if parts else seen)
             parts += [seen] if seen and seen not in parts else []
         if not parts:
             parts = [self.world.summary]
         return "\n\n".join([*parts, WORDS])
 
     async def help(self) -> str:
-        lines = ["tools:"]
+        lines = [f"task: {message.content}" for message in self.task.messages[-1:]]
+        lines.append("tools:")
         for tool in self.tools.values():
             lines.append(f"  {tool}{' (takes a plain line)' if tool is self.main else ''}: {_line(tool.description)}")
         if callable(getattr(self.world.cls, "admissible", None)):
@@ -121,7 +127,7 @@ class _Game:
         self.trajectory.messages.append(Message("user", result.observation))
         self.trajectory.prediction = result.observation
         self.over = result.done
-        return result.observation
+        return self.shown(result.observation)
 
     def _call(self, first: str, rest: str, line: str) -> ToolCall | None:
         tool = self.tools.get(first)

@@ -32,6 +32,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 WAIT_S = 1800.0
 POLL_S = 0.05
+SAY_S = 2.0
+"""After so long a wait the log says what is waited for."""
 _CHUNK = 1 << 20
 
 
@@ -154,12 +156,16 @@ def _digest(data: bytes) -> str:
 @contextmanager
 def _locked(file: Path, path: Path, wait_s: float) -> Iterator[None]:
     """Hold the lock file; the system lets go of it when the process ends, however it ends."""
-    deadline = time.monotonic() + wait_s
+    begun = time.monotonic()
+    deadline, said = begun + wait_s, False
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         while not _try_lock(handle):
             if time.monotonic() >= deadline:
                 raise DeadlineError(f"another run has held {file.name} for more than {wait_s:g} s while building {path}")
+            if not said and time.monotonic() >= begun + SAY_S:
+                log.warning("another run is building %s: waiting for it, at most %g s", path, wait_s)
+                said = True
             time.sleep(POLL_S)
         yield
     finally:

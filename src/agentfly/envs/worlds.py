@@ -6,6 +6,7 @@ or reward also if its file lies in the world's folder. An environment class may 
     needs          a text: what must be installed beside the package ("Java 11 or newer")
     missing()      a sentence with the cure where something of that is not there, else ""
     admissible()   the actions that are possible now, for a person who asks for help
+    shown(text)    an observation as a person reads it best; left out, as it is
     page(task)     serves a web page of the world, and returns when the person is done with it
     task_set       the name of the task set that is played unless another is asked for
     main_tool      the name of the tool that a plain line goes to; left out, the first one that takes a single text
@@ -27,7 +28,7 @@ from ..tools.definition import Tool, as_tool
 from ..types import Task
 
 # Methods that a person does not play with, where a world has no tools and its methods stand in for them.
-NOT_PLAYED = ("reset", "close", "conformance", "healthy", "missing", "admissible", "page", "score")
+NOT_PLAYED = ("reset", "close", "conformance", "healthy", "missing", "admissible", "page", "score", "shown")
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,11 +109,19 @@ def new_model(vocabulary: int, stop: int, pad: int, shape: Mapping[str, int] | N
 
 
 def train_phase(
-    model: Any, data: Iterator[Batch], phase: Phase, steps: int, *, report: int = 200, peak: float | None = None
-) -> float:
-    """Plain supervised steps: cross-entropy on the replies, and a little on everything else. Gives back the last loss.
+    model: Any,
+    data: Iterator[Batch],
+    phase: Phase,
+    steps: int,
+    *,
+    report: int = 200,
+    peak: float | None = None,
+    seconds: float = math.inf,
+) -> tuple[float, int]:
+    """Plain supervised steps: cross-entropy on the replies, and a little on everything else. The last loss and the steps out.
 
-    `peak` is the highest learning rate, the phase's own where none is given.
+    `peak` is the highest learning rate, the phase's own where none is given. It falls with the share of the steps that are
+    done, or with the share of `seconds` that are gone, whichever is more; the phase ends with the first that is used up.
     """
     import torch
     from torch.nn import functional
@@ -122,10 +130,12 @@ def train_phase(
     peak = PEAK_RATE[phase] if peak is None else peak
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01, fused=cuda)
     warmup = max(1, min(200, steps // 10))
-    started, tokens, loss_value = time.perf_counter(), 0, math.nan
+    started, tokens, loss_value, step = time.perf_counter(), 0, math.nan, 0
     model.train()
     for step, (rows, marks) in enumerate(data, start=1):
-        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
+        gone = (time.perf_counter() - started) / seconds
+        done = min(1.0, max((step - warmup) / max(1, steps - warmup), gone, 0.0))
+        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = peak * min(step / warmup, decay)
         ids = torch.from_numpy(rows).to(model.device, torch.long)
@@ -140,15 +150,18 @@ def train_phase(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         tokens += ids.numel()
-        if step % report == 0 or step == steps:
+        last = step == steps or gone >= 1.0
+        if step % report == 0 or last:
             loss_value = loss.item()
-            seconds = time.perf_counter() - started
+            spent = time.perf_counter() - started
             print(
-                f"{phase} step {step}/{steps}  loss {loss_value:.4f}  {tokens / seconds:,.0f} tokens/s  {seconds:.0f} s",
+                f"{phase} step {step}/{steps}  loss {loss_value:.4f}  {tokens / spent:,.0f} tokens/s  {spent:.0f} s",
                 flush=True,
             )
+        if last:
+            break
     model.eval()
-    return loss_value
+    return loss_value, step
 
 
 def evaluate(model: Any, tokenizer: Any, count: int, label: str) -> dict[str, float]:
@@ -211,7 +224,7 @@ def build(
         pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
         try:
             for phase, count in plan:
-                loss = train_phase(model, batches(pool, file, seed, phase, count, batch), phase, count)
+                loss, _ = train_phase(model, batches(pool, file, seed, phase, count, batch), phase, count)
                 figures[phase] = {"steps": count, "loss": round(loss, 4)}
                 model.save_pretrained(out)
                 if evaluations:

@@ -1,4 +1,4 @@
-"""Make a model for the text worlds: `python -m agentfly.pocket.build_worlds --out DIR [--device auto] [--worlds a,b]`.
+"""Make a model for the text worlds: `python -m agentfly.pocket.build_worlds --out DIR [--good DIR] [--minutes N]`.
 
 In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads, and a table of held-out success. As in build.py
 there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues are those of the sets `easy_<world>`
@@ -6,8 +6,13 @@ there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogu
 again and again. Success is measured through the agents and environments that training uses, at temperature 1, on tasks of the
 test split. Weights begin as those of the bundled model, unless `--fresh` asks for random ones.
 
-The same seed, steps and batch give the same weights on the same device, whatever the number of workers. Refuses a folder that
-holds the bundled model: what is made here stands beside it.
+With `--good` the model of the first phase is kept in a folder of its own; where one lies there already it is where the second
+phase begins, so that another share of mistakes costs a fifth of the time. With `--minutes` the steps are as many as fit: the
+learning rate falls with the time that is gone.
+
+The same seed, steps and batch give the same weights on the same device, whatever the number of workers (not with `--minutes`).
+What a phase made is written before it is measured; a world whose evaluation fails has no figure. Refuses a folder that holds
+the bundled model: what is made here stands beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import argparse
 import asyncio
 import itertools
 import json
+import logging
+import math
 import os
 import random
 import sys
@@ -32,17 +39,21 @@ from . import model_dir
 from .build import DEFAULTS, MIXED_SHARE, Batch, choose_device, new_model, pad_rows, train_phase
 from .chat import IM_END, PAD
 from .demo import Demo, Phase
-from .tokens import MAX_LENGTH, encode_demo, save_tokenizer
+from .tokens import MAX_LENGTH, encode_demos, save_tokenizer
 from .world_demos import WORLDS, agent_of, dialogues, world_tokenizer, worlds_named
+
+log = logging.getLogger(__name__)
 
 SHAPE = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6}
 LAYERS = 4
 VOCABULARY = 1536
-DIALOGUES = 20_000  # of each world in the first phase; the second has a fifth as many
+DIALOGUES = 40_000  # of each world in the first phase; the second has a fifth as many
 HELD_OUT = 400  # test tasks of a world; one that has fewer is measured on all it has
 CORPUS = 1500  # of each world and phase that the tokenizer is trained on
 PHASES: tuple[Phase, ...] = ("good", "mixed")
+WEIGHTS = "model.safetensors"
 PEAK_RATE = {"good": 1.5e-3, "mixed": 6e-4}  # where the bundled model is the beginning
+AT_MOST = 1_000_000  # steps, where only the minutes count
 Encoded = tuple[Any, Any]
 
 
@@ -78,7 +89,7 @@ def encode_all(tokenizer: Any, demos: dict[str, list[Demo]]) -> dict[str, list[E
 
     found: dict[str, list[Encoded]] = {}
     for name, each in demos.items():
-        rows = [encode_demo(tokenizer, demo) for demo in each]
+        rows = encode_demos(tokenizer, each)
         longest = max(len(ids) for ids, _ in rows)
         if longest > MAX_LENGTH:
             raise ConfigError(f"a dialogue of {name} has {longest} tokens, but the model holds {MAX_LENGTH}")
@@ -114,6 +125,8 @@ def evaluate(folder: Path, names: Sequence[str], count: int, device: str, label:
             figures[name] = round(success(folder, name, count, device), 4)
         except MissingExtra as error:
             print(f"{name} is not evaluated: {error}", flush=True)
+        except Exception:  # whatever it is, the other worlds' figures and the model are worth more
+            log.exception("%s is not evaluated", name)
     print(label, "  ".join(f"{name} {figure:.3f}" for name, figure in figures.items()), flush=True)
     return figures
 
@@ -124,6 +137,8 @@ def build(
     worlds: Sequence[str] = tuple(WORLDS),
     device: str = "auto",
     steps: int | None = None,
+    minutes: float | None = None,
+    good: Path | None = None,
     batch: int | None = None,
     seed: int = 0,
     layers: int = LAYERS,
@@ -135,26 +150,35 @@ def build(
     """Train the tokenizer and the model, write both to `out`, and give back the figures that stand in its build.json."""
     import torch
 
-    if out.resolve() == model_dir().resolve():
-        raise ConfigError("--out is the folder of the bundled model, which build_worlds does not make: name another")
+    for folder, option in ((out, "--out"), (good, "--good")):
+        if folder is not None and folder.resolve() == model_dir().resolve():
+            raise ConfigError(f"{option} is the folder of the bundled model, which build_worlds does not make: name another")
+    if good is not None and good.resolve() == out.resolve():
+        raise ConfigError("--good and --out are the same folder, but each holds a model of its own")
     device = choose_device(device)
     defaults = DEFAULTS[device.partition(":")[0]]
-    steps, batch = steps or defaults["steps"], batch or defaults["batch"]
+    steps, batch = steps or (AT_MOST if minutes else defaults["steps"]), batch or defaults["batch"]
+    taken = good is not None and (good / WEIGHTS).is_file() and (good / "build.json").is_file()
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = True
 
     started = time.perf_counter()
-    demos = make_dialogues(worlds, seed, count, workers)
-    played = [name for name in worlds if name in demos["good"] and name in demos["mixed"]]
-    texts = (demo for phase in PHASES for name in played for demo in itertools.islice(demos[phase][name], CORPUS))
-    raw = world_tokenizer(played, texts, VOCABULARY)
+    phases = PHASES[1:] if taken else PHASES
+    demos = make_dialogues(worlds, seed, count, workers, phases)
+    played = [name for name in worlds if all(name in demos[phase] for phase in phases)]
+    if good is not None and taken:
+        raw, model = open_good(good)
+        layers = model.config.num_hidden_layers
+    else:
+        texts = (demo for phase in PHASES for name in played for demo in itertools.islice(demos[phase][name], CORPUS))
+        raw = world_tokenizer(played, texts, VOCABULARY)
+        entries = raw.get_vocab()
+        model = new_model(len(entries), entries[IM_END], entries[PAD], {**SHAPE, "num_hidden_layers": layers})
+        if not fresh:
+            begin_from_bundled(model, raw)
     save_tokenizer(raw, out)
-    entries = raw.get_vocab()
-    stop, pad = entries[IM_END], entries[PAD]
-    model = new_model(len(entries), stop, pad, {**SHAPE, "num_hidden_layers": layers})
-    if not fresh:
-        begin_from_bundled(model, raw)
+    pad, entries = raw.token_to_id(PAD), raw.get_vocab()
     model = model.to(device)
     size = sum(parameter.numel() for parameter in model.parameters())
     print(f"tokenizer {len(entries)} entries, model {size:,} parameters, {_since(started)} s", flush=True)
@@ -162,29 +186,65 @@ def build(
     figures: dict[str, Any] = {"parameters": size, "vocabulary": len(entries), "worlds": played, "seed": seed}
     figures |= {"layers": layers, "fresh": fresh, "batch": batch, "device": device}
     figures["left_out"] = [name for name in worlds if name not in played]
-    for phase, number in zip(PHASES, (steps, max(1, round(steps * MIXED_SHARE))), strict=True):
+
+    def measure(folder: Path, phase: Phase) -> None:
+        chains = evaluations if phase == "mixed" else max(1, evaluations // 4)
+        figures[phase]["success"] = evaluate(folder, played, chains, device, f"after {phase}:")
+        write_figures(folder, figures if folder is out else {**kept, "good": figures["good"]}, started)
+
+    kept = dict(figures)
+    if taken:
+        figures["good"] = json.loads((good / "build.json").read_text(encoding="utf-8"))["good"]  # type: ignore[operator]
+    for phase in phases:
+        share = MIXED_SHARE if phase == "mixed" else 1.0
         rows = encode_all(raw, {name: demos[phase].pop(name) for name in played})
-        loss = train_phase(
-            model, draws(rows, pad, seed, phase, number, batch), phase, number, peak=None if fresh else PEAK_RATE[phase]
+        number = max(1, round(steps * share))
+        loss, number = train_phase(
+            model,
+            draws(rows, pad, seed, phase, number, batch),
+            phase,
+            number,
+            peak=None if fresh else PEAK_RATE[phase],
+            seconds=60 * minutes * share / (1 + MIXED_SHARE) if minutes else math.inf,
         )
         figures[phase] = {"steps": number, "loss": round(loss, 4), "dialogues": {name: len(rows[name]) for name in rows}}
-        model.save_pretrained(out)
-        if evaluations:
-            chains = evaluations if phase == "mixed" else max(1, evaluations // 4)
-            figures[phase]["success"] = evaluate(out, played, chains, device, f"after {phase}:")
-    figures["seconds"] = _since(started)
-    (out / "build.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        folder = good if phase == "good" and good is not None else out
+        save_tokenizer(raw, folder)
+        model.save_pretrained(folder)
+        write_figures(folder, figures, started)
+        if evaluations and folder is out:  # what is kept apart waits until all training is done
+            measure(out, phase)
+    if evaluations and good is not None and not taken:
+        measure(good, "good")
+        write_figures(out, figures, started)
     return figures
 
 
-def make_dialogues(names: Sequence[str], seed: int, count: int, workers: int | None) -> dict[Phase, dict[str, list[Demo]]]:
-    """The dialogues of both phases, made ahead of training by worker processes, or here where there are none."""
+def open_good(folder: Path) -> tuple[Any, Any]:
+    """The tokenizer and the model of a first phase that was kept."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Tokenizer.from_file(str(folder / "tokenizer.json")), model
+
+
+def write_figures(folder: Path, figures: dict[str, Any], started: float) -> None:
+    figures["seconds"] = _since(started)
+    (folder / "build.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def make_dialogues(
+    names: Sequence[str], seed: int, count: int, workers: int | None, phases: Sequence[Phase] = PHASES
+) -> dict[Phase, dict[str, list[Demo]]]:
+    """The dialogues of the phases, made ahead of training by worker processes, or here where there are none."""
     workers = max(0, (os.cpu_count() or 1) - 2) if workers is None else workers
     started = time.perf_counter()
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers else None
     try:
         mixed = max(1, round(count * MIXED_SHARE))
-        made = {phase: dialogues(names, phase, seed, count if phase == "good" else mixed, pool) for phase in PHASES}
+        made = {phase: dialogues(names, phase, seed, count if phase == "good" else mixed, pool) for phase in phases}
     finally:
         if pool is not None:
             pool.shutdown(cancel_futures=True)
@@ -203,6 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--worlds", default=",".join(WORLDS), help=f"some of {','.join(WORLDS)}")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--steps", type=int, help="steps of the first phase; the second has a fifth as many")
+    parser.add_argument("--minutes", type=float, help="of training, as many steps as fit; no more than --steps")
+    parser.add_argument("--good", type=Path, help="folder that keeps the model of the first phase, or has it already")
     parser.add_argument("--batch", type=int, help="dialogues per step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, default=LAYERS, help="fewer are quicker, more know more")
@@ -215,12 +277,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in ("dialogues", "layers", "steps", "batch"):
             if (value := getattr(given, name)) is not None and value < 1:
                 raise ConfigError(f"--{name} must be at least 1, not {value}")
+        if given.minutes is not None and not 0 < given.minutes < math.inf:
+            raise ConfigError(f"--minutes must be more than 0, not {given.minutes:g}")
         if not 0 <= given.evaluations <= HELD_OUT:
             raise ConfigError(f"--evaluations must be from 0 to {HELD_OUT}, not {given.evaluations}")
         figures = build(
-            given.out, worlds=worlds_named(given.worlds), device=given.device, steps=given.steps, batch=given.batch,
-            seed=given.seed, layers=given.layers, fresh=given.fresh, workers=given.workers, count=given.dialogues,
-            evaluations=given.evaluations,
+            given.out, worlds=worlds_named(given.worlds), device=given.device, steps=given.steps, minutes=given.minutes,
+            good=given.good, batch=given.batch, seed=given.seed, layers=given.layers, fresh=given.fresh,
+            workers=given.workers, count=given.dialogues, evaluations=given.evaluations,
         )  # fmt: skip
     except ConfigError as error:
         print(error, file=sys.stderr)

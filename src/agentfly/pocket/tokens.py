@@ -136,13 +136,24 @@ def demo_pieces(demo: Demo) -> list[tuple[str, str]]:
 
 def encode_demo(tokenizer: Any, demo: Demo) -> tuple[list[int], list[int]]:
     """Ids, and a mask that is 1 on the tokens of replies to be learnt, end of turn included."""
-    ids: list[int] = []
-    mask: list[int] = []
-    for kind, text in demo_pieces(demo):
-        new = tokenizer.encode(text, add_special_tokens=False).ids
-        ids += new
-        mask += [int(kind == "learn")] * len(new)
-    return ids, mask
+    return encode_demos(tokenizer, [demo])[0]
+
+
+def encode_demos(tokenizer: Any, demos: Sequence[Demo]) -> list[tuple[list[int], list[int]]]:
+    """`encode_demo` of many: a piece that comes again, as most do, is encoded once."""
+    pieces = [demo_pieces(demo) for demo in demos]
+    texts = list(dict.fromkeys(text for each in pieces for _, text in each))
+    encoded = {text: one.ids for text, one in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True)}
+    rows = []
+    for each in pieces:
+        ids: list[int] = []
+        mask: list[int] = []
+        for kind, text in each:
+            new = encoded[text]
+            ids += new
+            mask += [int(kind == "learn")] * len(new)
+        rows.append((ids, mask))
+    return rows
 
 
 def corpus(demos: Iterable[Demo]) -> Iterable[str]:

@@ -49,10 +49,10 @@ class World:
 
 
 WORLDS = {
-    "alfworld": World("alfworld_step", "action", "alfworld_success", 8, 40, 35, 0.7),
-    "webshop": World("webshop_step", "action", "webshop_success", 6, 48, 25, 0.6),
-    "scienceworld": World("scienceworld_explorer", "action", "scienceworld_success", 7, 48, 20, 0.6, most=1000, apart=True),
-    "search": World("search", "query", "qa_exact_match", 4, 40, 20, 0.6),
+    "alfworld": World("alfworld_step", "action", "alfworld_success", 8, 40, 38, 0.7),
+    "webshop": World("webshop_step", "action", "webshop_success", 6, 48, 27, 0.6),
+    "scienceworld": World("scienceworld_explorer", "action", "scienceworld_success", 7, 48, 12, 0.6, most=1000, apart=True),
+    "search": World("search", "query", "qa_exact_match", 4, 40, 23, 0.6),
 }
 
 # Fixed text that is one token each: what the worlds say in every dialogue. The lines of the tools are added to it.

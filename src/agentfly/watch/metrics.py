@@ -58,6 +58,7 @@ METRICS: dict[str, Metric] = {
         ("rollout/tool_calls", "calls", "Calls per chain that reached a tool."),
         ("rollout/tool_calls/<tool>", "calls", "Calls per chain that reached this tool."),
         ("rollout/invalid_calls", "calls", "Calls per chain that could not be made: unknown tool, bad arguments."),
+        ("rollout/invalid_call_rate", "share", "The same as a share of all calls; left out where there were none."),
         ("rollout/outcome/<outcome>", "share", "Share of all chains that ended this way."),
         ("rollout/envs", "count", "Environments allocated for the step."),
         ("rollout/chains", "count", "Chains that were played."),
@@ -145,6 +146,8 @@ def rollout_metrics(
     num_chains, num_turns = len(trajectories), sum(len(trajectory.turns) for trajectory in trajectories)
     tokens = sum(trajectory.num_sampled for trajectory in trajectories)
     calls: Counter[str] = sum((trajectory.tool_counts for trajectory in trajectories), Counter())
+    invalid = sum(trajectory.num_invalid_calls for trajectory in trajectories)
+    tried = sum(calls.values()) + invalid
     outcomes = Counter(trajectory.outcome for trajectory in trajectories)
     return {
         "reward/mean": _mean(rewards),
@@ -154,7 +157,8 @@ def rollout_metrics(
         "rollout/turns": _share(num_turns, num_chains),
         "rollout/tool_calls": _share(sum(calls.values()), num_chains),
         **{f"rollout/tool_calls/{name}": _share(count, num_chains) for name, count in sorted(calls.items())},
-        "rollout/invalid_calls": _share(sum(trajectory.num_invalid_calls for trajectory in trajectories), num_chains),
+        "rollout/invalid_calls": _share(invalid, num_chains),
+        **({"rollout/invalid_call_rate": invalid / tried} if tried else {}),
         # Every outcome, also those that did not happen: a curve that begins at its first failure hides when it was 0.
         **{f"rollout/outcome/{outcome.value}": _share(outcomes[outcome], num_chains) for outcome in Outcome},
         "rollout/envs": float(num_envs),

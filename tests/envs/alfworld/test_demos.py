@@ -16,7 +16,8 @@ from agentfly.envs.alfworld.tasks import open_game, split_of
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.training.build import build_agent, build_tasks
 from agentfly.types import Request, Trajectory
-from tests.envs.alfworld.house import MISSING, SHARED
+from tests.envs.alfworld.house import GOALS, MISSING, SHARED
+from tests.published import write_games
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "alfworld.toml"
 
@@ -74,6 +75,16 @@ def test_the_share_of_slips_is_as_asked_and_the_rest_stays_the_same() -> None:
 def test_easy_dialogues_are_short() -> None:
     turns = [sum(m["role"] == "assistant" for m in row["messages"]) for row in easy_alfworld_demos(200, 6)]
     assert min(turns) >= 3 and max(turns) <= 8
+
+
+def test_games_in_the_published_form_are_demonstrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALFWORLD_DATA", str(write_games(tmp_path)))
+    rows = alfworld_games_demos(20, 2)
+    assert len(rows) == 20, "more than there are games"
+    assert {row["id"].partition("/")[0] for row in rows} == {"train"}
+    different = unique(rows)
+    assert len(different) == len(GOALS)
+    assert [trajectory.reward for trajectory in play(different)] == [1.0] * len(different)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=MISSING)

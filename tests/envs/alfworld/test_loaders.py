@@ -85,8 +85,41 @@ def test_games_that_cannot_be_solved_are_left_out(tmp_path: Path) -> None:
     assert [one["id"] for one in alfworld_games("train", path=path)] == ["a"]
 
 
+def test_a_game_file_that_is_marked_as_unsolvable_is_passed_over(tmp_path: Path) -> None:
+    """As in ALFWorld itself, also in the published folders; the count is made up of the others."""
+    for number in range(4):
+        write_game(tmp_path, "train", f"pick-{number}", "trial", solvable=number > 1)
+    assert {one["id"] for one in alfworld_games("train", 2, path=tmp_path)} == {"train/pick-2/trial", "train/pick-3/trial"}
+    assert len(alfworld_games("train", path=tmp_path)) == 2
+    with pytest.raises(DataError, match="marked as unsolvable"):
+        load_game(find_games("train", tmp_path)[0])
+
+
+def test_where_every_game_is_left_out_that_is_said(tmp_path: Path) -> None:
+    write_game(tmp_path, "train", "pick-1", "trial", solvable=False)
+    path = write_lines(tmp_path / "some.jsonl", row("b", solvable=False))
+    for place in (tmp_path, path):
+        with pytest.raises(DataError, match="no game of the split 'train' can be played") as caught:
+            alfworld_games("train", path=place)
+        assert str(caught.value).startswith(str(place))
+    with pytest.raises(ConfigError, match="count must be at least 1"):
+        alfworld_games("train", 0, path=tmp_path)
+
+
+def test_the_games_are_looked_for_where_alfworlds_own_download_puts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_game(tmp_path / ".cache" / "alfworld", "valid_seen", "pick-1", "trial")
+    assert [one["id"] for one in alfworld_games("validation")] == ["valid_seen/pick-1/trial"]
+
+
 def test_a_row_may_carry_its_problem_itself() -> None:
     assert open_game({"pddl_problem": problem(), "task": "put it away."}).objective == "Your task is to: put it away."
+    assert open_game({"pddl_problem": problem()}).objective == "Your task is to: put a mug in shelf."
+    with pytest.raises(DataError, match="'task' must be"):
+        open_game({"pddl_problem": problem(), "task": 3})
 
 
 def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:

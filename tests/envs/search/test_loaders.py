@@ -32,6 +32,10 @@ HOTPOT = {
             {"id": "h", "question": "q?", "answer": "a", "supporting_facts": {"title": ["X", "Y"], "sent_id": [0, 1]}},
             {"id": "h", "answer": "a", "kind": "question", "gold_titles": ["X", "Y"]},
         ),
+        (
+            {"id": "f", "question": "q?", "golden_answers": ["a"], "metadata": {"supporting_facts": {"title": ["X", "X"]}}},
+            {"id": "f", "answer": "a", "kind": "question", "gold_titles": ["X"]},
+        ),
         ({"question": "q?", "answer": ["a", "b"]}, {"id": "0", "answer": ["a", "b"], "kind": "question"}),
         ({"id": "n1", "question": "q?", "golden_answers": ["only"]}, {"id": "n1", "answer": "only", "kind": "question"}),
         (
@@ -100,6 +104,34 @@ def test_search_data_names_a_folder_with_passages_and_questions(tmp_path, write_
     assert len(load_tasks("search_questions", split="train", count=5)) == 5
     write_jsonl([{"question": "Held out?", "answer": "a"}], "dev.jsonl")
     assert [row["question"] for row in search_questions("validation")] == ["Held out?"]
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "passages"),
+    [
+        ("hotpot_train_v1.1.json", "hotpot_dev_fullwiki_v1.json", "wiki-18.jsonl.gz"),
+        ("NQ-open.train.jsonl", "NQ-open.dev.jsonl", "corpus.jsonl"),
+        ("nq-train-kilt.jsonl", "nq-dev-kilt.jsonl", "kilt_knowledgesource.json"),
+    ],
+)
+def test_files_are_found_under_the_names_that_they_are_published_with(tmp_path, write_jsonl, train, held_out, passages):
+    def write(name: str, question: str) -> None:
+        rows = [{"question": question, "answer": "a"}]
+        (tmp_path / name).write_text(json.dumps(rows if name.endswith(".json") else rows[0]) + "\n")
+
+    write(train, "To learn from?")
+    write(held_out, "Held out?")
+    corpus = write_jsonl([{"id": 1, "title": "Slint", "text": "A band."}], passages)
+    (row,) = search_questions("train", path=tmp_path)
+    assert (row["question"], row["corpus"]) == ("To learn from?", str(corpus))
+    assert [row["question"] for row in search_questions("validation", path=tmp_path)] == ["Held out?"]
+    with pytest.raises(DataError, match="nor a file whose name says test"):
+        search_questions("test", path=tmp_path)
+    write(f"other-{held_out}", "Which of the two?")
+    with pytest.raises(DataError, match=r"several files look like the split 'validation' \(.*other-"):
+        search_questions("validation", path=tmp_path)
+    write_jsonl([{"question": "Mine?", "answer": "a"}], "validation.jsonl")
+    assert [row["question"] for row in search_questions("validation", path=tmp_path)] == ["Mine?"]
 
 
 def test_search_questions_says_what_it_needs(tmp_path, write_jsonl):

@@ -228,6 +228,21 @@ def test_requests_keep_the_rate():
     asyncio.run(main())
 
 
+def test_a_provider_that_wants_to_be_left_alone_is_left_alone_by_all_chains():
+    async def main(server: FakeProvider) -> None:
+        search = WebSearch("serper", url=server.url, rate=1000.0, cache="none", retries=0)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(WorldError, match="429"):
+            await search.search(["one chain"], 1)
+        server.answers = [FOUND]
+        await search.search(["another chain"], 1)
+        assert asyncio.get_running_loop().time() >= begun + 0.5
+        await search.close()
+
+    with running(FakeProvider([(429, {"Retry-After": "0.5"}, "slow down")])) as server:
+        asyncio.run(main(server))
+
+
 def test_a_damaged_cache_begins_anew_and_one_that_cannot_be_made_is_done_without(tmp_path, caplog):
     path = tmp_path / "web.sqlite"
     path.write_bytes(b"this is no database " * 100)

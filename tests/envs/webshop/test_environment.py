@@ -62,6 +62,16 @@ def test_a_chain_that_buys_nothing_has_no_reward():
         assert trajectory.reward == 0.0
 
 
+def test_the_share_of_actions_without_effect_is_told():
+    (row,) = easy_webshop_tasks("test", 1)
+    actions = ["click[nothing of the kind]", *actions_for(row)]
+    engine = ScriptedEngine([reply(action) for action in actions])
+    agent = ReactAgent(engine, tools=["webshop_step"], reward="webshop_score")
+    (trajectory,) = agent.run_sync([row])
+    assert trajectory.reward == 1.0
+    assert trajectory.components["idle"] == pytest.approx(1 / len(actions))
+
+
 def test_success_is_all_or_nothing():
     (row,) = easy_webshop_tasks("test", 1)
     right = actions_for(row)

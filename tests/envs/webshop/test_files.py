@@ -45,6 +45,9 @@ HUMAN = {
 }
 
 
+GOOD = {"items_ins_v2_1000.json": {"attributes": []}, "items_human_ins.json": [], "title_nouns.json": ["mug"]}
+
+
 @pytest.fixture
 def folder(tmp_path):
     """As the original's data folder: collected products, attributes and people's instructions."""
@@ -66,6 +69,16 @@ def test_a_folder_of_the_original_is_read(folder):
     assert price_of(second) == price_of(products[1])
     assert index.search(["3"], 10) == [3]
     assert (products.counts["synthetic"], products.counts["human"]) == ([2] * 5, [0, 1, 0, 0, 0])
+
+
+def test_a_checkout_of_the_original_keeps_its_files_in_a_folder(folder, tmp_path_factory):
+    checkout = tmp_path_factory.mktemp("webshop")
+    (checkout / "data").symlink_to(folder)
+    found = locate(f"{checkout}#3")
+    assert (found.items.name, found.limit) == ("items_shuffle_1000.json", 3)
+    assert found.extras is not None
+    assert found.human is not None
+    assert len(open_files(found)[0]) == 3
 
 
 def test_goals_of_both_kinds_are_made(folder):
@@ -131,6 +144,12 @@ def test_a_record_without_a_price_costs_what_the_original_says():
             '[{"asin": "B1", "name": "x", "pricing": "ten"}]',
             "its 'pricing' has no price in dollars: 'ten'",
         ),
+        ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x", "pricing": [NaN]}]', "has no price in dollars"),
+        (
+            "items_shuffle_1000.json",
+            '[{"asin": "B1", "name": "x", "Attributes": "soft"}]',
+            "'Attributes' must be a list of texts",
+        ),
         (
             "items_shuffle_1000.json",
             '[{"asin": "B1", "name": "x", "customization_options": {"c": [1]}}]',
@@ -146,10 +165,32 @@ def test_malformed_files_are_named_with_the_line(tmp_path, name, text, said):
     assert name in str(error.value)
 
 
-def test_a_malformed_companion_is_named_too(folder):
-    (folder / "items_ins_v2_1000.json").write_text('{"B000000001": {"attributes": []},\n "B000000002": 7}')
-    with pytest.raises(DataError, match=r"items_ins_v2_1000.json: line 2: the entry of B000000002"):
+@pytest.mark.parametrize(
+    ("name", "entry", "said"),
+    [
+        ("items_ins_v2_1000.json", 7, "attributes and instruction are an object, not 7"),
+        ("items_ins_v2_1000.json", {"attributes": "soft"}, "its 'attributes' must be a list of texts"),
+        ("items_ins_v2_1000.json", {"instruction": 3}, "its 'instruction' must be a string"),
+        ("items_ins_v2_1000.json", {"instruction_attributes": [{}]}, "its 'instruction_attributes' must be a list of texts"),
+        ("items_human_ins.json", {"instruction": "x"}, "human instructions are a list"),
+        ("items_human_ins.json", [{"instruction": "x", "instruction_options": [[]]}], "'instruction_options' must be a list"),
+        ("items_human_ins.json", [{"instruction": "x", "instruction_options": {"size": 3}}], "must be names and values"),
+        ("title_nouns.json", [["mug"]], "nouns are a list of words"),
+    ],
+)
+def test_a_malformed_companion_is_named_with_its_line_and_product(folder, name, entry, said):
+    (folder / name).write_text(f'{{"B000000001": {json.dumps(GOOD[name])},\n "B000000002": {json.dumps(entry)}}}')
+    with pytest.raises(DataError, match=f"{name}: line 2: product B000000002: .*{said}"):
         open_files(locate(str(folder)))
+
+
+def test_half_a_surrogate_pair_is_read_as_a_question_mark(folder):
+    """JSON can hold one, and collected text does."""
+    broken = record(1, name="Mug \ud800", full_description="\udfff")
+    (folder / "items_shuffle_1000.json").write_text(json.dumps([record(0), broken]))
+    (folder / "title_nouns.json").write_text(json.dumps({"B000000001": ["mug\ud800"]}))
+    products, _ = open_files(locate(str(folder)))
+    assert (products[1].title, products[1].description) == ("Mug ?", "?")
 
 
 def test_bytes_that_are_not_text_are_refused(tmp_path):

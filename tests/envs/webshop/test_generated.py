@@ -12,7 +12,7 @@ from agentfly import ReactAgent
 from agentfly.data import load_tasks
 from agentfly.envs.webshop import tasks as task_sets
 from agentfly.envs.webshop.catalogue import open_catalogue
-from agentfly.envs.webshop.demos import easy_webshop_demos, webshop_data_demos, webshop_demos
+from agentfly.envs.webshop.demos import easy_webshop_demos, webshop_data_brief_demos, webshop_data_demos, webshop_demos
 from agentfly.envs.webshop.easy import easy_goals, easy_products
 from agentfly.envs.webshop.env import WebShop
 from agentfly.envs.webshop.generate import generated_products
@@ -22,6 +22,7 @@ from agentfly.envs.webshop.solver import play
 from agentfly.errors import ConfigError, DataError
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Completion, Task
+from tests.published import write_shop
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def replay(row) -> float:
 
     async def main() -> float:
         nonlocal score
-        await env.reset(Task("d", (), {"catalogue": row["catalogue"], "goal": row["goal"]}))
+        await env.reset(Task("d", (), {key: row[key] for key in ("catalogue", "goal", "brief") if key in row}))
         messages = row["messages"]
         for place, message in enumerate(messages[1:], 1):
             if message["role"] != "assistant":
@@ -195,6 +196,27 @@ def test_demonstrations_of_the_published_goals(monkeypatch, recorded):
     rows = webshop_data_demos(5)
     assert len(rows) == 5
     assert all(replay(row) > 0.6 for row in rows)
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 1.0])
+def test_brief_demonstrations_of_published_files_are_played_out_as_written(monkeypatch, tmp_path, mistakes):
+    monkeypatch.setenv("WEBSHOP_DATA", str(write_shop(tmp_path)))
+    rows = webshop_data_brief_demos(40, 1, mistakes=mistakes)
+    scores = [replay(row) for row in rows]
+    assert (sum(score == 1.0 for score in scores) == 40) is (mistakes == 0.0)
+    searches = [row["messages"][1]["content"] for row in rows]
+    assert 5 < sum("color:" in search for search in searches) < 35, "some searches name the options, some do not"
+    held = {row["question"] for row in task_sets.webshop_data_brief_tasks("validation", 1_000)}
+    assert not held & {row["messages"][0]["content"] for row in rows}
+
+
+def test_brief_demonstrations_of_the_real_files_are_shorter(monkeypatch, recorded):
+    monkeypatch.setenv("WEBSHOP_DATA", str(recorded))
+    rows = webshop_data_brief_demos(60, 2, mistakes=0.5)
+    assert len([replay(row) for row in rows]) == 60
+    whole = webshop_data_demos(60, 2)
+    length = [sum(len(message["content"]) for row in some for message in row["messages"]) for some in (rows, whole)]
+    assert length[0] < 0.75 * length[1]
 
 
 def test_a_beginners_visit_fits_into_the_bundled_models_context():

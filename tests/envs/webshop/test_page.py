@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from agentfly.envs.webshop.page import MAX_BODY, Guest, ShopServer, open_page, r
 from agentfly.envs.webshop.products import Product
 from agentfly.envs.webshop.shop import Visit
 from agentfly.envs.webshop.solver import play
-from agentfly.envs.webshop.tasks import webshop_tasks
+from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 from agentfly.errors import ConfigError
+from agentfly.types import Task
 
 
 @pytest.fixture
@@ -119,6 +121,9 @@ def test_bad_requests_are_answered(server):
     assert browser.status == 200
     page = browser.press(search="<script>alert(1)</script>\x00]")
     assert "<script>" not in page
+    browser.send("POST", "&".join(f"a{number}=1" for number in range(50)))
+    assert browser.status == 400
+    assert "no form of the shop" in browser.text
 
 
 def test_a_search_without_results_and_a_click_in_vain(server):
@@ -171,3 +176,45 @@ def test_a_page_needs_a_task_and_closes_on_interrupt(monkeypatch):
     open_page(port=0, tasks=load_tasks(webshop_tasks("test", 1)), say=said.append)
     assert re.match(r"The shop is open at http://127\.0\.0\.1:\d+/", said[0])
     assert said[-1] == "The shop is closed"
+
+
+def test_a_second_shop_takes_another_port_and_a_port_that_was_asked_for_is_named(server, monkeypatch):
+    taken = server.server_address[1]
+    monkeypatch.setattr(pages, "PORT", taken)
+    monkeypatch.setattr(ShopServer, "serve_forever", lambda self: None)
+    said: list[str] = []
+    open_page(tasks=server.tasks, say=said.append)
+    (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/", said[0])
+    assert int(port) != taken
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{taken}"):
+        open_page(port=taken, tasks=server.tasks, say=said.append)
+
+
+def test_a_task_of_another_world_or_of_an_unknown_product_is_one_sentence(server):
+    with pytest.raises(ConfigError, match="a WebShop row has a field 'goal'"):
+        ShopServer([Task("home", (), {"game": "easy-1"})], port=0)
+    stranger = {**server.tasks[0].fields, "goal": {**server.tasks[0].fields["goal"], "asin": "B0NOWHERE0"}}
+    with pytest.raises(ConfigError, match="has no product 'B0NOWHERE0'"):
+        ShopServer([Task("who", (), stranger)], port=0)
+
+
+@pytest.mark.parametrize("shop", ["generated", "easy", "files"])
+def test_another_task_is_one_of_the_same_shop(shop, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path / "cache"))
+    name = shop
+    if shop == "files":
+        row = {"asin": "B000000001", "name": "Mug", "pricing": "$10.00", "query": "mugs", "small_description": ["Blue"]}
+        extra = {"instruction": "Find me mugs", "attributes": ["blue"], "instruction_attributes": ["blue"]}
+        (tmp_path / "items_shuffle_1000.json").write_text(json.dumps([row, {**row, "asin": "B000000002"}]))
+        (tmp_path / "items_ins_v2_1000.json").write_text(json.dumps({"B000000001": extra, "B000000002": extra}))
+        name = str(tmp_path)
+        goal = open_catalogue(name).goals()[0]
+    else:
+        goal = Goal.from_dict({"generated": webshop_tasks, "easy": easy_webshop_tasks}[shop]("test", 1)[0]["goal"])
+    served: list[ShopServer] = []
+    monkeypatch.setattr(ShopServer, "serve_forever", lambda self: served.append(self))
+    open_page(port=0, task=Task("first", (), {"catalogue": name, "goal": goal.to_dict()}), say=lambda text: None)
+    tasks = served[0].tasks
+    assert tasks[0].id == "first"
+    assert len(tasks) == (3 if shop == "files" else 51)
+    assert {task.fields["catalogue"] for task in tasks} == {name}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -45,7 +44,7 @@ class Row:
         self.num_prompt = len(self.tokens)
         self.stop_ids = stop_ids.union(request.sampling.stop_ids)
         self.rng = random.Random(request.sampling.seed)
-        self.ahead: deque[float] = deque()
+        self.ahead: list[float] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.stream = TextStream(decode, request.sampling.stop) if request.on_text or request.sampling.stop else None
@@ -59,16 +58,16 @@ class Row:
 
     def uniforms(self, count: int) -> list[float]:
         """The numbers of the next draws. They stay next until a token is accepted: a draw thrown away is drawn again."""
-        while len(self.ahead) < count:
-            self.ahead.append(self.rng.random())
-        return list(islice(self.ahead, count))
+        draw = self.rng.random
+        self.ahead += [draw() for _ in range(count - len(self.ahead))]
+        return self.ahead[:count]
 
     def accept(self, token: int, logprob: float, version: int, max_context: int) -> None:
         """Take a drawn token, and see whether the reply ends with it."""
         if logprob != logprob:
             self.error = "the model's logits are not numbers (NaN): its weights are damaged, or training has diverged"
             return
-        self.ahead.popleft()
+        del self.ahead[0]
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
@@ -83,10 +82,9 @@ class Row:
         if self.finished is not None and self.stream is not None:
             self.new_text += self.stream.flush()
 
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[float], version: int, max_context: int) -> int:
-        """Take drawn tokens up to where the reply ends. How many it took."""
-        total = sum(logprobs)
-        if self.stream is not None or total != total:  # one by one: text to watch, or NaN to find
+    def extend(self, tokens: list[int], logprobs: list[float], version: int, max_context: int, *, checked: bool) -> int:
+        """Take drawn tokens up to where the reply ends. How many it took. `checked`: none of the log-probs is NaN."""
+        if self.stream is not None or not checked:  # one by one: text to watch, or NaN to find
             for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
                 self.accept(token, logprob, version, max_context)
                 if self.error is not None:
@@ -94,15 +92,15 @@ class Row:
                 if self.finished is not None:
                     return count + 1
             return len(tokens)
+        count = len(tokens)
         room = min(self.sampling.max_tokens - len(self.logprobs), max_context - len(self.tokens))
-        count = min(len(tokens), room)
-        if count == room:
+        if count >= room:
             self.finished = "length"
+            count = room
         if not self.stop_ids.isdisjoint(tokens[:count]):
             count = 1 + next(at for at, token in enumerate(tokens) if token in self.stop_ids)
             self.finished = "stop"
-        for _ in range(count):
-            self.ahead.popleft()
+        del self.ahead[:count]
         self.tokens += tokens[:count]
         self.logprobs += logprobs[:count]
         self.versions += [version] * count

@@ -32,7 +32,7 @@ from .paged import Pools
 from .paged_batch import PagedBatch
 from .pages import PAGE, Pages
 from .slots import Slots
-from .twin import check_paged_twin, check_twin, make_twin, same_tensors
+from .twin import addresses, check_paged_twin, check_twin, make_twin, same_tensors
 
 IDLE_S = 5.0  # a thread without work ends after this long, and starts again with the next request
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
@@ -114,6 +114,7 @@ class LocalEngine:
                 max_length=self.max_context,
             )
             self._batch = Batch(self._twin, slots, **sizes)
+        self._addresses = addresses(model)
         self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
         self._wake = threading.Condition()
         self._forward = threading.Lock()
@@ -143,9 +144,10 @@ class LocalEngine:
 
         Rows that are in the middle of a reply go on with the new weights, and their tokens say so one by one.
         """
-        if not same_tensors(self.model, self._twin):
+        if not same_tensors(self.model, self._twin) or addresses(self.model) != self._addresses:
             with self.hold():
                 self._twin = make_twin(self.model, on_pages=self._on_pages)
+                self._addresses = addresses(self.model)
                 self._batch.use(self._twin)
         self.version = version
         self._published += 1

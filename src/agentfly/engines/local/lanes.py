@@ -26,6 +26,10 @@ from .pages import PAGE, PagedSlot
 from .sampler import draw_lanes
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+COARSE = (1, 8, 32, 64, 128, 256, 512, 1024)
+PATIENCE = 24
+"""Flights that could have done with a smaller graph before it is recorded: recording takes as long as many steps."""
+
 MAX_STEPS = 8  # of one flight
 MAX_STOPS = 16  # stop ids that the lanes can look for; a row with more is ended by the host
 WINDOW = 64  # uniform numbers that a lane is given at once
@@ -35,13 +39,15 @@ TOKEN, POSITION, LEFT, TOP_K, DRAWN, STOPS = range(6)  # columns of the lanes' w
 class Seat:
     """A row in a lane. `launched` counts the steps that were sent on their way, landed or not."""
 
-    __slots__ = ("gone", "landed", "lane", "launched", "left", "position", "row", "sent_pages", "window_end")
+    __slots__ = ("cuts", "gone", "landed", "lane", "launched", "left", "position", "row", "sent_pages", "window_end")
 
     def __init__(self, row: Row, lane: int, position: int, left: int) -> None:
         self.row, self.lane, self.position, self.left = row, lane, position, left
         self.launched = self.landed = 0
         self.sent_pages = self.window_end = 0
         self.gone = False
+        sampling = row.sampling
+        self.cuts = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
     @property
     def slot(self) -> PagedSlot:
@@ -61,14 +67,14 @@ class Flight:
         self.seats, self.steps = seats, steps
         self._tokens, self._logprobs, self._events = tokens, logprobs, events
 
-    def land(self) -> tuple[list[list[int]], list[list[float]], float | None]:
-        """Wait for the device. For each lane its tokens and log-probs, and the milliseconds of a step where they are known."""
+    def land(self) -> tuple[list[list[int]], list[list[float]], bool, float | None]:
+        """Wait for the device. Tokens and log-probs by lane, whether all are numbers, and a step's milliseconds, if known."""
         took = None
         if self._events is not None:
             first, last = self._events
             last.synchronize()
             took = first.elapsed_time(last) / self.steps
-        return self._tokens.T.tolist(), self._logprobs.T.tolist(), took
+        return self._tokens.T.tolist(), self._logprobs.T.tolist(), bool(torch.isfinite(self._logprobs).all()), took
 
 
 class Lanes:
@@ -88,6 +94,7 @@ class Lanes:
         self._free = list(range(count))
         self._stopped: list[int] = []
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._missed: dict[tuple[int, bool], int] = {}
         self._memory: Any = None
 
     # ---- who sits where --------------------------------------------------------------------------------------------------
@@ -106,8 +113,7 @@ class Lanes:
 
     def launch(self, seats: Sequence[Seat], steps: int) -> Flight:
         """Send `steps` steps on their way. Nothing here waits for the device."""
-        size = next(size for size in self.sizes if size > max(seat.lane for seat in seats))
-        step = self._graph(size, any(_cuts(seat) for seat in seats))
+        size, step = self._graph(1 + max([seat.lane for seat in seats]), any(seat.cuts for seat in seats))
         self._send_changes(seats, steps)
         cuda = self.device.type == "cuda"
         event: Any = torch.cuda.Event
@@ -164,11 +170,19 @@ class Lanes:
 
     # ---- graphs ----------------------------------------------------------------------------------------------------------
 
-    def _graph(self, size: int, cuts: bool) -> Callable[[], None]:
-        found = self._graphs.get((size, cuts))
-        if found is None:
-            found = self._graphs[size, cuts] = self._record(size, cuts)
-        return found
+    def _graph(self, lanes: int, cuts: bool) -> tuple[int, Callable[[], None]]:
+        """A graph for that many lanes, or for somewhat more: one that fits is recorded when it has been missed often."""
+        best = next(size for size in self.sizes if size >= lanes)
+        size = next((size for size in self.sizes if size >= lanes and (size, cuts) in self._graphs), None)
+        if size != best:
+            missed = self._missed[best, cuts] = self._missed.get((best, cuts), 0) + 1
+            if size is None:
+                coarse = next(size for size in (*COARSE, self.sizes[-1]) if size >= lanes)
+                best = min(coarse, self.sizes[-1])
+            if size is None or missed > PATIENCE or self.device.type != "cuda":
+                size = best
+                self._graphs[size, cuts] = self._record(size, cuts)
+        return size, self._graphs[size, cuts]
 
     def _record(self, size: int, cuts: bool) -> Callable[[], None]:
         def step() -> None:
@@ -206,7 +220,7 @@ class Lanes:
         temperature, top_p, min_p = self.real[:size].unbind(1)
         fused = None if cuts else fused_kernels(self.device)
         if fused is not None:
-            ids, logprobs = fused.draw(out.logits[0], uniforms, temperature.contiguous())
+            ids, logprobs = fused.draw(out.logits[0], uniforms, temperature)
         else:
             top_k = whole[:, TOP_K] if cuts else None
             ids, logprobs = draw_lanes(out.logits[0], uniforms, temperature, top_k, top_p, min_p)
@@ -232,11 +246,6 @@ def record(work: Callable[[], None], device: torch.device, memory: Any) -> tuple
     with torch.cuda.graph(graph, pool=memory):
         work()
     return graph.replay, memory or graph.pool()
-
-
-def _cuts(seat: Seat) -> bool:
-    sampling = seat.row.sampling
-    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
 def _start(seat: Seat) -> list[int]:

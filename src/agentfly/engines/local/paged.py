@@ -127,8 +127,12 @@ def attention(
     plan = agentfly_plan
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = plan.pools.layers[int(getattr(module, "layer_idx", 0))]
-    keys.view(-1, *keys.shape[2:]).index_copy_(0, plan.places, key.contiguous())
-    values.view(-1, *values.shape[2:]).index_copy_(0, plan.places, value.contiguous())
+    fused = fused_kernels(query.device)
+    if fused is not None and key.shape == value.shape:
+        fused.store(key, value, keys, values, plan.places)
+    else:
+        keys.view(-1, *keys.shape[2:]).index_copy_(0, plan.places, key.contiguous())
+        values.view(-1, *values.shape[2:]).index_copy_(0, plan.places, value.contiguous())
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap}
     kernels = _kernels() if query.is_cuda else None

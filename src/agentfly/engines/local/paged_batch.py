@@ -8,8 +8,8 @@ flight of the lanes on their way, and then lands the flight before it:
 
 so a row that has ended is seen one flight late; its lane stands still meanwhile. What is on its way may still write to pages
 that were taken from a row: those who get them write later, in the same order on the device. Pages are found before a flight
-for all the tokens that it may draw; where there are none, the youngest row goes back to the queue and is computed again. Runs in
-one thread; refuses nothing: prompts are checked before they come here.
+for all the tokens that it may draw; where there are none, the youngest row goes back to the queue and is computed again. Runs
+in one thread; refuses nothing: prompts are checked before they come here.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class PagedBatch(Batch):
         self.pools = pools
         self.ahead = AHEAD.get(device.type, 0)
         self._sent: deque[_Sent] = deque()
+        self._unread: dict[Row, None] = {}  # rows that run and have no seat, in order of arrival
         self._seats: dict[Row, Seat] = {}
         self._step_ms = 0.0
         super().__init__(
@@ -76,7 +77,8 @@ class PagedBatch(Batch):
         """Another twin: graphs hold the addresses of the old one's weights, and nothing that is on its way is kept."""
         super().use(model)
         self._sent.clear()
-        self._seats.clear()
+        for row in list(self._seats):
+            self._stand_up(row)
         sizes: dict[str, Any] = {"device": self.device, "max_context": self.max_context}
         self._lanes = Lanes(model, self.pools, count=self.max_batch, **sizes)
         self._reader = Reader(model, self.pools, max_tokens=self.max_step_tokens, **sizes)
@@ -106,12 +108,12 @@ class PagedBatch(Batch):
         return news
 
     def remove(self, row: Row) -> None:
-        self._stand_up(row)
+        self._leave(row)
         super().remove(row)
 
     def clear(self) -> list[Row]:
-        for row in list(self._seats):
-            self._stand_up(row)
+        for row in self.running:
+            self._leave(row)
         self._sent.clear()
         return super().clear()
 
@@ -131,15 +133,16 @@ class PagedBatch(Batch):
             row.source = (source, source.tokens, count) if source is not None else None
             self.counts["reused_tokens"] += slot.cached
             self.running.append(row)
+            self._unread[row] = None
 
     def _read(self) -> None:
         """The next tokens of prompts, all but each one's last, in order of arrival."""
         room = self.max_step_tokens
         reading: list[tuple[Row, int]] = []
-        for row in list(self.running):
+        for row in list(self._unread):
             if room <= 0 or len(reading) == MAX_ROWS:
                 break
-            if row.slot is None or row in self._seats or (row.source is not None and not self._share(row)):
+            if row.slot is None or (row.source is not None and not self._share(row)):
                 continue
             slot = _place(row)
             count = min(len(row.tokens) - 1 - slot.cached, room)
@@ -171,18 +174,21 @@ class PagedBatch(Batch):
 
     def _launch(self) -> Flight | None:
         """A few steps of everybody whose next token can be drawn; None where nobody's can."""
-        for row in self.running:
-            if row not in self._seats and row.source is None and len(row.tokens) - _place(row).cached == 1:
+        for row in list(self._unread):
+            if row.source is None and len(row.tokens) - _place(row).cached == 1:
                 left = min(row.sampling.max_tokens - len(row.logprobs), self.max_context - len(row.tokens))
                 self._seats[row] = self._lanes.seat(row, _place(row).cached, left)
+                del self._unread[row]
         steps = self._num_steps()
-        for seat in [seat for seat in self._seats.values() if seat.launched < seat.left]:
-            if not seat.gone:
-                self._grow(seat.row, seat.length(steps))
+        for seat in list(self._seats.values()):
+            if seat.launched < seat.left and not seat.gone:
+                length = seat.length(steps)
+                if len(seat.slot.pages) * PAGE < length:
+                    self._grow(seat.row, length)
         seats = [seat for seat in self._seats.values() if seat.launched < seat.left]
         if not seats:
             return None
-        steps = min(steps, max(seat.left - seat.launched for seat in seats))
+        steps = min(steps, max([seat.left - seat.launched for seat in seats]))
         self.counts["steps"] += steps
         return self._lanes.launch(seats, steps)
 
@@ -192,7 +198,7 @@ class PagedBatch(Batch):
         return max(MIN_STEPS, min(MAX_STEPS, round(FLIGHT_MS / self._step_ms)))
 
     def _land(self, sent: _Sent, told: list[Row]) -> None:
-        tokens, logprobs, took = sent.flight.land()
+        tokens, logprobs, checked, took = sent.flight.land()
         if took is not None:
             self._step_ms = took if not self._step_ms else 0.8 * self._step_ms + 0.2 * took
         if not sent.valid():  # the weights changed on the way: nothing of it is kept, and who took part is read again
@@ -204,16 +210,23 @@ class PagedBatch(Batch):
             if seat.gone:
                 continue
             row = seat.row
-            count = row.extend(tokens[seat.lane], logprobs[seat.lane], sent.version, self.max_context)
+            lane = seat.lane
+            count = row.extend(tokens[lane], logprobs[lane], sent.version, self.max_context, checked=checked)
             seat.slot.cached += count
             seat.landed += count
             self.counts["sampled_tokens"] += count
-            if row.finished or row.error:
-                self._stand_up(row)
             if row.finished or row.error or row.new_text:
                 told.append(row)
+                if row.finished or row.error:
+                    self._leave(row)
 
     def _stand_up(self, row: Row) -> None:
+        """Its lane is free; what it lacks is to be read again."""
+        self._leave(row)
+        self._unread[row] = None
+
+    def _leave(self, row: Row) -> None:
+        self._unread.pop(row, None)
         seat = self._seats.pop(row, None)
         if seat is not None:
             self._lanes.vacate(seat)
@@ -231,7 +244,7 @@ class PagedBatch(Batch):
 
     def _preempt(self) -> None:
         row = self.running.pop()
-        self._stand_up(row)
+        self._leave(row)
         self.slots.drop(_place(row))
         row.slot = row.source = None
         self.queue.appendleft(row)

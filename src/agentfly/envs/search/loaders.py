@@ -98,7 +98,8 @@ def _answer(row: Row, where: str) -> str | list[str]:
 
 def _titles(row: Row, where: str) -> list[str]:
     """The pages that hold the answer, each once, in order."""
-    facts = row.get("supporting_facts")
+    about = row.get("metadata")
+    facts = row.get("supporting_facts") or (about.get("supporting_facts") if isinstance(about, dict) else None)
     if isinstance(facts, dict):
         found = facts.get("title", [])
     elif isinstance(facts, list):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from .questions import Question, all_questions
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
+CORPORA = ("passages", "corpus", "wiki-18", "kilt_knowledgesource")
 OTHER_NAMES = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 DEFAULT_COUNTS = {"train": 4000, "validation": 200, "test": 400}
@@ -47,12 +49,17 @@ def search_questions(
     """Questions of a HotpotQA-, NQ- or 2Wiki-shaped file: `$SEARCH_DATA`, or `path`.
 
     A folder holds `train.jsonl`, `validation.jsonl` and `test.jsonl` (or one `questions.jsonl`, which is then split by a hash
-    of the question), and `passages.jsonl`, which becomes the corpus of its rows; each may be gzipped.
+    of the question; or files as they are published, such as `hotpot_train_v1.1.json` and `nq-dev-kilt.jsonl`), and
+    `passages.jsonl` (or `wiki-18.jsonl`, or `kilt_knowledgesource.json`), which becomes the corpus of its rows; each may be
+    gzipped.
     """
     _check(split)
     given = path or os.environ.get("SEARCH_DATA")
     if not given:
-        raise ConfigError("search_questions needs a file or folder: set SEARCH_DATA, or give `path`")
+        raise ConfigError(
+            "search_questions needs questions: set SEARCH_DATA to their file, or to a folder with train.jsonl (or "
+            "questions.jsonl) and passages.jsonl; the task set 'encyclopaedia' needs no files"
+        )
     place = Path(given).expanduser()
     if not place.exists():
         raise DataError(f"{place}: no such file or folder of questions")
@@ -93,12 +100,27 @@ def _in_folder(folder: Path, split: str) -> tuple[Path, bool, Path | None]:
     def first(*stems: str) -> Path | None:
         return next((file for stem in stems for end in SUFFIXES if (file := folder / f"{stem}{end}").is_file()), None)
 
-    corpus = first("passages", "corpus")
+    corpus = first(*CORPORA)
     if (file := first(*OTHER_NAMES[split])) is not None:
         return file, False, corpus
     if (file := first("questions")) is not None:
         return file, True, corpus
-    raise DataError(f"{folder}: holds neither {split}.jsonl nor questions.jsonl (or .json, or gzipped)")
+    published = [file for file in sorted(folder.iterdir()) if file.is_file() and _is_published(file.name, split)]
+    if len(published) > 1:
+        names = ", ".join(file.name for file in published)
+        raise DataError(f"{folder}: several files look like the split {split!r} ({names}): leave one of them there")
+    if published:
+        return published[0], False, corpus
+    raise DataError(
+        f"{folder}: holds neither {split}.jsonl nor questions.jsonl (or .json, or gzipped), nor a file whose name says "
+        f"{split}, such as hotpot_train_v1.1.json"
+    )
+
+
+def _is_published(name: str, split: str) -> bool:
+    """`hotpot_dev_fullwiki_v1.json`, `NQ-open.train.jsonl`, `nq-dev-kilt.jsonl`: the split is one of the words."""
+    words = set(re.split(r"[._-]", name.lower()))
+    return name.endswith(SUFFIXES) and not words.isdisjoint(OTHER_NAMES[split])
 
 
 def _bucket(question: str) -> str:

@@ -204,9 +204,11 @@ class WebSearch:
                     answer, last, wait_s = await self._once(query, k)
                     if answer is not None:
                         return answer
-                    if attempt < self._retries:
-                        pause = min(self._retry_s * 2**attempt, 20.0) * random.uniform(0.5, 1.0)
-                        await asyncio.sleep(pause if wait_s is None else wait_s)
+                    if wait_s is not None:
+                        # It said how long it wants to be left alone: that holds for everybody who asks it.
+                        self._free_at = max(self._free_at, asyncio.get_running_loop().time() + wait_s)
+                    elif attempt < self._retries:
+                        await asyncio.sleep(min(self._retry_s * 2**attempt, 20.0) * random.uniform(0.5, 1.0))
         except TimeoutError:
             raise WorldError(f"{self.provider} gave no answer within {self._deadline_s:g} s ({last})") from None
         raise WorldError(f"{self.provider} failed {self._retries + 1} times, the last time: {last}")

@@ -1,6 +1,6 @@
 """A catalogue: all that the visits to one shop share. A name or a path in, one `Catalogue` of this process out.
 
-    generated      made here from word lists, 1,200 products; needs no file
+    generated      made here from word lists, 1,280 products; needs no file
     easy           made here, small things with short pages; what a miniature model can read
     PATH           WebShop's own files (see files.py); read once, then kept on disk (kept.py)
 

@@ -19,8 +19,8 @@ from .catalogue import open_catalogue
 from .easy import MATERIALS
 from .goals import Goal
 from .shop import Visit
-from .solver import chosen_options, queries
-from .tasks import Split, easy_webshop_tasks, webshop_data_tasks, webshop_tasks
+from .solver import asked_for, chosen_options, queries
+from .tasks import Split, easy_webshop_tasks, webshop_data_brief_tasks, webshop_data_tasks, webshop_tasks
 
 TOOL = "webshop_step"
 MAX_PAGES = 2
@@ -44,14 +44,19 @@ def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> l
     return _rows(webshop_data_tasks, count, seed, mistakes)
 
 
-def _rows(tasks: Tasks, count: int, seed: int, mistakes: float) -> list[Row]:
+def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+    """The same with brief pages; half of the searches name the options too, so that it can be found out which way is better."""
+    return _rows(webshop_data_brief_tasks, count, seed, mistakes, whole=0.5)
+
+
+def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[Row]:
     """Goals whose product the query does not bring up early are passed over: nobody could have found them that way."""
     rng = random.Random(f"webshop demos {seed}")
     found: list[Row] = []
     while len(found) < count:
         before = len(found)
         for row in tasks("train", None if count > 2_000 else 2 * count + 50, seed):
-            made = _row(row, rng, mistakes)
+            made = _row(row, rng, mistakes, whole)
             found += [made] if made is not None else []
             if len(found) == count:
                 return found
@@ -60,14 +65,15 @@ def _rows(tasks: Tasks, count: int, seed: int, mistakes: float) -> list[Row]:
     return found
 
 
-def _row(row: Row, rng: random.Random, mistakes: float) -> Row | None:
+def _row(row: Row, rng: random.Random, mistakes: float, whole: float) -> Row | None:
     goal = Goal.from_dict(row["goal"])
-    visit = Visit(open_catalogue(row["catalogue"]), goal)
+    visit = Visit(open_catalogue(row["catalogue"]), goal, brief=row.get("brief"))
     slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
-    if not _findable(visit, goal):
+    query = _whole_query(goal) if whole and rng.random() < whole else _query(goal)
+    if not _findable(visit, goal, query):
         return None
     messages = [{"role": "user", "content": row["question"]}]
-    for thought, action in _actions(visit, goal, slip, rng):
+    for thought, action in _actions(visit, goal, query, slip, rng):
         call = json.dumps({"action": action}, ensure_ascii=False)
         messages.append({"role": "assistant", "content": f"Thought: {thought}\nAction: {TOOL}\nInput: {call}"})
         visit.step(action)
@@ -75,11 +81,11 @@ def _row(row: Row, rng: random.Random, mistakes: float) -> Row | None:
             messages.append({"role": "user", "content": f"Observation: {clean(visit.told)}"})
     if not visit.done:
         messages.append({"role": "assistant", "content": "Thought: it is not here\nAnswer: none"})
-    return {**{key: row[key] for key in ("catalogue", "goal")}, "messages": messages}
+    return {**{key: row[key] for key in ("catalogue", "goal", "brief") if key in row}, "messages": messages}
 
 
-def _findable(visit: Visit, goal: Goal) -> bool:
-    results = visit.shelves.search(_query(goal))
+def _findable(visit: Visit, goal: Goal, query: str) -> bool:
+    results = visit.shelves.search(query)
     return goal.asin in results[: MAX_PAGES * visit.shelves.page_size]
 
 
@@ -90,11 +96,15 @@ def _query(goal: Goal) -> str:
     return re.sub(r"\s+", " ", queries(goal)[0]).lower()
 
 
-def _actions(visit: Visit, goal: Goal, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+def _whole_query(goal: Goal) -> str:
+    """What is asked for with its options, as the instruction has it."""
+    return re.sub(r"[\s\[\]]+", " ", asked_for(goal)).strip().lower()
+
+
+def _actions(visit: Visit, goal: Goal, query: str, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Thoughts and actions; the visit is where the last one led when the next is asked for."""
-    query = _query(goal)
     if slip == "vague search":
-        words = [word for word in query.split() if word not in MATERIALS] or [query]
+        words = [word for word in _query(goal).split() if word not in MATERIALS] or [query]
         query = words[-1]
     yield "search", f"search[{query}]"
     target = goal.asin.lower()
@@ -103,6 +113,8 @@ def _actions(visit: Visit, goal: Goal, slip: str, rng: random.Random) -> Iterato
     if slip == "give up":
         return
     shown = [asin for asin in visit.clickables if asin.upper() in visit.results]
+    if not shown:  # a vague word may find nothing at all
+        return
     if target not in shown or (slip == "wrong product" and len(shown) > 1):
         target = rng.choice([asin for asin in shown if asin != target] or [target])
     yield "open it", f"click[{target.upper()}]"  # as the page writes it: copying is easier than spelling

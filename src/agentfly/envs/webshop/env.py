@@ -1,24 +1,24 @@
 """`WebShop`: one visit to the shop for one chain, as an environment.
 
 In: actions, `search[words]` and `click[what]`. Out: pages as text, and at the end the score of what was bought. A task's row
-says which `catalogue` and which `goal`. The catalogue is opened once for the process and shared; an instance holds its own
-visit and little else, so thousands fit. What a model may write (any length, any character) never raises; a task without a
-goal does.
+says which `catalogue` and which `goal`, and whether pages are `brief`. The catalogue is opened once for the process and shared;
+an instance holds its own visit and little else, so thousands fit. What a model may write (any length, any character) never
+raises; a task without a goal does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
 from ...resources.env import Cost, Environment
 from ...types import Task, ToolResult
 from .catalogue import Catalogue, is_open, open_catalogue
-from .goals import Goal
+from .goals import read_row
 from .nouns import NAMES
 from .shop import Visit, read_action
+from .shown import shown
 
 
 class WebShop(Environment):
@@ -36,21 +36,16 @@ class WebShop(Environment):
         if nouns not in NAMES:
             raise ConfigError(f"WebShop: nouns is {', '.join(NAMES)}, not {nouns!r}")
         self.tagger = nouns
+        self.num_steps = self.num_idle = 0
         self._visit: Visit | None = None
 
     async def reset(self, task: Task) -> str:
         """Enter the shop with the task's goal; the first page."""
         self._visit = None
-        name = task.fields.get("catalogue", "generated")
-        row = task.fields.get("goal")
-        if not isinstance(row, Mapping) or not isinstance(name, str):
-            raise ConfigError(
-                f"task {task.id}: a WebShop row has a field 'goal' (an object) and, if need be, 'catalogue' (a name)"
-            )
-        goal = Goal.from_dict(row)
+        name, goal, brief = read_row(task)
         catalogue = await self._catalogue(name)
         catalogue.product(goal.asin)  # an unknown product is the data's mistake: say so now
-        self._visit = Visit(catalogue, goal)
+        self._visit, self.num_steps, self.num_idle = Visit(catalogue, goal, brief=brief), 0, 0
         return self._visit.observation
 
     async def step(self, action: str) -> ToolResult:
@@ -61,6 +56,8 @@ class WebShop(Environment):
                 observation="The visit has ended: something was bought.", reward=0.0, done=True, error="bad_arguments"
             )
         _, reward, done = visit.step(action)
+        self.num_steps += 1
+        self.num_idle += bool(visit.note)
         malformed = bool(visit.note) and read_action(action)[0] not in ("search", "click")
         return ToolResult(observation=visit.told, reward=reward, done=done, error="bad_arguments" if malformed else None)
 
@@ -70,11 +67,12 @@ class WebShop(Environment):
         return 0.0 if self._visit is None or self._visit.score is None else self._visit.score.total
 
     async def result(self) -> dict[str, float]:
-        """The score and its parts, for rewards; all 0 where nothing was bought."""
+        """The score and its parts, for rewards, all 0 where nothing was bought; `idle`: the share of actions without effect."""
         found = self._open().score
         names = ("type", "attributes", "options", "price")
         parts = {name: 0.0 if found is None else getattr(found, name) for name in names}
-        return {"score": 0.0 if found is None else found.total, "bought": float(found is not None), **parts}
+        idle = self.num_idle / self.num_steps if self.num_steps else 0.0
+        return {"score": 0.0 if found is None else found.total, "bought": float(found is not None), "idle": idle, **parts}
 
     def admissible(self) -> list[str]:
         """What can be done now; anything may be searched for."""
@@ -89,6 +87,8 @@ class WebShop(Environment):
 
     async def close(self) -> None:
         self._visit = None
+
+    shown = staticmethod(shown)
 
     @staticmethod
     def page(task: Task) -> None:

@@ -46,7 +46,10 @@ class Files:
 
 
 def locate(where: str) -> Files:
-    """`FOLDER`, `FILE` of products, or either with `#100000` for the first 100,000 records. Companions lie beside the file."""
+    """`FOLDER` (or one with a folder `data`), `FILE` of products, or either with `#100000` for the first 100,000 records.
+
+    Companions lie beside the file of products.
+    """
     path_text, _, limit_text = where.partition("#")
     if limit_text and not (limit_text.isdigit() and int(limit_text)):
         raise DataError(f"{where}: after # comes the number of products to read, not {limit_text!r}")
@@ -55,7 +58,8 @@ def locate(where: str) -> Files:
         raise DataError(
             f"{path}: no such file or folder: WEBSHOP_DATA is the folder with WebShop's files, or one of its products"
         )
-    items = _first(path, ITEMS) if path.is_dir() else path
+    # A checkout of WebShop keeps them in `data`.
+    items = (_first(path, ITEMS) or _first(path / "data", ITEMS)) if path.is_dir() else path
     if items is None:
         raise DataError(f"{path}: no products in this folder; it should hold one of {', '.join(ITEMS)} (or .gz)")
     folder = items.parent

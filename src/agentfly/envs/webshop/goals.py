@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ...types import Task
 from .products import Product
 
 Kind = Literal["synthetic", "human"]
+KINDS: tuple[Kind, ...] = ("synthetic", "human")
 SHUFFLE_SEED = 233
 NO_BOUND = 1_000_000.0
 MAX_BOUND = 990
@@ -64,6 +66,18 @@ class Goal:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is not a WebShop goal ({type(error).__name__}: {error}): {row!r:.120}") from error
+
+
+def read_row(task: Task) -> tuple[str, Goal, bool | None]:
+    """The catalogue, the goal and whether pages are brief, of a task's row; or what is wrong with it."""
+    name, row = task.fields.get("catalogue", "generated"), task.fields.get("goal")
+    brief = task.fields.get("brief")
+    if not isinstance(row, Mapping) or not isinstance(name, str) or not isinstance(brief, bool | None):
+        raise ConfigError(
+            f"task {task.id}: a WebShop row has a field 'goal' (an object) and, if need be, 'catalogue' (a name) and "
+            f"'brief' (true or false)"
+        )
+    return name, Goal.from_dict(row), brief
 
 
 def price_of(product: Product, seed: int = 0) -> float:

@@ -13,7 +13,7 @@ import mmap
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .analyse import terms
 from .files import Files, read_items, read_map
 from .goals import num_goals
 from .index import Index
-from .products import BadRecord, Product, read_record
+from .products import BadRecord, Product, read_extra, read_human, read_nouns, read_record
 
 FORMAT = 3
 NUM_KEPT = 4096
@@ -84,8 +84,8 @@ def _build(files: Files, folder: Path) -> None:
     starts, counts = array("q", [0]), {"synthetic": array("i"), "human": array("i")}
     # Of a part of the catalogue, a part of the companions: the large ones would not fit beside it.
     wanted = None if files.limit is None else set(_identities(files))
-    extras = _companion(files.extras, wanted)
-    human = _companion(files.human, wanted)
+    extras = _companion(files.extras, wanted, read_extra)
+    human = _companion(files.human, wanted, read_human)
 
     def documents() -> Iterator[list[str]]:
         with open(folder / "products.jsonl", "wb") as out:
@@ -101,9 +101,9 @@ def _build(files: Files, folder: Path) -> None:
         raise DataError(f"{files.items}: there are no products in it")
     index.save(folder)
     (folder / "starts").write_bytes(starts.tobytes())
-    nouns = _companion(files.nouns, set(asins))
+    nouns = _companion(files.nouns, set(asins), read_nouns)
     about = {"format": FORMAT, "asins": asins, "counts": {name: list(value) for name, value in counts.items()}, "nouns": nouns}
-    (folder / "about.json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
+    (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def products_of(files: Files, extras: dict[str, Any] | None = None, human: dict[str, Any] | None = None) -> Iterator[Product]:
@@ -129,13 +129,16 @@ def _identities(files: Files) -> Iterator[str]:
             yield record["asin"]
 
 
-def _companion(path: Path | None, wanted: set[str] | None) -> dict[str, Any] | None:
+def _companion(path: Path | None, wanted: set[str] | None, check: Callable[[Any], object]) -> dict[str, Any] | None:
+    """The entries of the products that are wanted, each one that can be read."""
     if path is None:
         return None
     found = {}
     for line, asin, value in read_map(path):
         if wanted is None or asin in wanted:
-            if not isinstance(value, dict | list):
-                raise DataError(f"{path}: line {line}: the entry of {asin} is an object or a list, not {value!r:.40}")
+            try:
+                check(value)
+            except BadRecord as error:
+                raise DataError(f"{path}: line {line}: product {asin[:40]}: {error}") from error
             found[asin] = value
     return found

@@ -8,6 +8,7 @@ anywhere.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import threading
 from collections import OrderedDict
@@ -21,13 +22,14 @@ from urllib.parse import parse_qs
 
 from ...errors import ConfigError
 from ...types import Task
-from .catalogue import open_catalogue
-from .goals import Goal
+from .catalogue import MADE_HERE, open_catalogue
+from .goals import KINDS, read_row
 from .shop import Visit
 
 HOST, PORT = "127.0.0.1", 8350
 MAX_BODY = 8_192
 MAX_VISITS = 256
+NUM_MORE = 50
 READ_S = 30.0
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fafafa}
@@ -81,8 +83,10 @@ class ShopServer(ThreadingHTTPServer):
         guest.visit = self._enter(guest.place)
 
     def _enter(self, place: int) -> Visit:
-        fields = self.tasks[place].fields
-        return Visit(open_catalogue(fields.get("catalogue", "generated")), Goal.from_dict(fields["goal"]))
+        name, goal, _ = read_row(self.tasks[place])
+        catalogue = open_catalogue(name)
+        catalogue.product(goal.asin)
+        return Visit(catalogue, goal)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -107,7 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self._send(413, _frame("<p>That was too long.</p>"))
             return
-        form = parse_qs(self.rfile.read(int(length)).decode("utf-8", "replace"), max_num_fields=8)
+        try:
+            form = parse_qs(self.rfile.read(int(length)).decode("utf-8", "replace"), max_num_fields=8)
+        except ValueError:
+            self._send(400, _frame("<p>That is no form of the shop. <a href='/'>To the shop</a></p>"), cookie)
+            return
         sent = {name: values[0] for name, values in form.items()}
         with guest.lock:
             if not secrets.compare_digest(sent.get("token", "").encode(), guest.token.encode()):
@@ -157,23 +165,47 @@ class _Handler(BaseHTTPRequestHandler):
 
 def open_page(
     host: str = HOST,
-    port: int = PORT,
+    port: int | None = None,
     *,
     task: Task | None = None,
     tasks: Sequence[Task] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve the shop until Ctrl-C, beginning with `task` (or with `tasks` in turn; neither: some of the test split)."""
-    from ...data import load_tasks
-    from .tasks import webshop_tasks
+    """Serve the shop until Ctrl-C, beginning with `task` and going on with others of its shop; or `tasks` in turn.
 
-    more = list(tasks) if tasks is not None else load_tasks(webshop_tasks("test", 50))
-    with ShopServer([*([task] if task else []), *more], host, port) as server:
+    Without a `port` it is PORT, or any that is free where another shop is open there already.
+    """
+    more = list(tasks) if tasks is not None else _others(task)
+    with _listen([*([task] if task else []), *more], host, port) as server:
         say(f"The shop is open at {server.url} (Ctrl-C closes it)")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             say("The shop is closed")
+
+
+def _others(task: Task | None) -> list[Task]:
+    """More tasks of the same shop."""
+    from ...data import load_tasks
+    from .tasks import easy_webshop_tasks, row_of, webshop_tasks
+
+    name = "generated" if task is None else read_row(task)[0]
+    if name in MADE_HERE:
+        return load_tasks((easy_webshop_tasks if name == "easy" else webshop_tasks)("test", NUM_MORE))
+    catalogue = open_catalogue(name)
+    for kind in KINDS:
+        if rows := [row_of(goal, name, place) for place, goal in enumerate(catalogue.goals(kind)[:NUM_MORE])]:
+            return load_tasks(rows)
+    return []
+
+
+def _listen(tasks: Sequence[Task], host: str, port: int | None) -> ShopServer:
+    try:
+        return ShopServer(tasks, host, PORT if port is None else port)
+    except OSError as error:
+        if port is None and error.errno == errno.EADDRINUSE:
+            return ShopServer(tasks, host, 0)
+        raise ConfigError(f"the shop cannot listen on {host}:{port or PORT}: {error.strerror or error}") from error
 
 
 def render(guest: Guest) -> str:

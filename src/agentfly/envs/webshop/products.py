@@ -66,15 +66,16 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
     """A product from either kind of record; None for one that the original skips. `extra` is its entry in `items_ins_v2`."""
     if not isinstance(record, Mapping):
         raise BadRecord(f"a product is an object, not a {type(record).__name__}")
+    record = _whole(record)
     asin = record.get("asin")
     if not isinstance(asin, str) or not asin:
         raise BadRecord("it has no 'asin'")
     if asin == "nan" or len(asin) > MAX_ASIN:
         return None
-    extra = extra or {}
+    known, instruction, wanted = read_extra(extra or {})
+    known = _texts(record, "Attributes") if known is None else known
     bullets = record.get("small_description")
     bullets = bullets if isinstance(bullets, list) else [bullets]
-    known = extra.get("attributes", record.get("Attributes"))
     return Product(
         asin=asin,
         title=_text(record, "name"),
@@ -82,14 +83,50 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
         bullets=tuple(str(bullet) for bullet in bullets if bullet is not None),
         pricing=_pricing(record.get("pricing")),
         options=_options(record),
-        attributes=tuple(map(str, ["DUMMY_ATTR"] if known is None else known)),
+        attributes=("DUMMY_ATTR",) if known is None else known,
         category=_text(record, "category"),
         query=_text(record, "query").lower().strip(),
         product_category=_text(record, "product_category"),
-        instruction=extra.get("instruction"),
-        instruction_attributes=tuple(extra.get("instruction_attributes") or ()),
-        human=_human(human),
+        instruction=instruction,
+        instruction_attributes=wanted,
+        human=read_human(human or []),
     )
+
+
+def read_extra(value: Any) -> tuple[tuple[str, ...] | None, str | None, tuple[str, ...]]:
+    """Its entry in `items_ins_v2`: attributes (None: the record's own), the instruction, and the attributes that this names."""
+    if not isinstance(value, Mapping):
+        raise BadRecord(f"attributes and instruction are an object, not {value!r:.40}")
+    value = _whole(value)
+    instruction = value.get("instruction")
+    if not isinstance(instruction, str | None):
+        raise BadRecord(f"its 'instruction' must be a string, not {instruction!r:.40}")
+    return _texts(value, "attributes"), instruction, _texts(value, "instruction_attributes") or ()
+
+
+def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
+    """Its entry in `items_human_ins`: instructions that people wrote."""
+    if not isinstance(value, list):
+        raise BadRecord(f"human instructions are a list, not {value!r:.40}")
+    found = []
+    for item in _whole(value):
+        if not isinstance(item, Mapping) or not isinstance(item.get("instruction"), str):
+            raise BadRecord("an entry of its human instructions has no 'instruction'")
+        given: Any = item.get("instruction_options")
+        named = isinstance(given, Mapping)
+        if named and not all(isinstance(text, str) for text in given.values()):
+            raise BadRecord(f"its 'instruction_options' must be names and values, not {given!r:.40}")
+        attributes = _texts(item, "instruction_attributes") or ()
+        options: Any = dict(given) if named else list(_texts(item, "instruction_options") or ())
+        found.append({"instruction": item["instruction"], "attributes": list(attributes), "options": options})
+    return tuple(found)
+
+
+def read_nouns(value: Any) -> list[str]:
+    """Its entry in `title_nouns`."""
+    if not isinstance(value, list) or not all(isinstance(noun, str) for noun in value):
+        raise BadRecord(f"nouns are a list of words, not {value!r:.40}")
+    return [str(noun) for noun in _whole(value)]
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -112,7 +149,7 @@ def _pricing(value: Any) -> tuple[float, ...]:
             prices = [float(part) for part in value]
     except (TypeError, ValueError) as error:
         raise BadRecord(f"its 'pricing' cannot be read: {value!r:.60}") from error
-    if not prices:
+    if not prices or not all(0 <= price < float("inf") for price in prices):
         raise BadRecord(f"its 'pricing' has no price in dollars: {value!r:.60}")
     return tuple(prices[:2])
 
@@ -135,18 +172,22 @@ def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _human(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Its entry in `items_human_ins`: instructions that people wrote."""
-    found = []
-    for item in value or ():
-        if not isinstance(item, Mapping) or not isinstance(item.get("instruction"), str):
-            raise BadRecord("an entry of its human instructions has no 'instruction'")
-        options = item.get("instruction_options") or []
-        found.append(
-            {
-                "instruction": item["instruction"],
-                "attributes": list(item.get("instruction_attributes") or []),
-                "options": dict(options) if isinstance(options, Mapping) else list(options),
-            }
-        )
-    return tuple(found)
+def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
+    """A list of texts (numbers are taken as text); None where there is none."""
+    value = record.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
+        raise BadRecord(f"its {name!r} must be a list of texts, not {value!r:.60}")
+    return tuple(map(str, value))
+
+
+def _whole(value: Any) -> Any:
+    """The same without halves of surrogate pairs: JSON can hold one, but no file of ours can."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if isinstance(value, Mapping):
+        return {_whole(name): _whole(each) for name, each in value.items()}
+    return value

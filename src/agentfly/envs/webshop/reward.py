@@ -1,6 +1,7 @@
 """Rewards of the shop: the published score of what was bought, and success.
 
-    webshop_score     from 0 to 1; its parts (type, attributes, options, price, bought) are components
+    webshop_score     from 0 to 1; its parts (type, attributes, options, price, bought) are components, and `idle`, the share of
+                      actions that had no effect
     webshop_success   1 where the score is full, else 0
 
 A chain that buys nothing has 0. Nothing but the chain's own environment is asked, so text alone earns nothing.

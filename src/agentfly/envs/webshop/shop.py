@@ -1,7 +1,7 @@
 """One visit to the shop: actions in, pages out, the score at the end.
 
-The pages are those of WebShop's text environment, to the letter: visible strings joined by " [SEP] ". A catalogue may ask for
-brief ones, which leave out the instruction and what seldom matters. An action is
+The pages are those of WebShop's text environment, to the letter: visible strings joined by " [SEP] ". A catalogue or a visit
+may ask for brief ones, which leave out the instruction and what seldom matters, and say what is chosen. An action is
 `search[words]`, possible on every page, or `click[what]` on something clickable; everything else leaves the page as it is, and
 `note` says why. A visit that has ended by `buy now` stays ended. Nothing here is random and nothing is read from disk.
 """
@@ -51,8 +51,17 @@ class Step(NamedTuple):
 class Visit:
     """`page` is one of start, results, item, description, features, reviews, done."""
 
-    def __init__(self, shelves: Shelves, goal: Goal, search: Callable[[str], list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        shelves: Shelves,
+        goal: Goal,
+        search: Callable[[str], list[str]] | None = None,
+        *,
+        brief: bool | None = None,
+    ) -> None:
+        """`brief`: short pages or whole ones; when not set, as the catalogue asks."""
         self.shelves, self.goal = shelves, goal
+        self.brief = shelves.brief if brief is None else brief
         self._search = search or shelves.search
         self.page = "start"
         self.results: list[str] = []
@@ -69,7 +78,7 @@ class Visit:
 
     @property
     def observation(self) -> str:
-        return (BRIEF_SEPARATOR if self.shelves.brief else SEPARATOR).join(self.lines())
+        return (BRIEF_SEPARATOR if self.brief else SEPARATOR).join(self.lines())
 
     @property
     def told(self) -> str:
@@ -159,7 +168,7 @@ class Visit:
 
     def lines(self) -> list[str]:
         """The visible strings of the page."""
-        brief = self.shelves.brief
+        brief = self.brief
         head = [] if brief else ["Instruction:", self.goal.instruction]
         back = [] if brief else ["Back to Search"]
         if self.page == "start":
@@ -179,7 +188,7 @@ class Visit:
         return [*head, *back, "< Prev"]
 
     def _result_lines(self) -> list[str]:
-        if self.shelves.brief:
+        if self.brief:
             lines = [f"Page {self.number}"]
         else:
             lines = [f"Page {self.number} (Total results: {len(self.results)})"]
@@ -191,7 +200,7 @@ class Visit:
         return lines
 
     def _item_lines(self) -> list[str]:
-        product, brief = self._product(), self.shelves.brief
+        product, brief = self._product(), self.brief
         lines: list[str] = [] if brief else ["< Prev"]
         for name, values in product.options.items():
             # A brief page says what was chosen; the original's looks the same before and after.
@@ -203,7 +212,7 @@ class Visit:
 
     def _thanks(self) -> list[str]:
         total = self.score.total if self.score else 0.0
-        if self.shelves.brief:
+        if self.brief:
             return ["Thank you for shopping with us!"]
         unknown = ["attrs", "None", "category", "None", "query", "None", "product category", "None"]
         target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]

@@ -24,9 +24,14 @@ _BRACKETS = re.compile(r"[\[\]]")
 
 def queries(goal: Goal) -> list[str]:
     """What to search for, the likeliest first."""
-    asked = _FILLER.sub("", _BOUND.sub("", goal.instruction))
+    asked = asked_for(goal)
     plain = [asked.partition(" with color:")[0].partition(" with size:")[0], asked, goal.name, f"{goal.name} {asked}"]
     return list(dict.fromkeys(_BRACKETS.sub(" ", text).strip() for text in plain if text.strip()))
+
+
+def asked_for(goal: Goal) -> str:
+    """The instruction without its opening and its price: what is wanted, with its options."""
+    return _FILLER.sub("", _BOUND.sub("", goal.instruction))
 
 
 def solve(visit: Visit) -> Iterator[str]:

@@ -5,6 +5,8 @@
     webshop_data    WebShop's own files in `$WEBSHOP_DATA`, synthetic goals, split as the literature does: after the shuffle
                     with seed 233 the first 500 are for test, the next 1,000 for validation, the rest for training
     webshop_human   the same with the instructions that people wrote
+    webshop_data_brief     the goals of webshop_data with brief pages, for models that cannot hold whole ones: a visit is two
+                    thirds as long
 
 The model reads the question; the goal is for the environment and the rewards.
 """
@@ -47,6 +49,11 @@ def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) ->
 def webshop_data_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Synthetic goals of WebShop's own files, in `$WEBSHOP_DATA` (a folder, or `FOLDER/items_shuffle.json#100000`)."""
     return _published(split, count, seed, "synthetic")
+
+
+def webshop_data_brief_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """The goals and splits of `webshop_data`, with brief pages: no repeated instruction, and what is chosen is said."""
+    return [{**row, "brief": True} for row in webshop_data_tasks(split, count, seed)]
 
 
 def webshop_human_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:

@@ -1,0 +1,325 @@
+"""Faster parts for a twin: its norms, its gated layers, its rotary positions, and products of one input made one.
+
+In: a model, its twin, and the kernels (`fused`). Out: the twin with other `forward`s on some of its modules, and how many of
+each kind. No class is touched, and of the learner's model nothing but where some weights lie: those that are multiplied with
+the same input come to lie side by side (`merge_products`), the same parameters, names and values, updated in place as before. A
+part is replaced only where a probe on the device has shown that it computes the same; every other part stays as it was. With
+gradients on, or for shapes they are not made for, all replacements call what they replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+ROTARY = "apply_rotary_pos_emb"
+_MARK = "agentfly_fused"
+_refused: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@torch.no_grad()
+def fuse(model: Any, twin: Any, kernels: Any) -> dict[str, int]:
+    """Replace what can be; how many parts of each kind. Nothing at all where a model has been refused (see `unfuse`)."""
+    done = {"products": 0, "norms": 0, "gates": 0, "rotary": 0}
+    if model in _refused:
+        return done
+    done["products"] = merge_products(model, twin)
+    turns: dict[Any, Any] = {}
+    for module in list(twin.modules()):
+        if "forward" in vars(module):
+            continue
+        if type(module).__name__.endswith("RMSNorm"):
+            done["norms"] += _fuse_norm(module, kernels)
+        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+            done["gates"] += _fuse_gate(module, kernels)
+        elif _calls_rotary(module):
+            done["rotary"] += _fuse_rotary(module, kernels, turns, next(twin.parameters()))
+    return done
+
+
+def unfuse(model: Any, twin: Any) -> bool:
+    """Take everything back, and do not try this model again. False: there was nothing."""
+    _refused.add(model)
+    found = [module for module in twin.modules() if hasattr(vars(module).get("forward"), _MARK)]
+    for module in found:
+        del module.forward
+        vars(module).pop("agentfly_product", None)
+    return bool(found)
+
+
+def merge_products(model: Any, twin: Any) -> int:
+    """Let plain linear layers of one input be one product in the twin; how many such. May be called again for a model."""
+    spans = _spans(model)
+    count = 0
+    for module in list(twin.modules()):
+        for names in PRODUCTS:
+            layers: list[Any] = [getattr(module, name, None) for name in names]
+            if not _mergeable(layers):
+                continue
+            weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+            groups = [weights] if biases[0] is None else [weights, biases]
+            if any(_overlaps(tensor, spans) for group in groups for tensor in group):
+                continue
+            product = Product(groups)
+            for number, layer in enumerate(layers):
+                layer.agentfly_product = product
+                _put(layer, _PARTS[number])
+            count += 1
+    return count
+
+
+def still_merged(twin: Any) -> bool:
+    """Whether all merged weights still lie side by side (a model that was moved, or cast, has weights elsewhere)."""
+    return all(product.whole() for product in _products(twin))
+
+
+class Product:
+    """Several linear layers of one input as one: the first computes all, the others take their part of it."""
+
+    def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        self.groups = groups
+        self.joined = [_join(group) for group in groups]
+        self.sizes = [tensor.shape[0] for tensor in groups[0]]
+        self.kept: tuple[Tensor, int, Sequence[Tensor]] | None = None
+
+    def whole(self) -> bool:
+        """Whether every part still is where it was put: the joined weights are then those of the parts."""
+        for group, joined in zip(self.groups, self.joined, strict=True):
+            at = joined.data_ptr()
+            for tensor in group:
+                if tensor.data_ptr() != at or tensor.dtype != joined.dtype:
+                    return False
+                at += tensor.numel() * tensor.element_size()
+        return True
+
+    def take(self, number: int, x: Tensor) -> Tensor:
+        """Part `number` of the product with x."""
+        if torch.is_grad_enabled():
+            return self._alone(number, x)
+        version = -1 if x.is_inference() else x._version
+        if number == 0:
+            self.kept = None
+            if not self.whole():
+                return self._alone(number, x)
+            out = nn.functional.linear(x, *self.joined)
+            self.kept = (x, version, torch.split(out, self.sizes, dim=-1))
+        kept = self.kept
+        if kept is None or kept[0] is not x or kept[1] != version:
+            return self._alone(number, x)
+        if number == len(self.sizes) - 1:
+            self.kept = None
+        return kept[2][number]
+
+    def _alone(self, number: int, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, *(group[number] for group in self.groups))
+
+
+def _part(number: int) -> Callable[[Any, Tensor], Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        out: Tensor = self.agentfly_product.take(number, x)
+        return out
+
+    return forward
+
+
+_PARTS = tuple(_part(number) for number in range(3))
+
+
+def _mergeable(layers: Sequence[Any]) -> bool:
+    """Plain linear layers with plain weights and nothing around them: no adapters, no short numbers, no hooks."""
+    for layer in layers:
+        if type(layer) is not nn.Linear or "forward" in vars(layer) or hasattr(layer, "_hf_hook"):
+            return False
+        if layer._forward_hooks or layer._forward_pre_hooks or layer.weight.is_meta:
+            return False
+        for tensor in (layer.weight, layer.bias):
+            if tensor is not None and (type(tensor) is not nn.Parameter or type(tensor.data) is not Tensor):
+                return False
+            if tensor is not None and not tensor.is_contiguous():
+                return False
+    first = layers[0]
+    kinds = {(layer.in_features, layer.bias is None, layer.weight.dtype, layer.weight.device) for layer in layers}
+    kinds |= {(first.in_features, False, layer.bias.dtype, layer.bias.device) for layer in layers if layer.bias is not None}
+    return len(kinds) == 1 and len({id(layer.weight) for layer in layers}) == len(layers)
+
+
+def _spans(model: Any) -> list[tuple[int, int, int]]:
+    """Where each tensor of the model lies: (begin, end, who)."""
+    tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    return [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), id(t)) for t in tensors.values() if not t.is_meta]
+
+
+def _overlaps(tensor: Tensor, spans: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether another tensor of the model is in the same memory: if this one moved, they would part."""
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    return any(begin < other_end and other < end and who != id(tensor) for other, other_end, who in spans)
+
+
+@torch.no_grad()
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor over all of these, which lie side by side in it from now on (or did already)."""
+    first = tensors[0]
+    at = first.storage_offset()
+    for tensor in tensors:
+        if tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() or tensor.storage_offset() != at:
+            break
+        at += tensor.numel()
+    else:
+        return first.data.as_strided((sum(len(tensor) for tensor in tensors), *first.shape[1:]), first.stride())
+    joined = torch.cat([tensor.data for tensor in tensors])
+    for tensor, part in zip(tensors, torch.split(joined, [len(tensor) for tensor in tensors]), strict=True):
+        tensor.data = part
+    return joined
+
+
+def _products(twin: Any) -> Iterator[Product]:
+    found = {id(product): product for module in twin.modules() if (product := vars(module).get("agentfly_product")) is not None}
+    yield from found.values()
+
+
+def _fuse_norm(module: Any, kernels: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not _real(weight):
+        return False
+    model = copy.deepcopy(module)  # with weights of its own: those of a new model are all 1, and would tell nothing
+    model.weight.data = 1.0 + 0.5 * _noise(weight, len(weight))
+    x = 2.0 * _noise(weight, 5, len(weight))
+    ours: Callable[[str], Tensor] = partial(kernels.rms_norm, x, model.weight, eps)
+    gaps = {kind: _gap(partial(ours, kind), partial(model, x)) for kind in kernels.NORMS}
+    kind = min(gaps, key=lambda name: gaps[name])
+    if not gaps[kind] <= 1.0:
+        return False
+    plain = type(module).forward
+
+    def forward(self: Any, x: Tensor) -> Any:
+        if torch.is_grad_enabled() or x.dtype != self.weight.dtype or x.device != self.weight.device:
+            return plain(self, x)
+        return kernels.rms_norm(x, self.weight, eps, kind)
+
+    _put(module, forward)
+    return True
+
+
+def _fuse_gate(module: Any, kernels: Any) -> bool:
+    weight = next(module.parameters())
+    if not _real(weight):
+        return False
+    grid = torch.linspace(-8.0, 8.0, 257, device=weight.device)
+    acts: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": nn.functional.silu,
+        "gelu": partial(nn.functional.gelu, approximate="tanh"),
+    }
+    known = [kind for kind in kernels.GATES if _gap(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
+    if len(known) != 1:
+        return False
+    kind, plain = known[0], type(module).forward
+
+    def forward(self: Any, x: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return plain(self, x)
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(kernels.gated(gate, up, kind) if gate.dtype == up.dtype else self.act_fn(gate) * up)
+
+    size = getattr(module.gate_proj, "in_features", None) or module.down_proj.weight.shape[0]
+    x = _noise(weight, 1, 5, int(size))
+    if not _gap(partial(forward, module, x), partial(plain, module, x)) <= 1.0:
+        return False
+    _put(module, forward)
+    return True
+
+
+def _calls_rotary(module: Any) -> bool:
+    plain = inspect.unwrap(type(module).forward)
+    return inspect.isfunction(plain) and ROTARY in plain.__code__.co_names and callable(plain.__globals__.get(ROTARY))
+
+
+def _fuse_rotary(module: Any, kernels: Any, turns: dict[Any, Any], like: Tensor) -> bool:
+    """The module's forward, the same code, with another meaning of one global name."""
+    plain = inspect.unwrap(type(module).forward)
+    if plain not in turns:
+        turn = _turn(plain.__globals__[ROTARY], kernels, like)
+        if turn is None:
+            turns[plain] = None
+        else:
+            names = {**plain.__globals__, ROTARY: turn}
+            made = types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+            made.__kwdefaults__ = plain.__kwdefaults__
+            turns[plain] = made
+    if turns[plain] is None:
+        return False
+    _put(module, turns[plain])
+    return True
+
+
+def _turn(plain: Callable[..., Any], kernels: Any, like: Tensor) -> Callable[..., Any] | None:
+    """Both turned by the kernel where it can, else as before. None where the kernel does something else than `plain`."""
+    if not _real(like):
+        return None
+    # Strided as the model's are, and with other cosines in the second half: only the plain rotation of halves agrees.
+    q, k = _noise(like, 1, 3, 4, 16).transpose(1, 2), _noise(like, 1, 3, 2, 16).transpose(1, 2)
+    cos, sin = _noise(like, 2, 1, 3, 16)
+    line = (q, k, cos, sin)
+    if not _gap(lambda: torch.cat(kernels.rotary(*line), dim=1), lambda: torch.cat(plain(*line), dim=1)) <= 1.0:
+        return None
+
+    def turn(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and _fits(*args):
+            return kernels.rotary(*args)
+        return plain(*args, **kwargs)
+
+    return turn
+
+
+def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
+    if not all(isinstance(tensor, Tensor) and tensor.stride(-1) == 1 for tensor in (q, k, cos, sin)):
+        return False
+    if q.dim() != 4 or k.dim() != 4 or q.shape[0] != 1 or len({q.dtype, k.dtype, cos.dtype, sin.dtype}) != 1:
+        return False
+    _, _, tokens, dim = q.shape
+    line = (1, tokens, dim)
+    return bool(dim % 2 == 0 and k.shape == (1, k.shape[1], tokens, dim) and cos.shape == line and sin.shape == line)
+
+
+def _gap(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
+    """How far apart both are, in units of what rounding explains; infinite where either cannot be computed."""
+    try:
+        got, want = ours(), theirs()
+    except Exception:  # noqa: BLE001  a part that cannot be tried is left as it is
+        return float("inf")
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return float("inf")
+    # Four steps of the number format, of each value or of a tenth of the largest. float32: products add up in any order.
+    eps = max(torch.finfo(want.dtype).eps, 2.5e-6)
+    got, want = got.float(), want.float()
+    room = 4.0 * eps * torch.maximum(want.abs(), want.abs().max() / 10.0)
+    ratio = (got - want).abs() / room.clamp(min=1e-30)
+    gap = float(ratio.max())
+    # The mean decides between kinds that differ in rounding only; any kind within the room is right.
+    return gap if not gap <= 1.0 else float(ratio.mean())
+
+
+def _noise(like: Tensor, *shape: int) -> Tensor:
+    """Random numbers from a generator of their own: the learner's draws must not depend on whether an engine was opened."""
+    generator = torch.Generator(like.device).manual_seed(1)
+    return torch.randn(*shape, generator=generator, device=like.device).to(like.dtype)
+
+
+def _real(tensor: Tensor) -> bool:
+    return not tensor.is_meta and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _put(module: Any, forward: Callable[..., Any]) -> None:
+    """As a method, so that a copy of the module has one of its own."""
+    if not hasattr(forward, _MARK):
+        setattr(forward, _MARK, True)
+    module.forward = types.MethodType(forward, module)

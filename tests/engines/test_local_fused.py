@@ -1,0 +1,465 @@
+"""Faster parts of a twin compute what the parts they stand for do, and weights that lie side by side are still the model's."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from agentfly.engines.local import fuse, paged
+from agentfly.engines.local.twin import check_paged_twin, check_twin, make_twin, same_tensors
+from agentfly.learn.lora import adapt, merged_weights
+from agentfly.learn.settings import LoraSettings
+
+from .tiny import FAMILIES, make_model, prompt_of
+
+has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(torch.tensor([prompt_of(9)])).logits
+    return out
+
+
+def merged(model: Any) -> tuple[Any, int]:
+    """A plain copy of the module tree over the same parameters, with merged products."""
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
+    return twin, fuse.merge_products(model, twin)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_products_say_the_same_and_leave_the_model_as_it_was(family: str) -> None:
+    model = make_model(family)
+    before, state = logits(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    twin, count = merged(model)
+    assert count == 6  # two in each of three layers
+    assert same_tensors(model, twin)
+    assert fuse.still_merged(twin)
+    assert torch.equal(logits(model), before)
+    assert (logits(twin) - before).abs().max() < 1e-4
+    assert all("forward" not in vars(module) for module in model.modules())
+    after = model.state_dict()
+    assert list(after) == list(state)
+    assert all(torch.equal(after[name], state[name]) for name in state)
+
+
+def test_one_product_is_computed_where_three_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("qwen2")  # with biases in q, k and v
+    twin, _ = merged(model)
+    widths: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def counted(x: Any, weight: Any, bias: Any = None) -> Any:
+        widths.append(len(weight))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    logits(twin)
+    one_layer = [96, 48, 128, 48]  # 48 + 24 + 24, out, 64 + 64, down
+    assert widths == [*one_layer * 3, 260]
+
+
+def test_an_optimizer_step_is_seen_by_the_twin() -> None:
+    model = make_model("qwen2")
+    twin, _ = merged(model)
+    before = logits(twin)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.tensor([prompt_of(9)])).logits.square().mean().backward()
+    optimizer.step()
+    assert fuse.still_merged(twin)
+    assert (logits(model) - before).abs().max() > 0.01
+    assert (logits(twin) - logits(model)).abs().max() < 1e-4
+
+
+def test_gradients_through_a_merged_twin_are_those_of_the_model() -> None:
+    model = make_model()
+    twin, _ = merged(model)
+    model(torch.tensor([prompt_of(9)])).logits.square().mean().backward()
+    want = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    twin(torch.tensor([prompt_of(9)])).logits.square().mean().backward()
+    assert all(torch.allclose(parameter.grad, want[name], atol=1e-6) for name, parameter in model.named_parameters())
+
+
+def test_a_merged_model_is_saved_loaded_and_copied_like_any_other(tmp_path: Path) -> None:
+    model = make_model("qwen2")
+    before = logits(model)
+    twin, _ = merged(model)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(again), before)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    assert all(
+        torch.equal(tensor, model.state_dict()[name]) for name, tensor in load_file(tmp_path / "weights.safetensors").items()
+    )
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(0.5)
+    assert torch.equal(logits(model), before), "a copy shares its weights with the model"
+    model.load_state_dict(copied.state_dict())
+    assert fuse.still_merged(twin)
+    assert torch.equal(logits(model), logits(copied))
+    assert (logits(twin) - logits(copied)).abs().max() < 1e-4
+
+
+def test_a_second_engine_finds_the_weights_side_by_side_and_moves_nothing() -> None:
+    model = make_model()
+    first, _ = merged(model)
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    second, count = merged(model)
+    assert count == 6
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    assert fuse.still_merged(first)
+    assert fuse.still_merged(second)
+    assert torch.equal(logits(first), logits(second))
+
+
+def test_weights_that_were_moved_are_noticed_and_multiplied_one_by_one() -> None:
+    model = make_model("qwen2")
+    twin, _ = merged(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.5  # elsewhere, and other values
+    assert same_tensors(model, twin)
+    assert not fuse.still_merged(twin)
+    assert (logits(twin) - logits(model)).abs().max() < 1e-4
+    later, count = merged(model)
+    assert count == 6
+    assert fuse.still_merged(later)
+    assert (logits(later) - logits(model)).abs().max() < 1e-4
+
+
+def test_a_copy_of_a_merged_twin_computes_with_its_own_weights() -> None:
+    model = make_model()
+    twin, _ = merged(model)
+    before = logits(twin)
+    copied = copy.deepcopy(twin)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.mul_(0.5)
+    assert torch.equal(logits(twin), before)
+    assert (logits(copied) - before).abs().max() > 0.01
+
+
+def test_layers_with_adapters_are_not_merged_and_those_beside_them_are() -> None:
+    model = make_model()
+    adapt(model, LoraSettings(rank=2, alpha=4, targets=["q_proj", "v_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_b" in name:
+                parameter.normal_()
+    before = logits(model)
+    twin, count = merged(model)
+    assert count == 3  # gate and up of each layer
+    assert (logits(twin) - before).abs().max() < 1e-4
+    plain = make_model()
+    plain.load_state_dict(merged_weights(model))
+    assert (logits(plain) - before).abs().max() < 1e-3
+
+
+def test_layers_that_share_memory_with_others_or_have_hooks_are_left_alone() -> None:
+    model = make_model()
+    first, second, third = (layer.self_attn for layer in model.model.layers)
+    first.k_proj.weight.data = first.v_proj.weight.data
+    second.k_proj.register_forward_hook(lambda module, args, out: out * 2)
+    third.v_proj.weight = third.k_proj.weight
+    before = logits(model)
+    twin, count = merged(model)
+    assert count == 3
+    assert torch.equal(logits(model), before)
+    assert (logits(twin) - before).abs().max() < 1e-4
+
+
+def test_other_inputs_and_another_order_are_multiplied_one_by_one() -> None:
+    model = make_model("qwen2")
+    twin, _ = merged(model)
+    ours, theirs = twin.model.layers[0].self_attn, model.model.layers[0].self_attn
+    x, y = torch.randn(1, 3, 48), torch.randn(1, 3, 48)
+    with torch.no_grad():
+        ours.q_proj(x)
+        assert torch.equal(ours.k_proj(y), theirs.k_proj(y))
+        x += 1.0  # the same tensor, no longer the same numbers
+        assert torch.equal(ours.v_proj(x), theirs.v_proj(x))
+        assert torch.equal(ours.v_proj(y), theirs.v_proj(y))
+
+
+def test_a_twin_on_a_processor_has_no_other_parts_than_the_model() -> None:
+    model = make_model()
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    twin = make_twin(model, on_pages=True)
+    assert not any(hasattr(vars(module).get("forward"), "agentfly_fused") for module in twin.modules())
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+
+
+class Plain:
+    """The kernels in torch, so that what `fuse` does with them is seen without Triton. `calls` counts them."""
+
+    NORMS = ("llama", "gemma", "plain")
+    GATES = ("silu", "gelu")
+
+    def __init__(self) -> None:
+        self.calls = {"rms_norm": 0, "rotary": 0, "gated": 0}
+
+    def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
+        self.calls["rms_norm"] += 1
+        out = x.float() * (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
+        scales = {"llama": lambda: out.to(x.dtype) * weight, "gemma": lambda: out * (1 + weight.float())}
+        return scales.get(kind, lambda: out * weight.float())().to(x.dtype)
+
+    def rotary(self, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+        self.calls["rotary"] += 1
+        half = q.shape[-1] // 2
+        turned = [t * cos[:, None] + torch.cat((-t[..., half:], t[..., :half]), -1) * sin[:, None] for t in (q, k)]
+        return tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in turned)
+
+    def gated(self, gate: Any, up: Any, kind: str) -> Any:
+        self.calls["gated"] += 1
+        return (functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")) * up
+
+    def store(self, key: Any, value: Any, keys: Any, values: Any, places: Any) -> None:
+        for pool, new in ((keys, key), (values, value)):
+            pool.view(-1, *pool.shape[2:]).index_copy_(0, places, new.contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_part_of_a_known_family_is_replaced_and_the_twin_still_passes(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, kernels = make_model(family).to(dtype), Plain()
+    norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
+    assert fuse.fuse(model, make_twin(model), kernels) == {"products": 6, "norms": norms, "gates": 3, "rotary": 3}
+    monkeypatch.setattr(paged, "fused_kernels", lambda device: kernels)
+    twin = make_twin(model, on_pages=True)
+    kernels.calls = dict.fromkeys(kernels.calls, 0)
+    device = torch.device("cpu")
+    check_paged_twin(model, twin, check_twin(model, make_twin(model), device), device)
+    assert kernels.calls == {"rms_norm": 3 * norms, "rotary": 9, "gated": 9}  # two rows read, one token decoded
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_parts_that_compute_something_else_are_left_as_they_are() -> None:
+    class Wrong(Plain):
+        def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
+            return 1.05 * super().rms_norm(x, weight, eps, kind)
+
+        def rotary(self, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+            return super().rotary(q, k, cos, -sin)
+
+        def gated(self, gate: Any, up: Any, kind: str) -> Any:
+            raise RuntimeError("does not compile here")
+
+    model = make_model()
+    twin = make_twin(model)
+    assert fuse.fuse(model, twin, Wrong()) == {"products": 6, "norms": 0, "gates": 0, "rotary": 0}
+    erf = make_model()
+    for layer in erf.model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    assert fuse.fuse(erf, make_twin(erf), Plain())["gates"] == 0
+
+
+def test_a_twin_that_only_its_faster_parts_spoil_loses_them_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Treacherous(Plain):
+        """Right in every probe and wrong at work."""
+
+        def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
+            out = super().rms_norm(x, weight, eps, kind)
+            return out if x.dim() == 2 else -out
+
+    model, kernels, device = make_model(), Treacherous(), torch.device("cpu")
+    probe = check_twin(model, make_twin(model), device)
+    monkeypatch.setattr(paged, "fused_kernels", lambda _: kernels)
+    twin = make_twin(model, on_pages=True)
+    assert fuse.still_merged(twin)
+    check_paged_twin(model, twin, probe, device)
+    for each in (twin, make_twin(model, on_pages=True)):
+        assert not any("forward" in vars(module) for module in each.modules())
+
+
+def test_a_fused_twin_of_a_model_with_adapters_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, kernels, device = make_model(), Plain(), torch.device("cpu")
+    adapt(model, LoraSettings(rank=2, alpha=4))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_b" in name:
+                parameter.normal_(std=0.1)
+    monkeypatch.setattr(paged, "fused_kernels", lambda _: kernels)
+    twin = make_twin(model, on_pages=True)
+    check_paged_twin(model, twin, check_twin(model, make_twin(model), device), device)
+    assert fuse.fuse(model, make_twin(model), kernels) == {"products": 0, "norms": 7, "gates": 3, "rotary": 3}
+
+
+KERNELS = """
+import sys
+import torch
+from agentfly.engines.local import fused, kernels, paged
+from agentfly.engines.local.pages import PAGE
+from agentfly.engines.local.sampler import draw_lanes
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+device = sys.argv[1]
+torch.manual_seed(0)
+types = {torch.float32: 2e-6, torch.float16: 2**-10}
+if device == "cuda":  # Triton's interpreter cuts bfloat16 off where a GPU rounds it
+    types[torch.bfloat16] = 2**-7
+worst = {}
+
+def same(name, got, want, eps, exact=0.98):
+    assert got.shape == want.shape and got.dtype == want.dtype, name
+    gap = (got.float() - want.float()).abs() / want.float().abs().clamp(min=0.05)
+    assert gap.max() <= eps, (name, eps, float(gap.max()))
+    if eps > 2e-4:  # in the short formats nearly every number is the same to the bit
+        assert (gap == 0).float().mean() >= exact, (name, float((gap == 0).float().mean()))
+    key = name + (" float32" if eps < 2e-4 else " short")
+    worst[key] = max(worst.get(key, 0.0), float(gap.max()))
+
+def noise(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=device).to(dtype)
+
+with torch.no_grad():
+    for dtype, eps in types.items():
+        for size in (48, 576, 1100):
+            for module, kind in ((LlamaRMSNorm(size), "llama"), (Gemma3RMSNorm(size), "gemma")):
+                module = module.to(device, dtype)
+                module.weight.normal_()
+                whole = 3 * noise(7, 2 * size, dtype=dtype)
+                x = whole[:, size:]
+                same("norm", fused.rms_norm(x, module.weight, 1e-6, kind), module(x), 2 * eps)
+        norm = LlamaRMSNorm(16).to(device, dtype)
+        x = noise(1, 5, 200, dtype=dtype)[..., 8:104].view(1, 5, 6, 16)  # heads of a merged product
+        same("norm", fused.rms_norm(x, norm.weight, 1e-6, "llama"), norm(x), 2 * eps)
+        x = noise(2, 3, 5, 16, dtype=dtype).permute(2, 0, 1, 3)
+        same("norm", fused.rms_norm(x, norm.weight, 1e-6), norm(x), 2 * eps)
+        for heads, kv_heads, dim in ((9, 3, 64), (20, 20, 24), (1, 1, 12)):
+            whole = noise(1, 5, (heads + 2 * kv_heads) * dim, dtype=dtype)
+            parts = whole.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+            q, k, v = (part.view(1, 5, -1, dim).transpose(1, 2) for part in parts)
+            cos, sin = noise(1, 5, dim, dtype=dtype), noise(1, 5, dim, dtype=dtype)
+            got, want = fused.rotary(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin)
+            assert got[0][0].transpose(0, 1).is_contiguous() and got[1][0].transpose(0, 1).is_contiguous()
+            for a, b in zip(got, want):
+                same("rotary", a, b, eps * 4, 0.999)
+            pools = [torch.zeros(4, PAGE, kv_heads, dim, dtype=dtype, device=device) for _ in range(4)]
+            places = torch.tensor([17, 3, 40, 63, 16], device=device)
+            key, value = got[1][0].transpose(0, 1), v[0].transpose(0, 1)
+            fused.store(key, value, pools[0], pools[1], places)
+            for pool, new in ((pools[2], key), (pools[3], value)):
+                pool.view(-1, kv_heads, dim).index_copy_(0, places, new.contiguous())
+            assert torch.equal(pools[0], pools[2]) and torch.equal(pools[1], pools[3])
+        for size in (96, 1536):
+            gate, up = (4 * noise(1, 6, 2 * size, dtype=dtype)).split(size, -1)
+            same("silu", fused.gated(gate, up, "silu"), torch.nn.functional.silu(gate) * up, 2 * eps, 0.97)
+            want = torch.nn.functional.gelu(gate, approximate="tanh") * up  # 1 + tanh: few digits are left far below 0
+            same("gelu", fused.gated(gate, up, "gelu"), want, max(2 * eps, 1e-4), 0.9)
+
+    for dtype in types:
+        for size in (50, 260, 9000):
+            logits = (4 * noise(24, size)).to(dtype)
+            logits[:, ::3] = float("-inf")
+            uniforms = torch.rand(24, device=device)
+            uniforms[:3] = torch.tensor([0.0, 1.0 - 2**-24, 1.0], device=device)
+            temperatures = torch.tensor([1.0, 0.7, 1.5, 0.0], device=device).repeat(6)
+            ids, logprobs = fused.draw(logits, uniforms, temperatures)
+            want, want_logprobs = draw_lanes(logits, uniforms, temperatures, None, temperatures, temperatures)
+            other = (ids != want).nonzero().flatten().tolist()
+            assert len(other) <= 1, (size, other)  # a sum in another order may decide otherwise where u falls on a border
+            assert (logprobs - want_logprobs)[ids == want].abs().max() < 1e-5
+            assert (ids[3::4] == logits[3::4].argmax(-1)).all() and (ids % 3 != 0).all()
+    # Shares, counted: many uniforms over one row, blocks of the vocabulary with nothing in them between.
+    row = torch.full((9000,), float("-inf"), device=device)
+    places = torch.tensor([1, 4095, 4096, 8999], device=device)
+    row[places] = torch.tensor([0.1, 0.2, 0.3, 0.4], device=device).log()
+    uniforms = (torch.arange(200, device=device) + 0.5) / 200
+    ids, logprobs = fused.draw(row.expand(200, -1), uniforms, torch.ones(200, device=device))
+    assert [int((ids == place).sum()) for place in places] == [20, 40, 60, 80]
+    assert (logprobs.exp() - row[ids].exp()).abs().max() < 1e-6
+    bad = noise(4, 300)
+    bad[0, 7] = bad[1] = float("nan")
+    bad[2] = float("-inf")
+    bad[3, 5] = float("inf")
+    for temperature in (0.0, 1.0):
+        ids, logprobs = fused.draw(bad, torch.rand(4, device=device), torch.full((4,), temperature, device=device))
+        assert logprobs.isnan().all() and ((ids >= 0) & (ids < 300)).all()
+
+    for once, block in ((False, 32), (True, 64), (True, 128)):
+        kernels.setting = lambda dim, dtype: kernels.Setting(block, 4, 2, once)
+        for dim, window in ((16, None), (64, None), (64, 37), (24, 20)):
+            keys, values = (noise(40, PAGE, 2, dim) for _ in range(2))
+            table = torch.randint(1, 40, (4, 12), dtype=torch.int32, device=device)
+            lengths = torch.tensor([150, 0, 37, 128], dtype=torch.int32, device=device)
+            options = dict(scale=dim**-0.5, window=window, softcap=None)
+            for splits in (1, 4):
+                kernels.num_splits = lambda _: splits
+                query = noise(4, 6, dim)
+                got = kernels.decode(query, keys, values, table, lengths, **options)
+                want = paged.decode_plainly(query, keys, values, table, lengths, **options)
+                assert (got - want).abs().max() < 1e-5, (once, block, dim, window, splits)
+print({name: f"{gap:.2g}" for name, gap in worst.items()})
+print("equal")
+"""
+
+TWINS = """
+import sys
+import torch
+sys.path.insert(0, "tests")
+from agentfly.engines.local import fuse, fused, paged, twin
+from engines.tiny import FAMILIES, make_model
+device = torch.device(sys.argv[1])
+paged.fused_kernels = lambda _: fused
+short = torch.float16 if device.type == "cpu" else torch.bfloat16
+for family in FAMILIES:
+    both = family in ("llama", "qwen3", "gemma3") or device.type == "cuda"
+    for dtype in (torch.float32, short) if both else (torch.float32,):
+        model = make_model(family).to(device, dtype)
+        probe = twin.check_twin(model, twin.make_twin(model), device)
+        made = twin.make_twin(model, on_pages=True)
+        twin.check_paged_twin(model, made, probe, device)
+        assert model not in fuse._refused, (family, dtype)
+        again = twin.make_twin(model)
+        done = fuse.fuse(model, again, fused)
+        norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
+        assert done == {"products": 6, "norms": norms, "gates": 3, "rotary": 3}, (family, dtype, done)
+        assert not any("forward" in vars(module) for module in model.modules())
+        ids = torch.tensor([[3, 1, 4, 1, 5]], device=device)
+        assert torch.isfinite(model(ids).logits).all()
+print("equal")
+"""
+
+
+def run_script(script: str, device: str, interpreted: bool) -> None:
+    """In a process of its own, because Triton's interpreter, which needs no GPU, is chosen before the first import."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, device],
+        env={**os.environ, "TRITON_INTERPRET": "1"} if interpreted else os.environ,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.stdout.strip().endswith("equal"), done.stdout + done.stderr
+    print(done.stdout)
+
+
+@has_triton
+@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+def test_fused_parts_compute_what_torch_computes(script: str) -> None:
+    run_script(script, "cpu", interpreted=True)
+
+
+@has_triton
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+def test_fused_parts_compute_on_the_device_what_torch_computes(script: str) -> None:
+    run_script(script, "cuda", interpreted=False)
