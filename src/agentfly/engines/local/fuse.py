@@ -10,8 +10,6 @@ gradients on, or for shapes they are not made for, all replacements call what th
 from __future__ import annotations
 
 import copy
-import inspect
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .swap import calls_rotary, fits_line, gap, is_real, line_to_turn, noise, put, restore, with_rotary
+
 PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-ROTARY = "apply_rotary_pos_emb"
-_MARK = "agentfly_fused"
 _refused: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -41,7 +39,7 @@ def fuse(model: Any, twin: Any, kernels: Any) -> dict[str, int]:
             done["norms"] += _fuse_norm(module, kernels)
         elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
             done["gates"] += _fuse_gate(module, kernels)
-        elif _calls_rotary(module):
+        elif calls_rotary(module):
             done["rotary"] += _fuse_rotary(module, kernels, turns, next(twin.parameters()))
     return done
 
@@ -49,9 +47,8 @@ def fuse(model: Any, twin: Any, kernels: Any) -> dict[str, int]:
 def unfuse(model: Any, twin: Any) -> bool:
     """Take everything back, and do not try this model again. False: there was nothing."""
     _refused.add(model)
-    found = [module for module in twin.modules() if hasattr(vars(module).get("forward"), _MARK)]
+    found = restore(twin)
     for module in found:
-        del module.forward
         vars(module).pop("agentfly_product", None)
     return bool(found)
 
@@ -72,7 +69,7 @@ def merge_products(model: Any, twin: Any) -> int:
             product = Product(groups)
             for number, layer in enumerate(layers):
                 layer.agentfly_product = product
-                _put(layer, _PARTS[number])
+                put(layer, _PARTS[number])
             count += 1
     return count
 
@@ -189,13 +186,13 @@ def _products(twin: Any) -> Iterator[Product]:
 def _fuse_norm(module: Any, kernels: Any) -> bool:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not _real(weight):
+    if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not is_real(weight):
         return False
     model = copy.deepcopy(module)  # with weights of its own: those of a new model are all 1, and would tell nothing
-    model.weight.data = 1.0 + 0.5 * _noise(weight, len(weight))
-    x = 2.0 * _noise(weight, 5, len(weight))
+    model.weight.data = 1.0 + 0.5 * noise(weight, len(weight))
+    x = 2.0 * noise(weight, 5, len(weight))
     ours: Callable[[str], Tensor] = partial(kernels.rms_norm, x, model.weight, eps)
-    gaps = {kind: _gap(partial(ours, kind), partial(model, x)) for kind in kernels.NORMS}
+    gaps = {kind: gap(partial(ours, kind), partial(model, x)) for kind in kernels.NORMS}
     kind = min(gaps, key=lambda name: gaps[name])
     if not gaps[kind] <= 1.0:
         return False
@@ -206,20 +203,20 @@ def _fuse_norm(module: Any, kernels: Any) -> bool:
             return plain(self, x)
         return kernels.rms_norm(x, self.weight, eps, kind)
 
-    _put(module, forward)
+    put(module, forward)
     return True
 
 
 def _fuse_gate(module: Any, kernels: Any) -> bool:
     weight = next(module.parameters())
-    if not _real(weight):
+    if not is_real(weight):
         return False
     grid = torch.linspace(-8.0, 8.0, 257, device=weight.device)
     acts: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": nn.functional.silu,
         "gelu": partial(nn.functional.gelu, approximate="tanh"),
     }
-    known = [kind for kind in kernels.GATES if _gap(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
+    known = [kind for kind in kernels.GATES if gap(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
     if len(known) != 1:
         return False
     kind, plain = known[0], type(module).forward
@@ -231,95 +228,35 @@ def _fuse_gate(module: Any, kernels: Any) -> bool:
         return self.down_proj(kernels.gated(gate, up, kind) if gate.dtype == up.dtype else self.act_fn(gate) * up)
 
     size = getattr(module.gate_proj, "in_features", None) or module.down_proj.weight.shape[0]
-    x = _noise(weight, 1, 5, int(size))
-    if not _gap(partial(forward, module, x), partial(plain, module, x)) <= 1.0:
+    x = noise(weight, 1, 5, int(size))
+    if not gap(partial(forward, module, x), partial(plain, module, x)) <= 1.0:
         return False
-    _put(module, forward)
+    put(module, forward)
     return True
-
-
-def _calls_rotary(module: Any) -> bool:
-    plain = inspect.unwrap(type(module).forward)
-    return inspect.isfunction(plain) and ROTARY in plain.__code__.co_names and callable(plain.__globals__.get(ROTARY))
 
 
 def _fuse_rotary(module: Any, kernels: Any, turns: dict[Any, Any], like: Tensor) -> bool:
     """The module's forward, the same code, with another meaning of one global name."""
-    plain = inspect.unwrap(type(module).forward)
-    if plain not in turns:
-        turn = _turn(plain.__globals__[ROTARY], kernels, like)
-        if turn is None:
-            turns[plain] = None
-        else:
-            names = {**plain.__globals__, ROTARY: turn}
-            made = types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
-            made.__kwdefaults__ = plain.__kwdefaults__
-            turns[plain] = made
-    if turns[plain] is None:
+    kind = type(module).forward
+    if kind not in turns:
+        turns[kind] = with_rotary(module, partial(_turn, kernels=kernels, like=like))
+    if turns[kind] is None:
         return False
-    _put(module, turns[plain])
+    put(module, turns[kind])
     return True
 
 
 def _turn(plain: Callable[..., Any], kernels: Any, like: Tensor) -> Callable[..., Any] | None:
     """Both turned by the kernel where it can, else as before. None where the kernel does something else than `plain`."""
-    if not _real(like):
+    if not is_real(like):
         return None
-    # Strided as the model's are, and with other cosines in the second half: only the plain rotation of halves agrees.
-    q, k = _noise(like, 1, 3, 4, 16).transpose(1, 2), _noise(like, 1, 3, 2, 16).transpose(1, 2)
-    cos, sin = _noise(like, 2, 1, 3, 16)
-    line = (q, k, cos, sin)
-    if not _gap(lambda: torch.cat(kernels.rotary(*line), dim=1), lambda: torch.cat(plain(*line), dim=1)) <= 1.0:
+    line = line_to_turn(like)
+    if not gap(lambda: torch.cat(kernels.rotary(*line), dim=1), lambda: torch.cat(plain(*line), dim=1)) <= 1.0:
         return None
 
     def turn(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and _fits(*args):
+        if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and fits_line(*args):
             return kernels.rotary(*args)
         return plain(*args, **kwargs)
 
     return turn
-
-
-def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
-    if not all(isinstance(tensor, Tensor) and tensor.stride(-1) == 1 for tensor in (q, k, cos, sin)):
-        return False
-    if q.dim() != 4 or k.dim() != 4 or q.shape[0] != 1 or len({q.dtype, k.dtype, cos.dtype, sin.dtype}) != 1:
-        return False
-    _, _, tokens, dim = q.shape
-    line = (1, tokens, dim)
-    return bool(dim % 2 == 0 and k.shape == (1, k.shape[1], tokens, dim) and cos.shape == line and sin.shape == line)
-
-
-def _gap(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
-    """How far apart both are, in units of what rounding explains; infinite where either cannot be computed."""
-    try:
-        got, want = ours(), theirs()
-    except Exception:  # noqa: BLE001  a part that cannot be tried is left as it is
-        return float("inf")
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf")
-    # Four steps of the number format, of each value or of a tenth of the largest. float32: products add up in any order.
-    eps = max(torch.finfo(want.dtype).eps, 2.5e-6)
-    got, want = got.float(), want.float()
-    room = 4.0 * eps * torch.maximum(want.abs(), want.abs().max() / 10.0)
-    ratio = (got - want).abs() / room.clamp(min=1e-30)
-    gap = float(ratio.max())
-    # The mean decides between kinds that differ in rounding only; any kind within the room is right.
-    return gap if not gap <= 1.0 else float(ratio.mean())
-
-
-def _noise(like: Tensor, *shape: int) -> Tensor:
-    """Random numbers from a generator of their own: the learner's draws must not depend on whether an engine was opened."""
-    generator = torch.Generator(like.device).manual_seed(1)
-    return torch.randn(*shape, generator=generator, device=like.device).to(like.dtype)
-
-
-def _real(tensor: Tensor) -> bool:
-    return not tensor.is_meta and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
-
-
-def _put(module: Any, forward: Callable[..., Any]) -> None:
-    """As a method, so that a copy of the module has one of its own."""
-    if not hasattr(forward, _MARK):
-        setattr(forward, _MARK, True)
-    module.forward = types.MethodType(forward, module)

@@ -62,7 +62,7 @@ def _turn(
 @triton.jit
 def _rotary(
     q_ptr, k_ptr, cos_ptr, sin_ptr, q_out, k_out, q_token, q_head, k_token, k_head, cos_token, sin_token, heads, kv_heads,
-    HALF: tl.constexpr, HALF_2: tl.constexpr, GROUP: tl.constexpr,
+    HALF: tl.constexpr, HALF_2: tl.constexpr, GROUP: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, HALF_2)
@@ -71,6 +71,8 @@ def _rotary(
     sin = tl.load(sin_ptr + token * sin_token + dims, mask=here, other=0.0).to(tl.float32)[None, :]
     cos_2 = tl.load(cos_ptr + token * cos_token + HALF + dims, mask=here, other=0.0).to(tl.float32)[None, :]
     sin_2 = tl.load(sin_ptr + token * sin_token + HALF + dims, mask=here, other=0.0).to(tl.float32)[None, :]
+    if BACK:
+        sin, sin_2 = -sin_2, -sin
     groups = tl.cdiv(heads, GROUP)
     if group < groups:
         _turn(q_ptr + token * q_token, q_out + token * heads * (2 * HALF), q_head, heads, group * GROUP,
@@ -172,11 +174,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: str = "llama") -> Tens
     return out
 
 
-def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
     """q [1, heads, tokens, dim], k [1, kv_heads, tokens, dim], cos and sin [1, tokens, dim] -> q and k, turned.
 
     The last dimension of all is contiguous. The results lie in memory as [tokens, heads, dim], as attention over pages reads
-    them.
+    them. `back`: q and k are gradients of turned ones, and what comes out are gradients of those that were turned.
     """
     _, heads, tokens, dim = q.shape
     kv_heads = k.shape[1]
@@ -184,7 +186,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     group = min(16, triton.next_power_of_2(max(heads, kv_heads)))
     _rotary[(tokens, triton.cdiv(heads, group) + triton.cdiv(kv_heads, group))](
         q, k, cos, sin, q_out, k_out, q.stride(2), q.stride(1), k.stride(2), k.stride(1), cos.stride(1), sin.stride(1),
-        heads, kv_heads, HALF=dim // 2, HALF_2=triton.next_power_of_2(dim // 2), GROUP=group, num_warps=2,
+        heads, kv_heads, HALF=dim // 2, HALF_2=triton.next_power_of_2(dim // 2), GROUP=group, BACK=back, num_warps=2,
     )  # fmt: skip
     return q_out.transpose(0, 1)[None], k_out.transpose(0, 1)[None]
 
@@ -204,8 +206,8 @@ def store(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, places: Tens
 def gated(gate: Tensor, up: Tensor, kind: str = "silu") -> Tensor:
     """act(gate) * up, both [..., size] and possibly halves of one tensor -> the same shape, contiguous; `kind` one of GATES."""
     size = gate.shape[-1]
-    gate_rows, count, gate_stride = _lines(gate)
-    up_rows, _, up_stride = _lines(up)
+    gate_rows, count, gate_stride = lines(gate)
+    up_rows, _, up_stride = lines(up)
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
     block = min(1024, triton.next_power_of_2(size))
     _gated[(count, triton.cdiv(size, block))](
@@ -243,7 +245,7 @@ def _rows(x: Tensor) -> tuple[Tensor, int, int, int, int]:
     return x, sizes[0] * sizes[1], sizes[1], strides[0], strides[1]
 
 
-def _lines(x: Tensor) -> tuple[Tensor, int, int]:
+def lines(x: Tensor) -> tuple[Tensor, int, int]:
     """x as rows of one stride: (tensor, rows, stride)."""
     sizes, strides = _merged(x)
     if len(sizes) > 1 or x.stride(-1) != 1:
