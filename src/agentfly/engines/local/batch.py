@@ -82,9 +82,10 @@ class Row:
         if self.finished is not None and self.stream is not None:
             self.new_text += self.stream.flush()
 
-    def extend(self, tokens: list[int], logprobs: list[float], version: int, max_context: int, *, checked: bool) -> int:
-        """Take drawn tokens up to where the reply ends. How many it took. `checked`: none of the log-probs is NaN."""
-        if self.stream is not None or not checked:  # one by one: text to watch, or NaN to find
+    def extend(self, tokens: list[int], logprobs: list[float], version: int, max_context: int) -> int:
+        """Take drawn tokens up to where the reply ends. How many it took."""
+        total = sum(logprobs)
+        if self.stream is not None or total != total:  # one by one: text to watch, or NaN to find
             for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
                 self.accept(token, logprob, version, max_context)
                 if self.error is not None:

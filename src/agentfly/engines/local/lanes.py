@@ -17,6 +17,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,20 +35,21 @@ PATIENCE = 24
 MAX_STEPS = 8  # of one flight
 MAX_STOPS = 16  # stop ids that the lanes can look for; a row with more is ended by the host
 WINDOW = 64  # uniform numbers that a lane is given at once
+Numbers = npt.NDArray[Any]
 TOKEN, POSITION, LEFT, TOP_K, DRAWN, STOPS = range(6)  # columns of the lanes' whole numbers; the stops are the last ones
 
 
 class Seat:
-    """A row in a lane. `launched` counts the steps that were sent on their way, landed or not."""
+    """A row in a lane. `taken` counts the tokens that it has been given; `watched`: only the host can see where it ends."""
 
-    __slots__ = ("cuts", "gone", "landed", "lane", "launched", "left", "position", "row", "sent_pages", "window_end")
+    __slots__ = ("cuts", "gone", "lane", "row", "sent_pages", "taken", "version", "watched")
 
-    def __init__(self, row: Row, lane: int, position: int, left: int) -> None:
-        self.row, self.lane, self.position, self.left = row, lane, position, left
-        self.launched = self.landed = 0
-        self.sent_pages = self.window_end = 0
-        self.gone = False
+    def __init__(self, row: Row, lane: int, version: int) -> None:
         sampling = row.sampling
+        self.row, self.lane, self.version = row, lane, version
+        self.taken = self.sent_pages = 0
+        self.gone = False
+        self.watched = row.stream is not None or len(row.stop_ids) > MAX_STOPS
         self.cuts = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
     @property
@@ -55,30 +58,31 @@ class Seat:
         assert slot is not None
         return slot  # type: ignore[no-any-return]
 
-    def length(self, steps: int) -> int:
-        """Tokens that are cached once `steps` more have been drawn."""
-        return self.position + min(self.launched + steps, self.left)
-
 
 class Flight:
-    """Steps on their way. `seats` are those who take part."""
+    """Steps on their way. `turns` are the turns of the lanes that take part, as they were when it left."""
 
-    def __init__(self, seats: Sequence[Seat], steps: int, tokens: Tensor, logprobs: Tensor, events: Any) -> None:
-        self.seats, self.steps = seats, steps
-        self._tokens, self._logprobs, self._events = tokens, logprobs, events
+    def __init__(self, lanes: Numbers, turns: Numbers, steps: int, results: Sequence[Tensor], events: Any) -> None:
+        self.lanes, self.turns, self.steps = lanes, turns, steps
+        self._results, self._events = results, events
 
-    def land(self) -> tuple[list[list[int]], list[list[float]], bool, float | None]:
-        """Wait for the device. Tokens and log-probs by lane, whether all are numbers, and a step's milliseconds, if known."""
+    def land(self) -> tuple[Numbers, Numbers, Numbers, float | None]:
+        """Wait for the device. Tokens and log-probs [steps, lanes], what each lane has left, a step's milliseconds if known."""
         took = None
         if self._events is not None:
             first, last = self._events
             last.synchronize()
             took = first.elapsed_time(last) / self.steps
-        return self._tokens.T.tolist(), self._logprobs.T.tolist(), bool(torch.isfinite(self._logprobs).all()), took
+        tokens, logprobs, left = (result.numpy() for result in self._results)
+        return tokens, logprobs, left, took
 
 
 class Lanes:
-    """The tensors of all lanes, and the graphs over them."""
+    """The tensors of all lanes, the host's view of them, and the graphs over them.
+
+    The host's view is arrays by lane, because most lanes just go on, and a loop over all of them would cost as much as the
+    steps themselves.
+    """
 
     def __init__(self, model: Any, pools: Pools, *, count: int, max_context: int, device: torch.device) -> None:
         self.model, self.pools, self.device = model, pools, device
@@ -91,30 +95,66 @@ class Lanes:
         self.tokens = torch.zeros(MAX_STEPS, count, dtype=torch.int64, device=device)
         self.logprobs = torch.zeros(MAX_STEPS, count, dtype=torch.float32, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.seats: list[Seat | None] = [None] * count
+        self._position, self._left, self._launched, self._landed, self._room, self._window_end, self._turn = (
+            np.zeros(count, np.int64) for _ in range(7)
+        )
+        self._drawn = np.zeros((count, 128), np.int64)
+        self._drawn_logprobs = np.zeros((count, 128), np.float32)
         self._free = list(range(count))
         self._stopped: list[int] = []
+        self._new: list[Seat] = []
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._missed: dict[tuple[int, bool], int] = {}
         self._memory: Any = None
 
     # ---- who sits where --------------------------------------------------------------------------------------------------
 
-    def seat(self, row: Row, position: int, left: int) -> Seat:
+    def seat(self, row: Row, position: int, left: int, version: int) -> Seat:
         """The free lane with the lowest number: the fewer lanes a graph has, the faster it is."""
-        return Seat(row, heapq.heappop(self._free), position, left)
+        lane = heapq.heappop(self._free)
+        seat = self.seats[lane] = Seat(row, lane, version)
+        self._position[lane], self._left[lane] = position, left
+        self._launched[lane] = self._landed[lane] = self._room[lane] = self._window_end[lane] = 0
+        self._new.append(seat)
+        return seat
 
     def vacate(self, seat: Seat) -> None:
         """The lane stands still from the next flight on; what it has drawn since, nobody reads."""
+        lane = seat.lane
         seat.gone = True
-        heapq.heappush(self._free, seat.lane)
-        self._stopped.append(seat.lane)
+        self.seats[lane] = None
+        self._turn[lane] += 1
+        self._left[lane] = 0
+        heapq.heappush(self._free, lane)
+        self._stopped.append(lane)
+
+    def take(self, seat: Seat) -> tuple[list[int], list[float]]:
+        """What has landed of a lane since this was last asked."""
+        lane, first, last = seat.lane, seat.taken, int(self._landed[seat.lane])
+        seat.taken = last
+        return self._drawn[lane, first:last].tolist(), self._drawn_logprobs[lane, first:last].tolist()
 
     # ---- flights ---------------------------------------------------------------------------------------------------------
 
-    def launch(self, seats: Sequence[Seat], steps: int) -> Flight:
+    def going(self) -> Numbers:
+        """The lanes that have steps left to launch."""
+        return np.flatnonzero(self._launched < self._left)
+
+    def most(self, lanes: Numbers) -> int:
+        """How many steps the one with most left has."""
+        return int((self._left[lanes] - self._launched[lanes]).max())
+
+    def short(self, lanes: Numbers, steps: int) -> list[tuple[Seat, int]]:
+        """Who needs pages for that many steps, and for how many tokens in all."""
+        length = self._position[lanes] + np.minimum(self._launched[lanes] + steps, self._left[lanes])
+        lacking = length > self._room[lanes]
+        return [(self._seat(lane), int(end)) for lane, end in zip(lanes[lacking], length[lacking], strict=True)]
+
+    def launch(self, lanes: Numbers, steps: int) -> Flight:
         """Send `steps` steps on their way. Nothing here waits for the device."""
-        size, step = self._graph(1 + max([seat.lane for seat in seats]), any(seat.cuts for seat in seats))
-        self._send_changes(seats, steps)
+        size, step = self._graph(1 + int(lanes[-1]), any(seat.cuts for seat in self.seats if seat is not None))
+        self._send_changes(lanes, steps)
         cuda = self.device.type == "cuda"
         event: Any = torch.cuda.Event
         events = [event(enable_timing=True) for _ in range(2)] if cuda else None
@@ -123,46 +163,83 @@ class Lanes:
         for _ in range(steps):
             step()
         results = []
-        for whole in (self.tokens, self.logprobs):
-            part = whole[:steps, :size]
+        for part in (self.tokens[:steps, :size], self.logprobs[:steps, :size], self.whole[:size, LEFT]):
             here = torch.empty(part.shape, dtype=part.dtype, pin_memory=cuda)
             results.append(here.copy_(part, non_blocking=cuda))
         if events:
             events[1].record()
-        for seat in seats:
-            seat.launched += steps
-        return Flight(seats, steps, results[0], results[1], events)
+        self._launched[lanes] += steps
+        return Flight(lanes, self._turn[lanes], steps, results, events)
 
-    def _send_changes(self, seats: Sequence[Seat], steps: int) -> None:
-        starts, pages, windows = [], [], []
-        for seat in seats:
-            row, held = seat.row, seat.slot.pages
-            if seat.launched == 0:
-                starts.append(seat)
-            if len(held) > seat.sent_pages:
-                first = seat.lane * self.width
-                pages += [(first + at, held[at]) for at in range(seat.sent_pages, len(held))]
-                seat.sent_pages = len(held)
-            if seat.launched + steps > seat.window_end:
-                ahead = seat.launched - seat.landed  # the row counts from the last token that has landed
-                windows.append((seat.lane, row.uniforms(ahead + WINDOW)[ahead:]))
-                seat.window_end = seat.launched + WINDOW
+    def land(self, flight: Flight) -> tuple[list[Seat], int, float | None]:
+        """Who has ended or is watched (what was drawn is then theirs to `take`), how many tokens were drawn, ms of a step."""
+        tokens, logprobs, left, took = flight.land()
+        seats = self.still_seated(flight)
+        lanes = np.array([seat.lane for seat in seats], np.int64)
+        first = self._landed[lanes]
+        self._stretch(int(first.max(initial=0)) + flight.steps)
+        for number in range(flight.steps):
+            self._drawn[lanes, first + number] = tokens[number, lanes]
+            self._drawn_logprobs[lanes, first + number] = logprobs[number, lanes]
+        self._landed[lanes] += flight.steps
+        bad = np.asarray(~np.isfinite(logprobs[:, lanes]).all(axis=0)).tolist()
+        over = (left[lanes] == 0).tolist()
+        told = [seat for seat, zero, nan in zip(seats, over, bad, strict=True) if zero or nan or seat.watched]
+        return told, flight.steps * len(seats), took
+
+    def still_seated(self, flight: Flight) -> list[Seat]:
+        """Those who took part in a flight and have not left their lanes since."""
+        return [self._seat(lane) for lane in flight.lanes[self._turn[flight.lanes] == flight.turns]]
+
+    def _seat(self, lane: Any) -> Seat:
+        seat: Seat | None = self.seats[lane]
+        assert seat is not None
+        return seat
+
+    def _stretch(self, length: int) -> None:
+        """Room for that many drawn tokens in every lane."""
+        while self._drawn.shape[1] < length:
+            self._drawn = np.concatenate([self._drawn, np.zeros_like(self._drawn)], axis=1)
+            self._drawn_logprobs = np.concatenate([self._drawn_logprobs, np.zeros_like(self._drawn_logprobs)], axis=1)
+
+    def _send_changes(self, lanes: Numbers, steps: int) -> None:
+        starts = [seat for seat in self._new if not seat.gone]
+        self._new = []
+        pages: list[tuple[int, int]] = []
+        for seat, _ in self.short(lanes, steps):
+            held = seat.slot.pages
+            where = seat.lane * self.width
+            pages += [(where + at, held[at]) for at in range(seat.sent_pages, len(held))]
+            seat.sent_pages = len(held)
+            self._room[seat.lane] = len(held) * PAGE
+        windows: list[tuple[int, list[float]]] = []
+        for lane in lanes[self._launched[lanes] + steps > self._window_end[lanes]].tolist():
+            seat = self._seat(lane)
+            ahead = int(self._launched[lane]) - seat.taken  # the row counts from the last token that it was given
+            windows.append((lane, seat.row.uniforms(ahead + WINDOW)[ahead:]))
+            self._window_end[lane] = self._launched[lane] + WINDOW
         if self._stopped:
             self.whole[:, LEFT].index_fill_(0, self._send(self._stopped), 0)
             self._stopped = []
         if starts:
-            lanes = self._send([seat.lane for seat in starts])
-            self.whole.index_copy_(0, lanes, self._send([_start(seat) for seat in starts]))
+            who = self._send([seat.lane for seat in starts])
+            self.whole.index_copy_(0, who, self._send([self._start(seat) for seat in starts]))
             drawing = [(s.temperature, s.top_p, s.min_p) for s in (seat.row.sampling for seat in starts)]
-            self.real.index_copy_(0, lanes, self._send(drawing, torch.float32))
+            self.real.index_copy_(0, who, self._send(drawing, torch.float32))
         if windows:
-            lanes = self._send([lane for lane, _ in windows])
-            self.uniforms.index_copy_(0, lanes, self._send([numbers for _, numbers in windows], torch.float32))
-            self.whole[:, DRAWN].index_fill_(0, lanes, 0)
+            who = self._send([lane for lane, _ in windows])
+            self.uniforms.index_copy_(0, who, self._send([numbers for _, numbers in windows], torch.float32))
+            self.whole[:, DRAWN].index_fill_(0, who, 0)
         if pages:
-            where, page = self._send(pages).unbind(1)
-            self.table.view(-1).index_copy_(0, where, page.to(torch.int32))
+            place, page = self._send(pages).unbind(1)
+            self.table.view(-1).index_copy_(0, place, page.to(torch.int32))
         self.at.zero_()
+
+    def _start(self, seat: Seat) -> list[int]:
+        row = seat.row
+        stops = sorted(row.stop_ids) if len(row.stop_ids) <= MAX_STOPS else []
+        position, left = int(self._position[seat.lane]), int(self._left[seat.lane])
+        return [row.tokens[-1], position, left, row.sampling.top_k, 0, *stops, *[-1] * (MAX_STOPS - len(stops))]
 
     def _send(self, numbers: Iterable[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         tensor = torch.tensor(numbers, dtype=dtype)
@@ -246,10 +323,3 @@ def record(work: Callable[[], None], device: torch.device, memory: Any) -> tuple
     with torch.cuda.graph(graph, pool=memory):
         work()
     return graph.replay, memory or graph.pool()
-
-
-def _start(seat: Seat) -> list[int]:
-    row = seat.row
-    stops = sorted(row.stop_ids) if len(row.stop_ids) <= MAX_STOPS else []
-    numbers = [row.tokens[-1], seat.position, seat.left, row.sampling.top_k, 0]
-    return [*numbers, *stops, *[-1] * (MAX_STOPS - len(stops))]

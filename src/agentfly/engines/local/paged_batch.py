@@ -95,7 +95,7 @@ class PagedBatch(Batch):
         """Send what comes next on its way, and land what was sent before."""
         self._admit()
         self._read()
-        flight = self._launch()
+        flight = self._launch(version)
         if flight is not None:
             self._sent.append(_Sent(flight, version, valid))
         told: list[Row] = []
@@ -172,25 +172,23 @@ class PagedBatch(Batch):
 
     # ---- lanes -----------------------------------------------------------------------------------------------------------
 
-    def _launch(self) -> Flight | None:
+    def _launch(self, version: int) -> Flight | None:
         """A few steps of everybody whose next token can be drawn; None where nobody's can."""
         for row in list(self._unread):
             if row.source is None and len(row.tokens) - _place(row).cached == 1:
                 left = min(row.sampling.max_tokens - len(row.logprobs), self.max_context - len(row.tokens))
-                self._seats[row] = self._lanes.seat(row, _place(row).cached, left)
+                self._seats[row] = self._lanes.seat(row, _place(row).cached, left, version)
                 del self._unread[row]
-        steps = self._num_steps()
-        for seat in list(self._seats.values()):
-            if seat.launched < seat.left and not seat.gone:
-                length = seat.length(steps)
-                if len(seat.slot.pages) * PAGE < length:
-                    self._grow(seat.row, length)
-        seats = [seat for seat in self._seats.values() if seat.launched < seat.left]
-        if not seats:
+        lanes, steps = self._lanes.going(), self._num_steps()
+        for seat, length in self._lanes.short(lanes, steps):
+            if not seat.gone:  # making room for others may have sent it back
+                self._grow(seat.row, length)
+        lanes = self._lanes.going()
+        if not len(lanes):
             return None
-        steps = min(steps, max([seat.left - seat.launched for seat in seats]))
+        steps = min(steps, self._lanes.most(lanes))
         self.counts["steps"] += steps
-        return self._lanes.launch(seats, steps)
+        return self._lanes.launch(lanes, steps)
 
     def _num_steps(self) -> int:
         if not self._step_ms:
@@ -198,27 +196,29 @@ class PagedBatch(Batch):
         return max(MIN_STEPS, min(MAX_STEPS, round(FLIGHT_MS / self._step_ms)))
 
     def _land(self, sent: _Sent, told: list[Row]) -> None:
-        tokens, logprobs, checked, took = sent.flight.land()
+        if not sent.valid():  # the weights changed on the way: nothing of it is kept, and who took part is read again
+            sent.flight.land()
+            for seat in self._lanes.still_seated(sent.flight):
+                self._stand_up(seat.row)
+            return
+        ended, drawn, took = self._lanes.land(sent.flight)
         if took is not None:
             self._step_ms = took if not self._step_ms else 0.8 * self._step_ms + 0.2 * took
-        if not sent.valid():  # the weights changed on the way: nothing of it is kept, and who took part is read again
-            for seat in sent.flight.seats:
-                if not seat.gone:
-                    self._stand_up(seat.row)
-            return
-        for seat in sent.flight.seats:
-            if seat.gone:
-                continue
+        self.counts["sampled_tokens"] += drawn
+        for seat in ended:
             row = seat.row
-            lane = seat.lane
-            count = row.extend(tokens[lane], logprobs[lane], sent.version, self.max_context, checked=checked)
-            seat.slot.cached += count
-            seat.landed += count
-            self.counts["sampled_tokens"] += count
+            self._take(seat)
             if row.finished or row.error or row.new_text:
                 told.append(row)
                 if row.finished or row.error:
                     self._leave(row)
+
+    def _take(self, seat: Seat) -> None:
+        """Give a row what its lane has drawn."""
+        tokens, logprobs = self._lanes.take(seat)
+        count = seat.row.extend(tokens, logprobs, seat.version, self.max_context)
+        seat.slot.cached += count
+        self.counts["sampled_tokens"] -= len(tokens) - count  # drawn beyond the end
 
     def _stand_up(self, row: Row) -> None:
         """Its lane is free; what it lacks is to be read again."""
@@ -229,6 +229,8 @@ class PagedBatch(Batch):
         self._unread.pop(row, None)
         seat = self._seats.pop(row, None)
         if seat is not None:
+            if row.finished is None and row.error is None:
+                self._take(seat)
             self._lanes.vacate(seat)
 
     # ---- room ------------------------------------------------------------------------------------------------------------
