@@ -10,7 +10,7 @@ import torch
 
 from agentfly.engines import open_engine
 from agentfly.engines.local import load_model
-from agentfly.engines.local.load import POCKET
+from agentfly.engines.local.load import BUNDLED
 from agentfly.errors import ConfigError, MissingExtra
 from agentfly.testing import ScriptedEngine
 
@@ -102,6 +102,7 @@ def test_a_broken_directory_is_refused_in_one_sentence(folder, tmp_path, change,
         ("./nowhere", "no such model directory: './nowhere'"),
         ("/a/b/c", "no such model directory"),
         ("pockt", "did you mean 'pocket'"),
+        ("pocket-world", "did you mean 'pocket-worlds'"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name, sentence):
@@ -147,9 +148,9 @@ def test_something_else_is_not_a_model():
         open_engine(3)
 
 
-@pytest.mark.skipif(not (POCKET / "config.json").is_file(), reason="the pocket model is not built")
-def test_the_pocket_model_opens():
-    engine, renderer = open_engine("pocket", device="cpu")
+@pytest.mark.parametrize("name", list(BUNDLED))
+def test_a_bundled_model_opens(name):
+    engine, renderer = open_engine(name, device="cpu")
     assert sum(weights.numel() for weights in engine.model.parameters()) < 5_000_000
     assert renderer.stop_ids
 

@@ -23,15 +23,13 @@ import torch
 from torch import Tensor
 
 from .batch import Row
+from .ladder import Ladder
 from .paged import Decoding, Pools, fused_kernels
 from .pages import PAGE, PagedSlot
 from .sampler import draw_lanes
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+SIZES = (2, 4, 16, 24, 48, 96, 160, 192, 224, 320, 384, 448, 640, 768)
 COARSE = (1, 8, 32, 64, 128, 256, 512, 1024)
-PATIENCE = 24
-"""Flights that could have done with a smaller graph before it is recorded: recording takes as long as many steps."""
-
 MAX_STEPS = 8  # of one flight
 MAX_STOPS = 16  # stop ids that the lanes can look for; a row with more is ended by the host
 WINDOW = 64  # uniform numbers that a lane is given at once
@@ -86,7 +84,6 @@ class Lanes:
 
     def __init__(self, model: Any, pools: Pools, *, count: int, max_context: int, device: torch.device) -> None:
         self.model, self.pools, self.device = model, pools, device
-        self.sizes = sorted({size for size in SIZES if size < count} | {count})
         self.width = -(-max_context // PAGE)
         self.whole = torch.zeros(count, STOPS + MAX_STOPS, dtype=torch.int64, device=device)
         self.real = torch.zeros(count, 3, dtype=torch.float32, device=device)  # temperature, top_p, min_p
@@ -105,7 +102,7 @@ class Lanes:
         self._stopped: list[int] = []
         self._new: list[Seat] = []
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
-        self._missed: dict[tuple[int, bool], int] = {}
+        self._ladders = {cuts: Ladder(COARSE, SIZES, count) for cuts in (False, True)}
         self._memory: Any = None
 
     # ---- who sits where --------------------------------------------------------------------------------------------------
@@ -248,25 +245,18 @@ class Lanes:
     # ---- graphs ----------------------------------------------------------------------------------------------------------
 
     def _graph(self, lanes: int, cuts: bool) -> tuple[int, Callable[[], None]]:
-        """A graph for that many lanes, or for somewhat more: one that fits is recorded when it has been missed often."""
-        best = next(size for size in self.sizes if size >= lanes)
-        size = next((size for size in self.sizes if size >= lanes and (size, cuts) in self._graphs), None)
-        if size != best:
-            missed = self._missed[best, cuts] = self._missed.get((best, cuts), 0) + 1
-            if size is None:
-                coarse = next(size for size in (*COARSE, self.sizes[-1]) if size >= lanes)
-                best = min(coarse, self.sizes[-1])
-            if size is None or missed > PATIENCE or self.device.type != "cuda":
-                size = best
-                self._graphs[size, cuts] = self._record(size, cuts)
+        """A step of that many lanes, or of somewhat more."""
+        if self.device.type != "cuda":
+            return lanes, lambda: self._step(lanes, cuts)
+        size = self._ladders[cuts].pick(lanes)
+        if (size, cuts) not in self._graphs:
+            self._graphs[size, cuts] = self._record(size, cuts)
         return size, self._graphs[size, cuts]
 
     def _record(self, size: int, cuts: bool) -> Callable[[], None]:
         def step() -> None:
             self._step(size, cuts)
 
-        if self.device.type != "cuda":
-            return step
         kept = self.whole.clone(), self.at.clone()
         self.whole[:, LEFT] = 0  # kernels are made ready by steps in which every lane stands still
         self.at.zero_()

@@ -27,10 +27,15 @@ from .paged import Pools
 from .pages import PAGE, PagedSlot, Pages
 from .reader import MAX_ROWS, Pick, Reader
 
-FLIGHT_MS = 7.0
+FLIGHT_MS = 6.0
 """What a flight should take: long enough for the host to do its part, and no longer, because who ends waits for it."""
 
 MIN_STEPS = 2
+
+READ_EVERY = 8
+READ_TOKENS = 1024
+"""While others sample, prompts are read every so many steps, or when so many of their tokens wait: on a GPU a pass over a few
+tokens takes half as long as a step of all lanes, however few they are."""
 
 AHEAD = {"cuda": 1}
 """Flights on their way when a step ends, by kind of device. A CPU computes them itself: it gains nothing by sending any."""
@@ -63,6 +68,7 @@ class PagedBatch(Batch):
         self._unread: dict[Row, None] = {}  # rows that run and have no seat, in order of arrival
         self._seats: dict[Row, Seat] = {}
         self._step_ms = 0.0
+        self._steps_since_read = READ_EVERY
         super().__init__(
             model,
             pages,
@@ -137,6 +143,8 @@ class PagedBatch(Batch):
 
     def _read(self) -> None:
         """The next tokens of prompts, all but each one's last, in order of arrival."""
+        if self.ahead and self._sent and self._steps_since_read < READ_EVERY and self._num_unread() < READ_TOKENS:
+            return
         room = self.max_step_tokens
         reading: list[tuple[Row, int]] = []
         for row in list(self._unread):
@@ -159,6 +167,10 @@ class PagedBatch(Batch):
         if picks:
             self._reader.read(picks)
             self.counts["steps"] += 1
+            self._steps_since_read = 0
+
+    def _num_unread(self) -> int:
+        return sum([len(row.tokens) - 1 - _place(row).cached for row in self._unread if row.source is None])
 
     def _share(self, row: Row) -> bool:
         assert row.source is not None
@@ -188,6 +200,7 @@ class PagedBatch(Batch):
             return None
         steps = min(steps, self._lanes.most(lanes))
         self.counts["steps"] += steps
+        self._steps_since_read += steps
         return self._lanes.launch(lanes, steps)
 
     def _num_steps(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .ladder import Ladder
 from .lanes import record
 from .paged import TILE, Pools, Reading
 from .pages import PAGE
@@ -21,7 +22,8 @@ from .pages import PAGE
 MAX_ROWS = 64
 """Rows of one pass."""
 
-SIZES = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+SIZES = (128, 192, 384, 512, 768, 1536, 2048, 3072, 6144)
+COARSE = (64, 256, 1024, 4096, 16384)
 
 Pick = tuple[Sequence[int], Sequence[int], int]
 """(the tokens to read, the row's pages, tokens cached before)"""
@@ -33,15 +35,14 @@ class Reader:
     def __init__(self, model: Any, pools: Pools, *, max_tokens: int, max_context: int, device: torch.device) -> None:
         self.model, self.pools, self.device = model, pools, device
         self.width = -(-max_context // PAGE)
-        self.sizes = [*(size for size in SIZES if size < max_tokens), max_tokens]
+        self._ladder = Ladder(COARSE, SIZES, max_tokens)
         self._graphs: dict[int, _Graph] = {}
         self._memory: Any = None
 
     @torch.no_grad()
     def read(self, picks: Sequence[Pick]) -> None:
         if self.device.type == "cuda":
-            count = sum(len(ids) for ids, _, _ in picks)
-            size = next(size for size in self.sizes if size >= count)
+            size = self._ladder.pick(sum(len(ids) for ids, _, _ in picks))
             if size not in self._graphs:
                 graph = _Graph(self, size)
                 self._memory = graph.memory
