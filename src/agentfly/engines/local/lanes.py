@@ -13,6 +13,7 @@ flight can leave before the last one has landed, and the device never waits for 
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -302,14 +303,28 @@ class Lanes:
 
 
 def record(work: Callable[[], None], device: torch.device, memory: Any) -> tuple[Callable[[], None], Any]:
-    """A CUDA graph of `work`, which is run a few times first, and the pool of memory that it shares with others."""
+    """A CUDA graph of `work`, which is run a few times first, and the pool of memory that it shares with others.
+
+    Not by `torch.cuda.graph`, which collects all garbage and gives all cached memory back each time. Other threads may use the
+    device meanwhile (a tool that embeds, a reward model), so only this one's calls are watched.
+    """
     side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
+    graph: Any = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
     with torch.cuda.stream(side):
         for _ in range(2):
             work()
+        side.synchronize()
+        gc.disable()  # what it frees on the device would end up in the graph
+        try:
+            graph.capture_begin(*(() if memory is None else (memory,)), capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
     torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=memory):
-        work()
     return graph.replay, memory or graph.pool()
