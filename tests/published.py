@@ -54,3 +54,20 @@ def write_shop(folder: Path) -> Path:
     (folder / "items_shuffle_1000.json").write_text(json.dumps(records), encoding="utf-8")
     (folder / "items_ins_v2_1000.json").write_text(json.dumps(extras), encoding="utf-8")
     return folder
+
+
+def write_gsm8k(folder: Path) -> Path:
+    """Word problems with worked answers that mark their steps: train.jsonl and test.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, people, numbers in (("train", ("Ann", "Bob", "Eve"), range(3, 18)), ("test", ("Tim", "Zoe"), range(20, 40))):
+        rows = [
+            {
+                "question": f"{person} has {n} boxes of 4 pens and buys 5 more pens. How many pens has {person}?",
+                "answer": f"The boxes hold {n} * 4 = <<{n}*4={4 * n}>>{4 * n} pens.\n"
+                f"With the new ones {person} has {4 * n} + 5 = <<{4 * n}+5={4 * n + 5}>>{4 * n + 5} pens.\n#### {4 * n + 5}",
+            }
+            for person in people
+            for n in numbers
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder

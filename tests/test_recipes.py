@@ -13,7 +13,7 @@ from agentfly import Config
 from agentfly.cli import main
 from agentfly.errors import MissingExtra
 from agentfly.watch.progress import Progress
-from tests.published import write_games, write_shop
+from tests.published import write_games, write_gsm8k, write_shop
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 MINIATURE = [
@@ -34,6 +34,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ALFWORLD_DATA", str(write_games(folder / "alfworld")))
         patch.setenv("WEBSHOP_DATA", str(write_shop(folder / "webshop")))
+        patch.setenv("GSM8K_DATA", str(write_gsm8k(folder / "gsm8k")))
         patch.setenv("AGENTFLY_CACHE", str(folder / "cache"))
         yield
 
@@ -43,7 +44,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_a_recipe_runs_with_each_algorithm(recipe: Path, algorithm: str, tmp_path: Path) -> None:
     whole = Config.load(recipe)
     small = MINIATURE + (WARM if whole.warm_start.demos else [])
-    if whole.agent.model != "pocket":  # a larger model is an extra, and slow: the rest of its recipe is run here
+    if whole.agent.model not in ("pocket", "pocket-worlds"):  # a larger model is an extra, and slow: the rest is run here
         small = [*small, "agent.model=pocket"]
     config = Config.load(recipe, [*small, f"algorithm={algorithm}", f"run.dir={tmp_path}", "run.name=mini"])
     try:
