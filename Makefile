@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test check format bench pocket clean
+.PHONY: help setup quickstart test check format bench pocket pocket-worlds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,9 @@ bench: $(STAMP) ## run the benchmarks and print their tables
 
 pocket: $(STAMP) ## build the bundled model again (minutes on a GPU, longer on a CPU)
 	$(BIN)/python -m agentfly.pocket.build
+
+pocket-worlds: $(STAMP) ## build the bundled model of the text worlds again (minutes on a GPU, hours on a CPU)
+	$(BIN)/python -m agentfly.pocket.build_worlds
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

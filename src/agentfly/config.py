@@ -36,7 +36,9 @@ class AgentSettings:
     """Who acts: the agent, its model, tools and reward."""
 
     kind: str = _key("react", "agent: a name of `agentfly agents list`, or module:Class")
-    model: str = _key("pocket", '"pocket", "pocket-worlds", "smollm2", a model directory or hub name, "openai:NAME@URL" (evaluation only)')
+    model: str = _key(
+        "pocket", '"pocket", "pocket-worlds", "smollm2", a model directory or hub name, "openai:NAME@URL" (evaluation only)'
+    )
     tools: list[str] = _key([], "tools by name, as module:name or as file.py:name")
     reward: str | dict[str, Any] = _key("exact_match", "a reward by name, or a table of names with weights or options")
     env: str | None = _key(None, "environment of one chain, by name")

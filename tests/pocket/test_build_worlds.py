@@ -12,6 +12,7 @@ import pytest
 
 import agentfly
 from agentfly.config import Config
+from agentfly.data import load_tasks
 from agentfly.envs.scienceworld import java
 from agentfly.envs.search.easy import easy_questions
 from agentfly.errors import ConfigError
@@ -107,7 +108,7 @@ def bundled_id(token: str) -> int:
 
 def test_a_recipe_trains_it_without_a_warm_start(built, tmp_path):
     small = ["train.steps=1", "rollout.num_tasks=2", "rollout.num_chains=2", "data.train_count=8", "data.validation_count=2"]
-    places = [f"agent.model={built}", f"run.dir={tmp_path}", "run.name=mini", "run.threads=1", "warm_start={}"]
+    places = [f"agent.model={built}", f"run.dir={tmp_path}", "run.name=mini", "run.threads=1"]
     result = agentfly.train(Config.load(RECIPES / "search.toml", [*small, *places]), progress=Progress(1))
     assert result.steps == 1
 
@@ -151,6 +152,16 @@ def test_dialogues_are_short_and_names_are_one_or_two_tokens_wherever_they_stand
         for messages in chunk(world, "mixed", 1, 0, 100):
             ids, _ = encode_demo(tokenizer.backend_tokenizer, as_demo(world, prompt_of(world), messages))
             assert len(ids) < 300
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_nothing_that_is_held_out_was_demonstrated(name):
+    shown = {messages[0]["content"] for phase in script.PHASES for messages in chunk(name, phase, 0, 0, 500)}
+    tasks = {split: load_tasks(f"easy_{name}", split=split, count=400, seed=0) for split in ("train", "validation", "test")}
+    asked = {split: {task.messages[0].content for task in each} for split, each in tasks.items()}
+    assert shown & asked["train"]
+    assert not shown & (asked["validation"] | asked["test"])
+    assert not asked["train"] & (asked["validation"] | asked["test"])
 
 
 def test_workers_make_the_same_dialogues_as_this_process():
@@ -211,7 +222,7 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(arguments, sentence, tm
 
 def test_the_bundled_model_is_never_written_over(capsys):
     assert script.main(["--out", str(model_dir())]) == 2
-    assert "the folder of the bundled model" in capsys.readouterr().err
+    assert "the folder of the model 'pocket'" in capsys.readouterr().err
 
 
 def test_the_first_phase_is_kept_and_the_second_can_begin_with_it_again(tmp_path, monkeypatch):

@@ -46,11 +46,10 @@ MAX_CONCURRENCY = 256
 class BaseAgent:
     """A model, its tools and its reward.
 
-    `model` is a name ("pocket", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools` are decorated
-    functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a class or
-    function that makes the environment of one chain. `engine` is "local", "vllm" or "openai", or a table of `kind` and
-    the engine's options. The three `on_...` policies are "continue" (tell the model), "end"
-    (the chain) or "raise".
+    `model` is a name ("pocket", "pocket-worlds", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools`
+    are decorated functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a
+    class or function that makes the environment of one chain. `engine` is "local", "vllm" or "openai", or a table of `kind`
+    and the engine's options. The three `on_...` policies are "continue" (tell the model), "end" (the chain) or "raise".
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "user"

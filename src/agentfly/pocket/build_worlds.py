@@ -1,10 +1,11 @@
-"""Make a model for the text worlds: `python -m agentfly.pocket.build_worlds --out DIR [--good DIR] [--minutes N]`.
+"""Make the model for the text worlds: `python -m agentfly.pocket.build_worlds [--out DIR] [--good DIR] [--minutes N]`.
 
-In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads, and a table of held-out success. As in build.py
-there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues are those of the sets `easy_<world>`
-(`agentfly demos list`). They are made before training begins, by as many processes as are given, kept in memory and drawn from
-again and again. Success is measured through the agents and environments that training uses, at temperature 1, on tasks of the
-test split. Weights begin as those of the bundled model, unless `--fresh` asks for random ones.
+In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads ("pocket-worlds" where none is named), and a
+table of held-out success. As in build.py there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues
+are those of the sets `easy_<world>` (`agentfly demos list`). They are made before training begins, by as many processes as are
+given, kept in memory and drawn from again and again. Success is measured through the agents and environments that training
+uses, at temperature 1, on tasks of the test split. Weights begin as those of the model "pocket", unless `--fresh` asks for
+random ones.
 
 With `--good` the model of the first phase is kept in a folder of its own; where one lies there already it is where the second
 phase begins, so that another share of mistakes costs a fifth of the time. With `--minutes` the steps are as many as fit: the
@@ -12,7 +13,7 @@ learning rate falls with the time that is gone.
 
 The same seed, steps and batch give the same weights on the same device, whatever the number of workers (not with `--minutes`).
 What a phase made is written before it is measured; a world whose evaluation fails has no figure. Refuses a folder that holds
-the bundled model: what is made here stands beside it.
+the model "pocket": what is made here stands beside it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any
 
 from .. import plugins
 from ..errors import ConfigError, MissingExtra
-from . import model_dir
+from . import model_dir, worlds_dir
 from .build import DEFAULTS, MIXED_SHARE, Batch, choose_device, new_model, pad_rows, train_phase
 from .chat import IM_END, PAD
 from .demo import Demo, Phase
@@ -152,7 +153,7 @@ def build(
 
     for folder, option in ((out, "--out"), (good, "--good")):
         if folder is not None and folder.resolve() == model_dir().resolve():
-            raise ConfigError(f"{option} is the folder of the bundled model, which build_worlds does not make: name another")
+            raise ConfigError(f"{option} is the folder of the model 'pocket', which build_worlds does not make: name another")
     if good is not None and good.resolve() == out.resolve():
         raise ConfigError("--good and --out are the same folder, but each holds a model of its own")
     device = choose_device(device)
@@ -259,7 +260,7 @@ def _since(started: float) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agentfly.pocket.build_worlds", description="Make a model for the worlds.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--out", type=Path, default=worlds_dir(), help="folder of the model; that of pocket-worlds by default")
     parser.add_argument("--worlds", default=",".join(WORLDS), help=f"some of {','.join(WORLDS)}")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--steps", type=int, help="steps of the first phase; the second has a fifth as many")
@@ -291,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(json.dumps(figures))
     for name in figures["worlds"]:
-        print(f"agentfly train recipes/{name}.toml agent.model={given.out} 'warm_start={{}}'")
+        print(f"agentfly train recipes/{name}.toml agent.model={given.out}")
     return 0
 
 

@@ -102,4 +102,4 @@ def test_the_recipe_reads_and_its_names_are_known() -> None:
     agent.check(train)
     assert list(agent.tools) == ["alfworld_step"]
     assert (len(train), len(validation)) == (20, 5)
-    assert config.warm_start.demos == "easy_alfworld"
+    assert config.agent.model == "pocket-worlds"

@@ -77,6 +77,28 @@ def test_without_the_library_the_offline_default_still_searches():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["PlainIndex", "True"]
 
 
+def test_jax_is_left_alone_where_it_is_installed(tmp_path):
+    pytest.importorskip("bm25s")
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(scores, k): return scores, k")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import numpy\n"
+        "from agentfly.envs.search.bm25 import Bm25, open_library\n"
+        "from agentfly.envs.search.sources import Source, open_local\n"
+        "corpus = open_local(Source('encyclopaedia')).corpus\n"
+        "found = Bm25(corpus, library='bm25s').find([corpus[0].title], 1)[0][0].passage == corpus[0]\n"
+        "top = open_library().selection_np.topk(numpy.array([1.0, 3.0, 2.0]), 1)\n"
+        "print(found, int(top[1][0]), 'jax' in sys.modules)\n"
+        "import jax.lax\n"
+        "print(jax.lax.top_k(0, 5))\n"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
+    # The library finds its highest scores with NumPy, JAX was never loaded, and whoever wants it can still have it.
+    assert said == ["True 1 False", "(0, 5)"]
+
+
 def test_equal_scores_keep_the_order_of_the_corpus():
     (hits,) = Bm25(corpus_of(*["the same words"] * 30)).find(["same words"], 5)
     assert [hit.passage.id for hit in hits] == ["0", "1", "2", "3", "4"]

@@ -3,17 +3,23 @@
 The score of a word in a passage is worked out when the index is made (Lucene's variant; Robertson and Zaragoza 2009, and
 arXiv:2407.03618 for the eager form), so a query only adds up columns. Both ways give the same ranking: equal scores are ordered
 by place. The index of a file of passages is kept on disk and mapped into memory; that of a generated corpus is made in memory.
-A title counts twice. Words of a query beyond the first 256 different ones are not looked at.
+A title counts twice. Words of a query beyond the first 256 different ones are not looked at. JAX is never loaded, though bm25s
+asks for it: see `open_library`.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import json
+import sys
+import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +34,8 @@ K1, B = 1.2, 0.75
 FORMAT = 1
 MAX_WORDS = 256
 PARTS = ("data", "indices", "indptr")
+SELECTION = "bm25s.selection"
+_opening = threading.Lock()
 
 
 class Index(Protocol):
@@ -85,6 +93,32 @@ def default_library() -> str:
     return "bm25s" if importlib.util.find_spec("bm25s") is not None else "numpy"
 
 
+def open_library() -> Any:
+    """bm25s, whose search for the highest scores does without JAX.
+
+    Where JAX is installed, bm25s calls it while it is imported, and JAX then takes three quarters of the GPU's memory: in the
+    trainer and in each worker. We pick the highest scores ourselves. So the one module that asks for JAX is loaded first, and
+    told that there is none; everyone else's JAX stays as it is.
+    """
+    with _opening:
+        found = importlib.util.find_spec("bm25s")
+        if found is not None and "bm25s" not in sys.modules:
+            for folder in found.submodule_search_locations or ():
+                module = ModuleType(SELECTION)
+                vars(module)["__builtins__"] = {**vars(builtins), "__import__": _without_jax}
+                SourceFileLoader(SELECTION, str(Path(folder) / "selection.py")).exec_module(module)
+                sys.modules[SELECTION] = module
+        import bm25s
+
+        return bm25s
+
+
+def _without_jax(name: str, *rest: Any) -> Any:
+    if name.partition(".")[0] == "jax":
+        raise ImportError("JAX is left alone here")
+    return builtins.__import__(name, *rest)
+
+
 def counted(passages: Iterable[Passage]) -> tuple[list[array[int]], dict[str, int]]:
     """Each passage as the numbers of its words, and the number of each word."""
     vocabulary: dict[str, int] = {}
@@ -106,8 +140,7 @@ class LibraryIndex:
 
     @classmethod
     def made(cls, passages: Iterable[Passage], k1: float, b: float) -> LibraryIndex:
-        import bm25s
-
+        bm25s = open_library()
         numbered, vocabulary = counted(passages)
         inner = bm25s.BM25(method="lucene", k1=k1, b=b)
         inner.index(bm25s.tokenization.Tokenized(ids=numbered, vocab=vocabulary), show_progress=False)
@@ -115,8 +148,7 @@ class LibraryIndex:
 
     @classmethod
     def opened(cls, folder: Path) -> LibraryIndex:
-        import bm25s
-
+        bm25s = open_library()
         return cls(bm25s.BM25.load(str(folder), mmap=True, load_corpus=False, show_progress=False))
 
     def save(self, folder: Path) -> None:
