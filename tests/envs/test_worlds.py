@@ -111,7 +111,7 @@ def test_tools_and_rewards_belong_to_the_environment_they_ask_for(lamp: type[Lam
 
 def test_the_code_world_has_its_own_task_sets_and_tools() -> None:
     world = find_world("code")
-    assert world.tasks == ("code", "easy_code")
+    assert world.tasks == ("code", "easy_code", "gsm8k")
     assert {"code_interpreter", "python"} <= set(world.tools)
     assert "add" not in world.tools
     assert "arithmetic" not in world.tasks
