@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.nn import functional
 
 from agentfly.engines.local import fuse, paged
 from agentfly.engines.local.twin import check_paged_twin, check_twin, make_twin, same_tensors
 from agentfly.learn.lora import adapt, merged_weights
 from agentfly.learn.settings import LoraSettings
 
+from ..plain_kernels import Plain
 from .tiny import FAMILIES, make_model, prompt_of
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -37,6 +37,12 @@ def merged(model: Any) -> tuple[Any, int]:
     return twin, fuse.merge_products(model, twin)
 
 
+def still_merged(twin: Any) -> bool:
+    """Whether all merged weights lie side by side."""
+    products = [vars(module)["agentfly_product"] for module in twin.modules() if "agentfly_product" in vars(module)]
+    return all(product.whole() for product in products)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_products_say_the_same_and_leave_the_model_as_it_was(family: str) -> None:
     model = make_model(family)
@@ -44,7 +50,7 @@ def test_merged_products_say_the_same_and_leave_the_model_as_it_was(family: str)
     twin, count = merged(model)
     assert count == 6  # two in each of three layers
     assert same_tensors(model, twin)
-    assert fuse.still_merged(twin)
+    assert still_merged(twin)
     assert torch.equal(logits(model), before)
     assert (logits(twin) - before).abs().max() < 1e-4
     assert all("forward" not in vars(module) for module in model.modules())
@@ -76,7 +82,7 @@ def test_an_optimizer_step_is_seen_by_the_twin() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model(torch.tensor([prompt_of(9)])).logits.square().mean().backward()
     optimizer.step()
-    assert fuse.still_merged(twin)
+    assert still_merged(twin)
     assert (logits(model) - before).abs().max() > 0.01
     assert (logits(twin) - logits(model)).abs().max() < 1e-4
 
@@ -108,7 +114,7 @@ def test_a_merged_model_is_saved_loaded_and_copied_like_any_other(tmp_path: Path
             parameter.mul_(0.5)
     assert torch.equal(logits(model), before), "a copy shares its weights with the model"
     model.load_state_dict(copied.state_dict())
-    assert fuse.still_merged(twin)
+    assert still_merged(twin)
     assert torch.equal(logits(model), logits(copied))
     assert (logits(twin) - logits(copied)).abs().max() < 1e-4
 
@@ -120,8 +126,8 @@ def test_a_second_engine_finds_the_weights_side_by_side_and_moves_nothing() -> N
     second, count = merged(model)
     assert count == 6
     assert [parameter.data_ptr() for parameter in model.parameters()] == places
-    assert fuse.still_merged(first)
-    assert fuse.still_merged(second)
+    assert still_merged(first)
+    assert still_merged(second)
     assert torch.equal(logits(first), logits(second))
 
 
@@ -132,11 +138,11 @@ def test_weights_that_were_moved_are_noticed_and_multiplied_one_by_one() -> None
         for parameter in model.parameters():
             parameter.data = parameter.data * 0.5  # elsewhere, and other values
     assert same_tensors(model, twin)
-    assert not fuse.still_merged(twin)
+    assert not still_merged(twin)
     assert (logits(twin) - logits(model)).abs().max() < 1e-4
     later, count = merged(model)
     assert count == 6
-    assert fuse.still_merged(later)
+    assert still_merged(later)
     assert (logits(later) - logits(model)).abs().max() < 1e-4
 
 
@@ -202,36 +208,6 @@ def test_a_twin_on_a_processor_has_no_other_parts_than_the_model() -> None:
     assert [parameter.data_ptr() for parameter in model.parameters()] == places
 
 
-class Plain:
-    """The kernels in torch, so that what `fuse` does with them is seen without Triton. `calls` counts them."""
-
-    NORMS = ("llama", "gemma", "plain")
-    GATES = ("silu", "gelu")
-
-    def __init__(self) -> None:
-        self.calls = {"rms_norm": 0, "rotary": 0, "gated": 0}
-
-    def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
-        self.calls["rms_norm"] += 1
-        out = x.float() * (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
-        scales = {"llama": lambda: out.to(x.dtype) * weight, "gemma": lambda: out * (1 + weight.float())}
-        return scales.get(kind, lambda: out * weight.float())().to(x.dtype)
-
-    def rotary(self, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        self.calls["rotary"] += 1
-        half = q.shape[-1] // 2
-        turned = [t * cos[:, None] + torch.cat((-t[..., half:], t[..., :half]), -1) * sin[:, None] for t in (q, k)]
-        return tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in turned)
-
-    def gated(self, gate: Any, up: Any, kind: str) -> Any:
-        self.calls["gated"] += 1
-        return (functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")) * up
-
-    def store(self, key: Any, value: Any, keys: Any, values: Any, places: Any) -> None:
-        for pool, new in ((keys, key), (values, value)):
-            pool.view(-1, *pool.shape[2:]).index_copy_(0, places, new.contiguous())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_part_of_a_known_family_is_replaced_and_the_twin_still_passes(
@@ -281,7 +257,7 @@ def test_a_twin_that_only_its_faster_parts_spoil_loses_them_for_good(monkeypatch
     probe = check_twin(model, make_twin(model), device)
     monkeypatch.setattr(paged, "fused_kernels", lambda _: kernels)
     twin = make_twin(model, on_pages=True)
-    assert fuse.still_merged(twin)
+    assert still_merged(twin)
     check_paged_twin(model, twin, probe, device)
     for each in (twin, make_twin(model, on_pages=True)):
         assert not any("forward" in vars(module) for module in each.modules())
@@ -392,8 +368,8 @@ with torch.no_grad():
         ids, logprobs = fused.draw(bad, torch.rand(4, device=device), torch.full((4,), temperature, device=device))
         assert logprobs.isnan().all() and ((ids >= 0) & (ids < 300)).all()
 
-    for once, block in ((False, 32), (True, 64), (True, 128)):
-        kernels.setting = lambda dim, folds, dtype: kernels.Setting(block, 4, 2, once)
+    for block in (32, 64, 128):
+        kernels.setting = lambda dim, folds, dtype: kernels.Setting(block, 4, 2)
         for dim, window in ((16, None), (64, None), (64, 37), (24, 20)):
             keys, values = (noise(40, PAGE, 2, dim) for _ in range(2))
             table = torch.randint(1, 40, (4, 12), dtype=torch.int32, device=device)
@@ -404,7 +380,7 @@ with torch.no_grad():
                 query = noise(4, 6, dim)
                 got = kernels.decode(query, keys, values, table, lengths, **options)
                 want = paged.decode_plainly(query, keys, values, table, lengths, **options)
-                assert (got - want).abs().max() < 1e-5, (once, block, dim, window, splits)
+                assert (got - want).abs().max() < 1e-5, (block, dim, window, splits)
 print({name: f"{gap:.2g}" for name, gap in worst.items()})
 print("equal")
 """

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 from agentfly.learn import backbone
 from agentfly.learn.faster import find_kernels, quicken
@@ -22,34 +21,10 @@ from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
 from tests.learn.chains import tiny_llama
 from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups
+from tests.plain_kernels import Plain
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
-
-
-class Plain:
-    """The kernels in torch, so that what is done with them is seen without Triton. `calls` counts them."""
-
-    NORMS = ("llama", "gemma", "plain")
-    GATES = ("silu", "gelu")
-
-    def __init__(self) -> None:
-        self.calls = {"rms_norm": 0, "gated": 0, "rotary": 0}
-
-    def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
-        self.calls["rms_norm"] += 1
-        out = x.float() * (x.float().square().mean(-1, keepdim=True) + eps).rsqrt()
-        scales = {"llama": lambda: out.to(x.dtype) * weight, "gemma": lambda: out * (1 + weight.float())}
-        return scales.get(kind, lambda: out * weight.float())().to(x.dtype)
-
-    def gated(self, gate: Any, up: Any, kind: str) -> Any:
-        self.calls["gated"] += 1
-        return (functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")) * up
-
-    def rotary(self, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-        self.calls["rotary"] += 1
-        half = q.shape[-1] // 2
-        return tuple(t * cos[:, None] + torch.cat((-t[..., half:], t[..., :half]), -1) * sin[:, None] for t in (q, k))
 
 
 def replaced(module: Any) -> int:

@@ -9,16 +9,15 @@ gradients on, or for shapes they are not made for, all replacements call what th
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .swap import calls_rotary, fits_line, gap, is_real, line_to_turn, noise, put, restore, with_rotary
+from .parts import replace_parts
+from .swap import put, restore
 
 PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _refused: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,21 +26,10 @@ _refused: weakref.WeakSet[Any] = weakref.WeakSet()
 @torch.no_grad()
 def fuse(model: Any, twin: Any, kernels: Any) -> dict[str, int]:
     """Replace what can be; how many parts of each kind. Nothing at all where a model has been refused (see `unfuse`)."""
-    done = {"products": 0, "norms": 0, "gates": 0, "rotary": 0}
     if model in _refused:
-        return done
-    done["products"] = merge_products(model, twin)
-    turns: dict[Any, Any] = {}
-    for module in list(twin.modules()):
-        if "forward" in vars(module):
-            continue
-        if type(module).__name__.endswith("RMSNorm"):
-            done["norms"] += _fuse_norm(module, kernels)
-        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-            done["gates"] += _fuse_gate(module, kernels)
-        elif calls_rotary(module):
-            done["rotary"] += _fuse_rotary(module, kernels, turns, next(twin.parameters()))
-    return done
+        return {}
+    merged = merge_products(model, twin)
+    return {"products": merged, **replace_parts(twin, kernels, slopes=False)}
 
 
 def unfuse(model: Any, twin: Any) -> bool:
@@ -72,11 +60,6 @@ def merge_products(model: Any, twin: Any) -> int:
                 put(layer, _PARTS[number])
             count += 1
     return count
-
-
-def still_merged(twin: Any) -> bool:
-    """Whether all merged weights still lie side by side (a model that was moved, or cast, has weights elsewhere)."""
-    return all(product.whole() for product in _products(twin))
 
 
 class Product:
@@ -176,87 +159,3 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
     for tensor, part in zip(tensors, torch.split(joined, [len(tensor) for tensor in tensors]), strict=True):
         tensor.data = part
     return joined
-
-
-def _products(twin: Any) -> Iterator[Product]:
-    found = {id(product): product for module in twin.modules() if (product := vars(module).get("agentfly_product")) is not None}
-    yield from found.values()
-
-
-def _fuse_norm(module: Any, kernels: Any) -> bool:
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not is_real(weight):
-        return False
-    model = copy.deepcopy(module)  # with weights of its own: those of a new model are all 1, and would tell nothing
-    model.weight.data = 1.0 + 0.5 * noise(weight, len(weight))
-    x = 2.0 * noise(weight, 5, len(weight))
-    ours: Callable[[str], Tensor] = partial(kernels.rms_norm, x, model.weight, eps)
-    gaps = {kind: gap(partial(ours, kind), partial(model, x)) for kind in kernels.NORMS}
-    kind = min(gaps, key=lambda name: gaps[name])
-    if not gaps[kind] <= 1.0:
-        return False
-    plain = type(module).forward
-
-    def forward(self: Any, x: Tensor) -> Any:
-        if torch.is_grad_enabled() or x.dtype != self.weight.dtype or x.device != self.weight.device:
-            return plain(self, x)
-        return kernels.rms_norm(x, self.weight, eps, kind)
-
-    put(module, forward)
-    return True
-
-
-def _fuse_gate(module: Any, kernels: Any) -> bool:
-    weight = next(module.parameters())
-    if not is_real(weight):
-        return False
-    grid = torch.linspace(-8.0, 8.0, 257, device=weight.device)
-    acts: dict[str, Callable[[Tensor], Tensor]] = {
-        "silu": nn.functional.silu,
-        "gelu": partial(nn.functional.gelu, approximate="tanh"),
-    }
-    known = [kind for kind in kernels.GATES if gap(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
-    if len(known) != 1:
-        return False
-    kind, plain = known[0], type(module).forward
-
-    def forward(self: Any, x: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            return plain(self, x)
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(kernels.gated(gate, up, kind) if gate.dtype == up.dtype else self.act_fn(gate) * up)
-
-    size = getattr(module.gate_proj, "in_features", None) or module.down_proj.weight.shape[0]
-    x = noise(weight, 1, 5, int(size))
-    if not gap(partial(forward, module, x), partial(plain, module, x)) <= 1.0:
-        return False
-    put(module, forward)
-    return True
-
-
-def _fuse_rotary(module: Any, kernels: Any, turns: dict[Any, Any], like: Tensor) -> bool:
-    """The module's forward, the same code, with another meaning of one global name."""
-    kind = type(module).forward
-    if kind not in turns:
-        turns[kind] = with_rotary(module, partial(_turn, kernels=kernels, like=like))
-    if turns[kind] is None:
-        return False
-    put(module, turns[kind])
-    return True
-
-
-def _turn(plain: Callable[..., Any], kernels: Any, like: Tensor) -> Callable[..., Any] | None:
-    """Both turned by the kernel where it can, else as before. None where the kernel does something else than `plain`."""
-    if not is_real(like):
-        return None
-    line = line_to_turn(like)
-    if not gap(lambda: torch.cat(kernels.rotary(*line), dim=1), lambda: torch.cat(plain(*line), dim=1)) <= 1.0:
-        return None
-
-    def turn(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 4 and not kwargs and not torch.is_grad_enabled() and fits_line(*args):
-            return kernels.rotary(*args)
-        return plain(*args, **kwargs)
-
-    return turn

@@ -21,19 +21,18 @@ BLOCK = 64  # keys looked at together
 
 
 class Setting(NamedTuple):
-    """How `decode` is cut: keys looked at together, warps, loads in flight; whether a page's number is read once or per key."""
+    """How `decode` is cut: keys looked at together, warps, loads in flight."""
 
     block: int
     warps: int
     stages: int
-    once: bool
 
 
 def setting(dim: int, folds: int, dtype: torch.dtype) -> Setting:
     """The one place that says how `decode` runs: the fastest of those tried on an H200 at 256 and 512 rows of 600 tokens."""
     if dim * dtype.itemsize > 256:
-        return Setting(32, 4, 2, False)
-    return Setting(32, 1, 6, False) if folds > 4 and dim <= 64 else Setting(64, 2, 3, False)
+        return Setting(32, 4, 2)
+    return Setting(32, 1, 6) if folds > 4 and dim <= 64 else Setting(64, 2, 3)
 
 
 @triton.jit
@@ -49,26 +48,17 @@ def _scores(q, k, scale, SOFTCAP: tl.constexpr, EXACT: tl.constexpr):
 @triton.jit
 def _look(
     q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
-    DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
+    DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, ALIGN: tl.constexpr,
     MASKED: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """One block of keys, from `start`, which begins a page; only what lies in [first, end) counts where MASKED."""
     at, dims = start + tl.arange(0, BLOCK), tl.arange(0, DIM_2)
     here = (at >= first) & (at < end)
-    if ONCE:
-        numbers = start // PAGE + tl.arange(0, BLOCK // PAGE)
-        if MASKED:
-            page = tl.load(table_ptr + numbers, mask=numbers * PAGE < end, other=0)
-        else:
-            page = tl.load(table_ptr + numbers)
-        where = (page.to(tl.int64) * kv_page)[:, None] + (tl.arange(0, PAGE) * kv_token)[None, :]
-        where = tl.reshape(where, [BLOCK])
+    if MASKED:
+        page = tl.load(table_ptr + at // PAGE, mask=here, other=0)
     else:
-        if MASKED:
-            page = tl.load(table_ptr + at // PAGE, mask=here, other=0)
-        else:
-            page = tl.load(table_ptr + at // PAGE)
-        where = page.to(tl.int64) * kv_page + (at % PAGE) * kv_token
+        page = tl.load(table_ptr + at // PAGE)
+    where = page.to(tl.int64) * kv_page + (at % PAGE) * kv_token
     if ALIGN > 1:
         where = tl.multiple_of(where, ALIGN)
     where = where[:, None] + dims[None, :]
@@ -98,7 +88,7 @@ def _decode(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, part_ptr, sum_ptr,
     scale, table_width, q_row, kv_page, kv_token, kv_head,
     FOLDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, ONCE: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -124,15 +114,15 @@ def _decode(
     if WINDOW > 0:
         for start in range(begin, end, BLOCK):
             best, total, acc = _look(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
-                                     DIM, DIM_2, BLOCK, PAGE, ONCE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
+                                     DIM, DIM_2, BLOCK, PAGE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
     else:
         whole = begin + tl.maximum(end - begin, 0) // BLOCK * BLOCK  # up to here no key has to be hidden
         for start in range(begin, whole, BLOCK):
             best, total, acc = _look(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
-                                     DIM, DIM_2, BLOCK, PAGE, ONCE, ALIGN, False, SOFTCAP, EXACT)  # fmt: skip
+                                     DIM, DIM_2, BLOCK, PAGE, ALIGN, False, SOFTCAP, EXACT)  # fmt: skip
         if whole < end:
             best, total, acc = _look(q, k_ptr, v_ptr, table_ptr, whole, first, end, scale, kv_page, kv_token, best, total, acc,
-                                     DIM, DIM_2, BLOCK, PAGE, ONCE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
+                                     DIM, DIM_2, BLOCK, PAGE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     place = row * heads + head * FOLDS + folds
     if SPLITS == 1:
@@ -225,7 +215,7 @@ def decode(
         query, keys, values, table, lengths, out, part, sums,
         scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2),
         FOLDS=folds, ROWS=max(16, _power(folds)), DIM=dim, DIM_2=max(16, _power(dim)), BLOCK=cut.block, PAGE=PAGE,
-        SPLITS=splits, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), ONCE=cut.once, ALIGN=_align(keys),
+        SPLITS=splits, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), ALIGN=_align(keys),
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     if splits > 1:

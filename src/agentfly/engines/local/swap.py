@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,35 @@ def gap(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
     found = float(ratio.max())
     # The mean decides between kinds that differ in rounding only; any kind within the room is right.
     return found if not found <= 1.0 else float(ratio.mean())
+
+
+def agrees(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor] | None) -> bool:
+    """Whether both compute the same, and have the same gradients by these tensors, if any are given."""
+    return gap(ours, theirs) <= 1.0 and (by is None or same_slopes(ours, theirs, by))
+
+
+def same_slopes(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor]) -> bool:
+    """Whether both have the same gradients, by each of these tensors, within what rounding on the way explains."""
+    try:
+        out = theirs()
+        # With a part along the values themselves: what a norm takes away from a gradient is hardly seen in noise alone.
+        push = noise(out, *out.shape) + out.detach() / out.detach().float().square().mean().sqrt().to(out.dtype)
+        want = torch.autograd.grad(out, by, push)
+        got = torch.autograd.grad(ours(), by, push)
+    except Exception:  # noqa: BLE001  a part that cannot be tried is left as it is
+        return False
+    return all(_alike(a, b) for a, b in zip(got, want, strict=True))
+
+
+def _alike(got: Tensor, want: Tensor) -> bool:
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    eps = max(torch.finfo(want.dtype).eps, 2.5e-6)
+    got, want = got.float(), want.float()
+    error = (got - want).abs()
+    # Sums of rounded numbers: each may be off by some steps of the format, all together by about one.
+    near = error.square().mean().sqrt() <= 2.0 * eps * want.square().mean().sqrt()
+    return bool(near & (error.max() <= 8.0 * eps * want.abs().max()))
 
 
 def noise(like: Tensor, *shape: int) -> Tensor:
