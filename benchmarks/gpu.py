@@ -48,7 +48,7 @@ COLUMNS: dict[str, list[tuple[str, str, str]]] = {
     "gap": [
         ("shape", "shape", ""), ("type", "dtype", ""), ("tokens", "tokens", ","), ("slots mean", "slots_mean_gap", ".2g"),
         ("slots largest", "slots_largest_gap", ".2g"), ("pages mean", "pages_mean_gap", ".2g"),
-        ("pages largest", "pages_largest_gap", ".2g"), ("mean log-prob", "slots_mean_logprob", ".2f"),
+        ("pages largest", "pages_largest_gap", ".2g"), ("mean log-prob", "mean_logprob", ".2f"),
     ],
     "learner": [
         ("shape", "shape", ""), ("way", "way", ""), ("tokens", "tokens", ","), ("tokens/s", "tokens_per_s", ",.0f"),
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=words(PARTS), default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--shapes", type=words(list(SHAPES)), default=["135M", "0.5B", "3B"], help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--chains", type=counts, default=[64, 256, 512])
-    parser.add_argument("--caches", type=words(("slots", "pages")), default=["slots", "pages"])
+    parser.add_argument("--caches", type=words(("slots", "pages")), help="of slots, pages; without: the device's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the weights; without: bfloat16, on a CPU float32")
     parser.add_argument("--steps", type=int, default=128, help="tokens that each chain decodes")
@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reply", type=int, nargs=2, default=[64, 256], metavar=("LOW", "HIGH"), help="tokens of a reply")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="a tool takes from 0 to this long")
     parser.add_argument("--generate-steps", type=int, default=8, help="steps of `generate` that are timed; 0: all")
-    parser.add_argument("--learn-tokens", type=int, default=16384, help="tokens of one update")
+    parser.add_argument("--learn-tokens", type=int, default=32768, help="tokens of one update")
     parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of the longest row of an update")
     parser.add_argument("--repeats", type=int, default=3)
     return parser
@@ -225,6 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         parser.error(f"--device {options.device}: PyTorch sees no GPU; use --device cpu --shapes tiny")
+    options.caches = options.caches or ["pages" if device.type == "cuda" else "slots"]
     options.dtype = options.dtype or ("bfloat16" if device.type == "cuda" else "float32")
     limits = measure_limits(device, getattr(torch, options.dtype))
     head: dict[str, Any] = {

@@ -40,8 +40,8 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("135M", "llama", 576, 1536, 30, 9, 3, 64, 49152, 32768),  # SmolLM2-135M
-        Shape("0.5B", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768),  # Qwen2.5-0.5B
+        Shape("135M", "llama", 576, 1536, 30, 9, 3, 64, 49152, 49152),  # SmolLM2-135M
+        Shape("0.5B", "qwen2", 896, 4864, 24, 14, 2, 64, 151936, 49152),  # Qwen2.5-0.5B
         Shape("3B", "qwen2", 2048, 11008, 36, 16, 2, 128, 151936, 12288),  # Qwen2.5-3B
         Shape("tiny", "llama", 64, 128, 2, 4, 2, 16, 512, 512),  # for a CPU
     )

@@ -5,11 +5,13 @@ In: a model, a number of chains, how many steps. Out: one row of figures.
 
 decode   every prompt is read first (one token each, in its chain's session) and not timed; then all chains go on together for
          `steps` tokens. Of `generate` the time with one new token is taken off the time with several: prefill is in neither.
-agent    chains of four turns, each at its own pace, `chains` of them in flight; two chains in turn take each place. A reply has
-         `reply` tokens, a tool sleeps up to `latency_s`, its observation has 16 to 64 tokens; eight siblings share a prompt.
-         Only sampled tokens count, and all of the time. `generate` plays as many chains as are in flight, turn by turn, padded,
-         all waiting for the longest reply and the slowest tool; the first few steps of a turn are timed and their time is
-         multiplied (a whole run would take minutes; `generate_steps` 0 runs it whole).
+agent    chains of four turns, each at its own pace, `chains` of them in flight; four chains in turn take each place. A reply
+         has `reply` tokens, a tool sleeps up to `latency_s`, an observation has 16 to 64 tokens; eight siblings share a prompt.
+         Only sampled tokens count, and all of the time. As many chains as are in flight are played before, untimed, so that
+         what is prepared for each size of batch is there, as it is after the first step of a training. `generate` plays as many
+         chains as are in flight, turn by turn, padded, all waiting for the longest reply and the slowest tool; the first few
+         steps of a turn are timed and their time is multiplied (a whole run would take minutes; `generate_steps` 0 runs it
+         whole).
 gap      mean and largest difference of the engine's log-probs and the learner's, over two turns.
 """
 
@@ -30,11 +32,12 @@ from agentfly.engines.local import LocalEngine
 from agentfly.learn.batching import Rows
 from agentfly.learn.logprobs import Scorer
 from agentfly.learn.settings import OptimSettings
+from agentfly.rollout.scheduler import fewer_collections
 from agentfly.types import Request, Sample, Sampling
 
 NUM_TURNS = 4
 SIBLINGS = 8
-WAVES = 2
+WAVES = 4
 STEP_TOKENS = 8192
 
 
@@ -88,7 +91,8 @@ def engine_decode(engine: LocalEngine, prompts: Sequence[list[int]], steps: int)
         return seconds
 
     engine.publish(engine.version + 1)  # nothing may be left over from the last time
-    return asyncio.run(play())
+    with fewer_collections():
+        return asyncio.run(play())
 
 
 def generate_decode(
@@ -185,9 +189,10 @@ def engine_agent(engine: LocalEngine, chains: Sequence[Script], at_once: int) ->
         await asyncio.gather(*(play(number, chain) for number, chain in enumerate(chains)))
 
     engine.publish(engine.version + 1)
-    began = time.perf_counter()
-    asyncio.run(play_all())
-    return time.perf_counter() - began
+    with fewer_collections():
+        began = time.perf_counter()
+        asyncio.run(play_all())
+        return time.perf_counter() - began
 
 
 def generate_agent(model: Any, chains: Sequence[Script], vocabulary: int, steps: int, device: torch.device) -> float:
@@ -225,7 +230,6 @@ def agent_row(
         clean(device)
         engine = open_engine(model, cache, chains, max_context)
         try:
-            # Once untimed, at the same pace: what is prepared for each size of batch is prepared then.
             engine_agent(engine, scripts(chains, shape.vocabulary, reply, prompt, latency_s, chains + 1), chains)
             before = engine.stats()
             seconds = engine_agent(engine, played, chains)
@@ -272,7 +276,7 @@ def gap_row(model: Any, shape: Shape, *, caches: Sequence[str], chains: int, pro
         row |= {
             f"{cache}_mean_gap": float(whole.mean()),
             f"{cache}_largest_gap": float(whole.max()),
-            f"{cache}_mean_logprob": float(drawn.mean()),
+            "mean_logprob": float(drawn.mean()),
             "tokens": len(whole),
         }
     return row

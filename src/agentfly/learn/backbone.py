@@ -137,9 +137,7 @@ def _reads_lines(module: nn.Module, twin: nn.Module, *, room: float = 1.0) -> bo
         return False
     finally:
         module.train(was_training)
-    tolerance = room * (1e-4 if parameter.dtype == torch.float32 else 5e-2)
-    same = torch.cat([plain[0], plain[1, :3]]).float()
-    return torch.allclose(packed.float(), same, rtol=tolerance, atol=tolerance)
+    return _alike(packed, torch.cat([plain[0], plain[1, :3]]), room)
 
 
 def _run(module: nn.Module, input_ids: Tensor) -> Tensor:
@@ -178,5 +176,12 @@ def _can_share(module: nn.Module) -> bool:
         return False
     finally:
         module.train(was_training)
-    tolerance = 1e-4 if parameter.dtype == torch.float32 else 5e-2
-    return torch.allclose(shared.float(), plain.float(), rtol=tolerance, atol=tolerance)
+    return _alike(shared, plain)
+
+
+def _alike(got: Tensor, want: Tensor, room: float = 1.0) -> bool:
+    """Whether every token has the same hidden state, as far as rounding allows: by its length, because in a wide and deep model
+    single numbers stray far where the whole hardly moves."""
+    tolerance = room * (1e-4 if want.dtype == torch.float32 else 5e-2)
+    got, want = got.float(), want.float()
+    return bool(((got - want).norm(dim=-1) <= tolerance * want.norm(dim=-1)).all())

@@ -229,20 +229,22 @@ class Learner:
                 loss = critic_loss(experience, self.loss, batch, self._critic(batch), share, totals)
                 loss.backward()  # type: ignore[no-untyped-call]
                 whole += loss.detach()
-        self._apply(float(whole), totals, train_policy)
+        self._apply(whole, totals, train_policy)
 
-    def _apply(self, loss: float, totals: Totals, train_policy: bool) -> None:
+    def _apply(self, whole: Tensor, totals: Totals, train_policy: bool) -> None:
         """Step every optimizer, or none where the loss or a gradient is not finite."""
         optimizers = {"train/grad_norm": self._optimizer} if train_policy else {}
         if self._critic_optimizer is not None:
             optimizers["train/critic_grad_norm"] = self._critic_optimizer
-        norms = {name: float(optimizer.clip()) for name, optimizer in optimizers.items()}
+        lengths = [optimizer.clip() for optimizer in optimizers.values()]  # sent on its way before anything is waited for
+        loss, *found = torch.stack([whole.double(), *(length.double() for length in lengths)]).tolist()
+        norms = dict(zip(optimizers, found, strict=True))
         if not all(math.isfinite(number) for number in (loss, *norms.values())):
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
-            found = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
+            told = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
             raise InvariantError(
-                f"step {self._updates}: the loss is {loss} ({found}); this optimizer step was not applied and the weights are "
+                f"step {self._updates}: the loss is {loss} ({told}); this optimizer step was not applied and the weights are "
                 f"those of version {self._version}: lower train.lr, or look for extreme rewards"
             )
         totals.add("train/loss", loss, 1)

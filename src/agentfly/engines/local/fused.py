@@ -19,7 +19,7 @@ NORMS = ("llama", "gemma", "plain")  # round, then times weight; times (1 + weig
 GATES = ("silu", "gelu")  # the second by tanh
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _norm(
     x_ptr, weight_ptr, out_ptr, eps, count, inner, x_outer, x_inner,
     SIZE: tl.constexpr, SIZE_2: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,

@@ -18,6 +18,7 @@ from torch import Tensor
 from .pages import PAGE
 
 BLOCK = 64  # keys looked at together
+MOST_SPLITS = 16  # parts of one past that are computed side by side
 
 
 class Setting(NamedTuple):
@@ -83,14 +84,15 @@ def _look(
     return top, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _decode(
     q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, part_ptr, sum_ptr,
-    scale, table_width, q_row, kv_page, kv_token, kv_head,
+    scale, table_width, q_row, kv_page, kv_token, kv_head, splits,
     FOLDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
+    SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
+    """One row, one key's heads, one part of its past. `splits` is no constant: few kernels serve every number of rows."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * FOLDS
     length = tl.load(length_ptr + row)
@@ -99,7 +101,7 @@ def _decode(
         first = tl.maximum(length - WINDOW, 0)
     lowest = first // PAGE * PAGE
     blocks = tl.cdiv(length - lowest, BLOCK)
-    share = tl.cdiv(blocks, SPLITS)
+    share = tl.cdiv(blocks, splits)
     begin = lowest + split * share * BLOCK
     end = tl.minimum(begin + share * BLOCK, length)
     folds, dims = tl.arange(0, ROWS), tl.arange(0, DIM_2)
@@ -125,24 +127,24 @@ def _decode(
                                      DIM, DIM_2, BLOCK, PAGE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     place = row * heads + head * FOLDS + folds
-    if SPLITS == 1:
+    if not SPLIT:
         tl.store(out_ptr + place[:, None] * DIM + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        part = place * SPLITS + split
+        part = place * splits + split
         tl.store(part_ptr + part[:, None] * DIM + dims[None, :], acc, mask=inside)
         weight = tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
         tl.store(sum_ptr + part, weight, mask=folds < FOLDS)
 
 
-@triton.jit
-def _join(part_ptr, sum_ptr, out_ptr, DIM: tl.constexpr, DIM_2: tl.constexpr, SPLITS: tl.constexpr):
+@triton.jit(do_not_specialize=["splits"])
+def _join(part_ptr, sum_ptr, out_ptr, splits, DIM: tl.constexpr, DIM_2: tl.constexpr, MOST: tl.constexpr):
     place = tl.program_id(0)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM_2)
-    weight = tl.load(sum_ptr + place * SPLITS + splits)
+    numbers, dims = tl.arange(0, MOST), tl.arange(0, DIM_2)
+    weight = tl.load(sum_ptr + place * splits + numbers, mask=numbers < splits, other=float("-inf"))
     top = tl.max(weight, 0)
     share = tl.where(weight > float("-inf"), tl.exp2(weight - tl.where(top > float("-inf"), top, 0.0)), 0.0)
-    take = (dims[None, :] < DIM) & (splits[:, None] < SPLITS)
-    part = tl.load(part_ptr + (place * SPLITS + splits[:, None]) * DIM + dims[None, :], mask=take, other=0.0)
+    take = (dims[None, :] < DIM) & (numbers[:, None] < splits)
+    part = tl.load(part_ptr + (place * splits + numbers[:, None]) * DIM + dims[None, :], mask=take, other=0.0)
     total = tl.sum(share, 0)
     out = tl.sum(part * share[:, None], 0) / tl.where(total > 0, total, 1.0)
     tl.store(out_ptr + place * DIM + dims, out.to(out_ptr.dtype.element_ty), mask=dims < DIM)
@@ -213,13 +215,13 @@ def decode(
     sums = query.new_empty((rows, heads, splits) if splits > 1 else (1,), dtype=torch.float32)
     _decode[(rows, kv_heads, splits)](
         query, keys, values, table, lengths, out, part, sums,
-        scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2),
+        scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), splits,
         FOLDS=folds, ROWS=max(16, _power(folds)), DIM=dim, DIM_2=max(16, _power(dim)), BLOCK=cut.block, PAGE=PAGE,
-        SPLITS=splits, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), ALIGN=_align(keys),
+        SPLIT=splits > 1, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), ALIGN=_align(keys),
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     if splits > 1:
-        _join[(rows * heads,)](part, sums, out, DIM=dim, DIM_2=max(16, _power(dim)), SPLITS=splits, num_warps=4)
+        _join[(rows * heads,)](part, sums, out, splits, DIM=dim, DIM_2=max(16, _power(dim)), MOST=MOST_SPLITS, num_warps=4)
     return out
 
 
@@ -242,7 +244,7 @@ def read(
 def num_splits(programs: int) -> int:
     """Enough programs to fill a large GPU (a power of two; 1 where there are many chains)."""
     splits = 1
-    while splits < 16 and programs * splits < 512:
+    while splits < MOST_SPLITS and programs * splits < 512:
         splits *= 2
     return splits
 

@@ -303,7 +303,7 @@ class Lanes:
 
 
 def record(work: Callable[[], None], device: torch.device, memory: Any) -> tuple[Callable[[], None], Any]:
-    """A CUDA graph of `work`, which is run a few times first, and the pool of memory that it shares with others.
+    """A CUDA graph of `work`, which is run once first (its kernels are ready then), and the memory that it shares with others.
 
     Not by `torch.cuda.graph`, which collects all garbage and gives all cached memory back each time. Other threads may use the
     device meanwhile (a tool that embeds, a reward model), so only this one's calls are watched.
@@ -313,8 +313,7 @@ def record(work: Callable[[], None], device: torch.device, memory: Any) -> tuple
     graph: Any = torch.cuda.CUDAGraph()
     collects = gc.isenabled()
     with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
+        work()
         side.synchronize()
         gc.disable()  # what it frees on the device would end up in the graph
         try:

@@ -32,10 +32,11 @@ FLIGHT_MS = 6.0
 
 MIN_STEPS = 2
 
-READ_EVERY = 8
+READ_STEPS = 1.0
 READ_TOKENS = 1024
-"""While others sample, prompts are read every so many steps, or when so many of their tokens wait: on a GPU a pass over a few
-tokens takes half as long as a step of all lanes, however few they are."""
+"""On a GPU a pass over a few prompt tokens takes about as long as a step of all lanes, and everybody who samples waits for it.
+So prompts are read as soon as those who wait have lost as many steps together as reading would cost the others together, or
+when so many tokens wait."""
 
 AHEAD = {"cuda": 1}
 """Flights on their way when a step ends, by kind of device. A CPU computes them itself: it gains nothing by sending any."""
@@ -68,7 +69,7 @@ class PagedBatch(Batch):
         self._unread: dict[Row, None] = {}  # rows that run and have no seat, in order of arrival
         self._seats: dict[Row, Seat] = {}
         self._step_ms = 0.0
-        self._steps_since_read = READ_EVERY
+        self._waited = 0  # steps that rows which are to be read have lost together
         super().__init__(
             model,
             pages,
@@ -143,8 +144,9 @@ class PagedBatch(Batch):
 
     def _read(self) -> None:
         """The next tokens of prompts, all but each one's last, in order of arrival."""
-        if self.ahead and self._sent and self._steps_since_read < READ_EVERY and self._num_unread() < READ_TOKENS:
+        if self._can_wait():
             return
+        self._waited = 0
         room = self.max_step_tokens
         reading: list[tuple[Row, int]] = []
         for row in list(self._unread):
@@ -167,7 +169,13 @@ class PagedBatch(Batch):
         if picks:
             self._reader.read(picks)
             self.counts["steps"] += 1
-            self._steps_since_read = 0
+
+    def _can_wait(self) -> bool:
+        """Whether those who sample lose more by a pass now than those who wait lose by one more flight."""
+        if not self.ahead or not self._sent:
+            return False
+        lost = self._waited + self._num_steps() * len(self._unread)
+        return lost < READ_STEPS * len(self._seats) and self._num_unread() < READ_TOKENS
 
     def _num_unread(self) -> int:
         return sum([len(row.tokens) - 1 - _place(row).cached for row in self._unread if row.source is None])
@@ -200,7 +208,7 @@ class PagedBatch(Batch):
             return None
         steps = min(steps, self._lanes.most(lanes))
         self.counts["steps"] += steps
-        self._steps_since_read += steps
+        self._waited += steps * len(self._unread)
         return self._lanes.launch(lanes, steps)
 
     def _num_steps(self) -> int:

@@ -22,8 +22,8 @@ from .pages import PAGE
 MAX_ROWS = 64
 """Rows of one pass."""
 
-SIZES = (128, 192, 384, 512, 768, 1536, 2048, 3072, 6144)
-COARSE = (64, 256, 1024, 4096, 16384)
+SIZES = (128, 192, 384, 768, 1536, 3072, 6144)
+COARSE = (64, 256, 512, 1024, 2048, 4096, 16384)
 
 Pick = tuple[Sequence[int], Sequence[int], int]
 """(the tokens to read, the row's pages, tokens cached before)"""
