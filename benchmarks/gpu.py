@@ -29,7 +29,7 @@ from gpu_learner import LONGEST, WAYS, learner_row
 from gpu_models import SHAPES, Limits, Shape, clean, make_model, measure_limits
 from gpu_sampling import agent_row, decode_row, gap_row
 
-PARTS = ("decode", "agent", "learner")
+PARTS = ("decode", "agent", "gap", "learner")
 KEYS = {"decode": ("shape", "chains"), "agent": ("shape", "chains"), "gap": ("shape", "dtype"), "learner": ("shape", "way")}
 COLUMNS: dict[str, list[tuple[str, str, str]]] = {
     "decode": [
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace, report: Report, limits: Limits) -> None
                         latency_s=options.latency_ms / 1000, generate_steps=options.generate_steps,
                     ))  # fmt: skip
             del model
-        if "decode" in options.only:
+        if "gap" in options.only:
             for kind in dict.fromkeys((dtype, torch.float32)):
                 key = {"shape": shape.name, "dtype": str(kind).removeprefix("torch.")}
                 report.put("gap", key, lambda s=shape, k=kind: gap_of(s, device, k, options))

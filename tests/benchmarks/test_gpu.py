@@ -24,7 +24,7 @@ def run(path: Path, *more: str) -> dict[str, Any]:
 
 
 def test_every_part_runs_on_a_cpu_and_is_saved_with_date_card_and_versions(tmp_path: Path, capsys) -> None:
-    found = run(tmp_path / "gpu.json")
+    found = run(tmp_path / "gpu.json", "--caches", "slots,pages")
     assert found["card"].startswith("CPU")
     assert found["versions"]["torch"] == torch.__version__
     assert found["date"][:2] == "20"
@@ -52,7 +52,7 @@ def test_adding_keeps_what_is_not_measured_again(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="holds figures of another card"):
         run(path, "--only", "decode", "--add")
     path.unlink()
-    first = run(path, "--only", "decode", "--caches", "slots")
+    first = run(path, "--only", "decode")
     assert first["learner"] == [] and "pages_tokens_per_s" not in first["decode"][0]
     second = run(path, "--only", "decode", "--caches", "pages", "--chains", "3", "--add")
     assert [row["chains"] for row in second["decode"]] == [2, 3]
@@ -71,7 +71,7 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(gpu, "gap_of", lambda *_: {"tokens": 1})
     monkeypatch.setattr(gpu, "measure_limits", lambda *_: gpu_models.Limits(1.0, 1.0))
     path = tmp_path / "gpu.json"
-    assert gpu.main([*TINY, "--only", "decode", "--json", str(path)]) == 1
+    assert gpu.main([*TINY, "--only", "decode,gap", "--json", str(path)]) == 1
     found = json.loads(path.read_text())
     assert found["decode"][0]["error"] == "RuntimeError: out of memory"
     assert found["gap"][0]["tokens"] == 1

@@ -30,8 +30,6 @@ from .reader import MAX_ROWS, Pick, Reader
 FLIGHT_MS = 6.0
 """What a flight should take: long enough for the host to do its part, and no longer, because who ends waits for it."""
 
-MIN_STEPS = 2
-
 READ_STEPS = 1.0
 READ_TOKENS = 1024
 """On a GPU a pass over a few prompt tokens takes about as long as a step of all lanes, and everybody who samples waits for it.
@@ -214,7 +212,7 @@ class PagedBatch(Batch):
     def _num_steps(self) -> int:
         if not self._step_ms:
             return MAX_STEPS if self.ahead == 0 else MAX_STEPS // 2
-        return max(MIN_STEPS, min(MAX_STEPS, round(FLIGHT_MS / self._step_ms)))
+        return max(1, min(MAX_STEPS, round(FLIGHT_MS / self._step_ms)))
 
     def _land(self, sent: _Sent, told: list[Row]) -> None:
         if not sent.valid():  # the weights changed on the way: nothing of it is kept, and who took part is read again
