@@ -5,7 +5,7 @@ In: a model, a number of chains, how many steps. Out: one row of figures.
 
 decode   every prompt is read first (one token each, in its chain's session) and not timed; then all chains go on together for
          `steps` tokens. Of `generate` the time with one new token is taken off the time with several: prefill is in neither.
-agent    chains of four turns, each at its own pace, `chains` of them in flight; four chains in turn take each place. A reply
+agent    chains of four turns, each at its own pace, `chains` of them in flight; up to eight in turn take each place. A reply
          has `reply` tokens, a tool sleeps up to `latency_s`, an observation has 16 to 64 tokens; eight siblings share a prompt.
          Only sampled tokens count, and all of the time. As many chains as are in flight are played before, untimed, so that
          what is prepared for each size of batch is there, as it is after the first step of a training. `generate` plays as many
@@ -37,7 +37,8 @@ from agentfly.types import Request, Sample, Sampling
 
 NUM_TURNS = 4
 SIBLINGS = 8
-WAVES = 4
+WAVES = 8
+MOST_CHAINS = 2048
 STEP_TOKENS = 8192
 
 
@@ -217,10 +218,11 @@ def agent_row(
     generate_steps: int,
 ) -> dict[str, Any]:  # fmt: skip
     device = next(model.parameters()).device
-    played = scripts(WAVES * chains, shape.vocabulary, reply, prompt, latency_s, chains)
+    waves = max(1, min(WAVES, MOST_CHAINS // chains))
+    played = scripts(waves * chains, shape.vocabulary, reply, prompt, latency_s, chains)
     tokens = sum(sum(chain.replies) for chain in played)
     row: dict[str, Any] = {"shape": shape.name, "chains": chains, "turns": NUM_TURNS, "reply": list(reply), "tokens": tokens}
-    row |= {"latency_s": latency_s, "prompt": prompt, "waves": WAVES}
+    row |= {"latency_s": latency_s, "prompt": prompt, "waves": waves}
     clean(device)
     batch = played[:chains]
     seconds = generate_agent(model, batch, shape.vocabulary, generate_steps, device)

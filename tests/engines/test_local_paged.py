@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentfly.engines.local import paged, paged_batch
+from agentfly.engines.local import lanes, paged, paged_batch
 from agentfly.engines.local.pages import PAGE, Pages
 from agentfly.engines.local.sampler import draw, draw_lanes
 from agentfly.errors import ConfigError
@@ -105,6 +105,26 @@ def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> N
     roomy, _ = run(work, model, cache="pages", kv_tokens=4096, max_context=96)
     assert preempted > 0
     assert tight == roomy
+
+
+@pytest.mark.usefixtures("ahead")
+def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    sizes: list[int] = []
+    step = lanes.Lanes._step
+    monkeypatch.setattr(lanes.Lanes, "_step", lambda self, size, cuts: (sizes.append(size), step(self, size, cuts)))
+
+    async def work(engine: Any) -> Any:
+        def options(number: int) -> dict[str, Any]:
+            return {**DRAWS[number % len(DRAWS)], "seed": number, "max_tokens": 60 if number in (1, 6, 7) else 5 + number}
+
+        asked = (ask(engine, prompt_of(9 + number, number), f"{number}", **options(number)) for number in range(8))
+        said = await asyncio.gather(*asked)
+        return [(completion.token_ids, completion.stop) for completion in said]
+
+    ours = run(work, model, cache="pages", stop_ids=[])
+    assert max(sizes) >= 6 and sizes[-16:] == [3] * 16
+    assert ours == run(work, model, stop_ids=[])
 
 
 @pytest.mark.usefixtures("ahead")

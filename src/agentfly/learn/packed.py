@@ -4,8 +4,9 @@
     packed         a a a a b b c c c            input_ids [1, 9], position_ids 0 1 2 3 0 1 0 1 2
 
 In: a transformers backbone. Out: a twin of it (the same tensors, another attention) that reads such lines. On a GPU all rows
-attend in one kernel (torch's varlen attention, half precision); elsewhere row by row. Refuses attention it would compute
-wrongly (sinks, position biases, soft caps); whether a model can be packed at all is decided by a probe in `backbone`.
+attend in one kernel (torch's varlen attention: half precision, heads of a multiple of 8); elsewhere row by row. Refuses
+attention it would compute wrongly (sinks, position biases, soft caps); whether a model can be packed at all is decided by a
+probe in `backbone`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..errors import ConfigError
 
 NAME = "agentfly_packed"
 _HALF = (torch.bfloat16, torch.float16)
+_MAX_DIM = 256  # of a head, in the kernel that reads all rows at once
 
 
 @dataclass(slots=True)
@@ -87,7 +89,8 @@ def attention(
         why = f"uses {unknown[0]} in its attention" if unknown else "does not hand its arguments on to attention"
         raise ConfigError(f"{type(module).__name__} {why}: its rows cannot be packed")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    kernel = _one_kernel() if query.is_cuda and query.dtype in _HALF else None
+    fits = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= _MAX_DIM
+    kernel = _one_kernel() if fits else None
     if kernel is not None:
         out = kernel(query, key, value, agentfly_line, scaling, sliding_window)
     else:

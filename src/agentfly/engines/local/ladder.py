@@ -21,9 +21,13 @@ class Ladder:
         self._missed: Counter[int] = Counter()
         self._patience = patience
 
+    def fit(self, wanted: int) -> int:
+        """The smallest size that serves `wanted`, recorded or not."""
+        return next(size for size in self._all if size >= wanted)
+
     def pick(self, wanted: int) -> int:
         """The size for `wanted` (at most `most`). One that was not picked before is to be recorded now."""
-        best = next(size for size in self._all if size >= wanted)
+        best = self.fit(wanted)
         size = min((size for size in self._recorded if size >= wanted), default=None)
         if size is None:
             size = next(size for size in self._coarse if size >= wanted)

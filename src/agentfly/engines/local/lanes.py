@@ -8,13 +8,15 @@ log-probs of those steps. What a step does is a function of the lanes' tensors a
 so it is captured once for each size of batch and replayed (on a CPU it is simply called). A lane ends at a stop id or when it
 has drawn all it may; what else ends a reply (stop strings) the host sees afterwards, and ignores what was drawn beyond. The
 host sends only what changes: a lane that goes on needs new pages now and then, and a new window of uniform numbers. So the next
-flight can leave before the last one has landed, and the device never waits for the host.
+flight can leave before the last one has landed, and the device never waits for the host. When many have left, those at the far
+end move up to the lanes between the others, and a smaller graph does.
 """
 
 from __future__ import annotations
 
 import gc
 import heapq
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -59,10 +61,14 @@ class Seat:
 
 
 class Flight:
-    """Steps on their way. `turns` are the turns of the lanes that take part, as they were when it left."""
+    """Steps on their way.
+
+    `lanes` take part; `homes` are the lanes in which the same rows sit now, and `turns` the turns of those lanes: a row that
+    has left has ended its lane's turn.
+    """
 
     def __init__(self, lanes: Numbers, turns: Numbers, steps: int, results: Sequence[Tensor], events: Any) -> None:
-        self.lanes, self.turns, self.steps = lanes, turns, steps
+        self.lanes, self.homes, self.turns, self.steps = lanes, lanes.copy(), turns, steps
         self._results, self._events = results, events
 
     def land(self) -> tuple[Numbers, Numbers, Numbers, float | None]:
@@ -102,6 +108,7 @@ class Lanes:
         self._free = list(range(count))
         self._stopped: list[int] = []
         self._new: list[Seat] = []
+        self._flying: weakref.WeakSet[Flight] = weakref.WeakSet()
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._ladders = {cuts: Ladder(COARSE, SIZES, count) for cuts in (False, True)}
         self._memory: Any = None
@@ -151,6 +158,7 @@ class Lanes:
 
     def launch(self, lanes: Numbers, steps: int) -> Flight:
         """Send `steps` steps on their way. Nothing here waits for the device."""
+        lanes = self._close_up(lanes)
         size, step = self._graph(1 + int(lanes[-1]), any(seat.cuts for seat in self.seats if seat is not None))
         self._send_changes(lanes, steps)
         cuda = self.device.type == "cuda"
@@ -167,27 +175,73 @@ class Lanes:
         if events:
             events[1].record()
         self._launched[lanes] += steps
-        return Flight(lanes, self._turn[lanes], steps, results, events)
+        flight = Flight(lanes, self._turn[lanes], steps, results, events)
+        self._flying.add(flight)
+        return flight
+
+    def _close_up(self, lanes: Numbers) -> Numbers:
+        """The lanes that go on, after those at the far end have moved up if a smaller graph then serves all."""
+        size = self._fit(len(lanes))
+        far = lanes[lanes >= size]
+        free = [lane for lane in self._free if lane < size]
+        if size >= self._fit(1 + int(lanes[-1])) or len(free) < len(far) or not self._launched[far].all():
+            return lanes  # one that has not started yet is not there to be moved
+        near = np.array([heapq.heappop(self._free) for _ in far], np.int64)
+        self._send_stops()
+        source, target = self._send(far.tolist()), self._send(near.tolist())
+        for tensor in (self.whole, self.real, self.uniforms, self.table):
+            tensor.index_copy_(0, target, tensor.index_select(0, source))
+        self.whole[:, LEFT].index_fill_(0, source, 0)
+        moved = np.arange(len(self.seats))
+        moved[far] = near
+        here = [(flight, self._here(flight) & (moved[flight.homes] != flight.homes)) for flight in self._flying]
+        self._turn[far] += 1
+        self._turn[near] += 1
+        for flight, who in here:
+            flight.homes[who] = moved[flight.homes[who]]
+            flight.turns[who] = self._turn[flight.homes[who]]
+        for array in (
+            self._position, self._left, self._launched, self._landed, self._room, self._window_end, self._drawn,
+            self._drawn_logprobs,
+        ):  # fmt: skip
+            array[near] = array[far]
+        self._left[far] = self._launched[far] = 0
+        for old, new in zip(far.tolist(), near.tolist(), strict=True):
+            seat = self._seat(old)
+            seat.lane, self.seats[new], self.seats[old] = new, seat, None
+            heapq.heappush(self._free, old)
+        return self.going()
+
+    def _fit(self, lanes: int) -> int:
+        """The size of the smallest step that serves so many lanes."""
+        return self._ladders[False].fit(lanes) if self.device.type == "cuda" else lanes
 
     def land(self, flight: Flight) -> tuple[list[Seat], int, float | None]:
         """Who has ended or is watched (what was drawn is then theirs to `take`), how many tokens were drawn, ms of a step."""
         tokens, logprobs, left, took = flight.land()
-        seats = self.still_seated(flight)
-        lanes = np.array([seat.lane for seat in seats], np.int64)
+        self._flying.discard(flight)
+        here = self._here(flight)
+        lanes, columns = flight.homes[here], flight.lanes[here]
+        seats = [self._seat(lane) for lane in lanes]
         first = self._landed[lanes]
         self._stretch(int(first.max(initial=0)) + flight.steps)
         for number in range(flight.steps):
-            self._drawn[lanes, first + number] = tokens[number, lanes]
-            self._drawn_logprobs[lanes, first + number] = logprobs[number, lanes]
+            self._drawn[lanes, first + number] = tokens[number, columns]
+            self._drawn_logprobs[lanes, first + number] = logprobs[number, columns]
         self._landed[lanes] += flight.steps
-        bad = np.asarray(~np.isfinite(logprobs[:, lanes]).all(axis=0)).tolist()
-        over = (left[lanes] == 0).tolist()
+        bad = np.asarray(~np.isfinite(logprobs[:, columns]).all(axis=0)).tolist()
+        over = (left[columns] == 0).tolist()
         told = [seat for seat, zero, nan in zip(seats, over, bad, strict=True) if zero or nan or seat.watched]
         return told, flight.steps * len(seats), took
 
     def still_seated(self, flight: Flight) -> list[Seat]:
-        """Those who took part in a flight and have not left their lanes since."""
-        return [self._seat(lane) for lane in flight.lanes[self._turn[flight.lanes] == flight.turns]]
+        """Those who took part in a flight and have not left since."""
+        return [self._seat(lane) for lane in flight.homes[self._here(flight)]]
+
+    def _here(self, flight: Flight) -> Numbers:
+        """Which of those who took part have not left since."""
+        here: Numbers = self._turn[flight.homes] == flight.turns
+        return here
 
     def _seat(self, lane: Any) -> Seat:
         seat: Seat | None = self.seats[lane]
@@ -216,9 +270,7 @@ class Lanes:
             ahead = int(self._launched[lane]) - seat.taken  # the row counts from the last token that it was given
             windows.append((lane, seat.row.uniforms(ahead + WINDOW)[ahead:]))
             self._window_end[lane] = self._launched[lane] + WINDOW
-        if self._stopped:
-            self.whole[:, LEFT].index_fill_(0, self._send(self._stopped), 0)
-            self._stopped = []
+        self._send_stops()
         if starts:
             who = self._send([seat.lane for seat in starts])
             self.whole.index_copy_(0, who, self._send([self._start(seat) for seat in starts]))
@@ -232,6 +284,11 @@ class Lanes:
             place, page = self._send(pages).unbind(1)
             self.table.view(-1).index_copy_(0, place, page.to(torch.int32))
         self.at.zero_()
+
+    def _send_stops(self) -> None:
+        if self._stopped:
+            self.whole[:, LEFT].index_fill_(0, self._send(self._stopped), 0)
+            self._stopped = []
 
     def _start(self, seat: Seat) -> list[int]:
         row = seat.row

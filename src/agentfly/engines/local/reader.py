@@ -22,7 +22,7 @@ from .pages import PAGE
 MAX_ROWS = 64
 """Rows of one pass."""
 
-SIZES = (128, 192, 384, 768, 1536, 3072, 6144)
+SIZES = (128, 192, 320, 384, 640, 768, 896, 1280, 1536, 3072, 6144)
 COARSE = (64, 256, 512, 1024, 2048, 4096, 16384)
 
 Pick = tuple[Sequence[int], Sequence[int], int]
@@ -35,7 +35,7 @@ class Reader:
     def __init__(self, model: Any, pools: Pools, *, max_tokens: int, max_context: int, device: torch.device) -> None:
         self.model, self.pools, self.device = model, pools, device
         self.width = -(-max_context // PAGE)
-        self._ladder = Ladder(COARSE, SIZES, max_tokens)
+        self._ladder = Ladder(COARSE, SIZES, max_tokens, patience=8)  # what is too much is computed, not skipped
         self._graphs: dict[int, _Graph] = {}
         self._memory: Any = None
 
