@@ -43,6 +43,7 @@ COLUMNS: dict[str, list[tuple[str, str, str]]] = {
         ("shape", "shape", ""), ("chains", "chains", ""), ("generate", "generate_tokens_per_s", ",.0f"),
         ("slots", "slots_tokens_per_s", ",.0f"), ("pages", "pages_tokens_per_s", ",.0f"),
         ("pages x generate", "pages_over_generate", ".1f"), ("of decode", "pages_share_of_decode", ".0%"),
+        ("twice in flight", "pages_full_tokens_per_s", ",.0f"), ("of decode", "pages_full_share_of_decode", ".0%"),
         ("engine busy", "pages_engine_busy", ".0%"), ("peak GiB", "pages_peak_gib", ".1f"),
     ],
     "gap": [
@@ -114,9 +115,10 @@ class Report:
         for row in self.rows["agent"]:
             other = decoded.get((row["shape"], row["chains"]), {})
             for cache in ("slots", "pages"):
-                ours, pure = row.get(f"{cache}_tokens_per_s"), other.get(f"{cache}_tokens_per_s")
-                if ours and pure:
-                    row[f"{cache}_share_of_decode"] = ours / pure
+                for kind in (cache, f"{cache}_full"):
+                    ours, pure = row.get(f"{kind}_tokens_per_s"), other.get(f"{cache}_tokens_per_s")
+                    if ours and pure:
+                        row[f"{kind}_share_of_decode"] = ours / pure
         self.write()
 
     def lines(self) -> Iterator[str]:

@@ -8,10 +8,11 @@ decode   every prompt is read first (one token each, in its chain's session) and
 agent    chains of four turns, each at its own pace, `chains` of them in flight; up to eight in turn take each place. A reply
          has `reply` tokens, a tool sleeps up to `latency_s`, an observation has 16 to 64 tokens; eight siblings share a prompt.
          Only sampled tokens count, and all of the time. As many chains as are in flight are played before, untimed, so that
-         what is prepared for each size of batch is there, as it is after the first step of a training. `generate` plays as many
-         chains as are in flight, turn by turn, padded, all waiting for the longest reply and the slowest tool; the first few
-         steps of a turn are timed and their time is multiplied (a whole run would take minutes; `generate_steps` 0 runs it
-         whole).
+         what is prepared for each size of batch is there, as it is after the first step of a training. At last all are played
+         once more with as many in flight as a rollout may admit, twice the engine's lanes ("full"): while some wait for their
+         tools, others sample. `generate` plays as many chains as are in flight, turn by turn, padded, all waiting for the
+         longest reply and the slowest tool; the first few steps of a turn are timed and their time is multiplied (a whole run
+         would take minutes; `generate_steps` 0 runs it whole).
 gap      mean and largest difference of the engine's log-probs and the learner's, over two turns.
 """
 
@@ -240,10 +241,14 @@ def agent_row(
                 f"{cache}_tokens_per_s": tokens / seconds,
                 f"{cache}_over_generate": tokens / seconds / row["generate_tokens_per_s"],
                 f"{cache}_engine_busy": (after["busy_s"] - before["busy_s"]) / seconds,
-                f"{cache}_peak_gib": peak_gib(device),
             }
             for name in ("prefilled_tokens", "reused_tokens", "shared_tokens", "preempted"):
                 row[f"{cache}_{name}"] = after[name] - before[name]
+            row |= {
+                f"{cache}_full_in_flight": engine.capacity,
+                f"{cache}_full_tokens_per_s": tokens / engine_agent(engine, played, engine.capacity),
+                f"{cache}_peak_gib": peak_gib(device),
+            }
         finally:
             engine.shut()
             del engine

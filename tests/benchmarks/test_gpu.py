@@ -35,6 +35,8 @@ def test_every_part_runs_on_a_cpu_and_is_saved_with_date_card_and_versions(tmp_p
     assert decode["roofline_tokens_per_s"] == min(decode["memory_tokens_per_s"], decode["compute_tokens_per_s"])
     assert decode["pages_device_busy"] is None  # a CPU has no kernels to watch
     assert agent["pages_share_of_decode"] == pytest.approx(agent["pages_tokens_per_s"] / decode["pages_tokens_per_s"])
+    assert agent["pages_full_in_flight"] == 4
+    assert agent["pages_full_share_of_decode"] == agent["pages_full_tokens_per_s"] / decode["pages_tokens_per_s"] > 0
     assert agent["slots_reused_tokens"] > 0
     assert gap["dtype"] == "float32"
     assert max(gap["slots_mean_gap"], gap["pages_mean_gap"]) < 1e-4
