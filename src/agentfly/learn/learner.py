@@ -237,7 +237,7 @@ class Learner:
         if self._critic_optimizer is not None:
             optimizers["train/critic_grad_norm"] = self._critic_optimizer
         lengths = [optimizer.clip() for optimizer in optimizers.values()]  # sent on its way before anything is waited for
-        loss, *found = torch.stack([whole.double(), *(length.double() for length in lengths)]).tolist()
+        loss, *found = torch.stack([whole.float(), *(length.float() for length in lengths)]).tolist()
         norms = dict(zip(optimizers, found, strict=True))
         if not all(math.isfinite(number) for number in (loss, *norms.values())):
             for optimizer in optimizers.values():
