@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 import torch
 
-from .tiny import FAMILIES, ask, make_model, prompt_of, run
+from .tiny import FAMILIES, ask, make_model, prompt_of, run, until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -29,8 +30,69 @@ def test_logprobs_equal_a_full_forward_on_the_gpu(family, dtype, tolerance):
     done, stats = run(work, model, max_step_tokens=32)
     assert stats["reused_tokens"] > 0
     for prompt, completion in done:
-        ids = torch.tensor([prompt + completion.token_ids], device="cuda")
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
-        want = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-        assert (want - torch.tensor(completion.logprobs)).abs().mean() < tolerance
+        assert mean_gap(model, prompt, completion) < tolerance
+
+
+def mean_gap(model, prompt, completion, first=0):
+    """How far the log-probs of a reply, from the `first` token on, are from those of a full forward."""
+    ids = torch.tensor([prompt + completion.token_ids], device="cuda")
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+    want = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+    return (want - torch.tensor(completion.logprobs)).abs()[first:].mean()
+
+
+def test_chains_that_leave_come_again_and_do_not_fit_at_once_are_read_again_and_stay_right():
+    """Pages for a quarter of the lanes: rows are sent back, caches are taken from chains that wait, prompts are read beside."""
+    model = make_model().to("cuda")
+    rng = random.Random(4)
+    seen = 0
+
+    async def chain(engine, number):
+        nonlocal seen
+        prompt = [*prompt_of(rng.choice([10, 33])), *prompt_of(rng.randint(1, 20), number)]
+        for turn in range(4):
+            asked = asyncio.ensure_future(ask(engine, prompt, f"{number}", seed=turn, max_tokens=rng.randint(1, 90)))
+            if rng.random() < 0.2:
+                await asyncio.sleep(rng.random() * 0.02)
+                asked.cancel()
+            try:
+                completion = await asked
+            except asyncio.CancelledError:
+                continue
+            assert mean_gap(model, prompt, completion) < 2e-3
+            seen += 1
+            prompt = [*prompt[: rng.randint(5, 50)], *completion.token_ids, *prompt_of(rng.randint(1, 9), turn)]
+
+    async def work(engine):
+        for _ in range(2):
+            await asyncio.gather(*(chain(engine, number) for number in range(64)))
+            await until(lambda: not engine._batch.busy and not engine._inbox)
+            engine._batch.slots.check()
+        return engine.stats()
+
+    stats = run(work, model, stop_ids=[], kv_tokens=1200, max_context=250, max_batch=32, max_step_tokens=128)
+    assert seen > 100
+    assert stats["preempted"] > 0
+    assert stats["evicted"] > 0
+
+
+def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights_on_the_gpu():
+    model = make_model().to("cuda")
+
+    async def work(engine):
+        asked = [ask(engine, prompt_of(20, i), f"{i}", temperature=1, seed=i, max_tokens=2000) for i in range(8)]
+        going = asyncio.gather(*asked)
+        await until(lambda: engine.stats()["sampled_tokens"] > 10)
+        with engine.hold():
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.9)
+            engine.publish(1)
+        return await going
+
+    for number, completion in enumerate(run(work, model, stop_ids=[], max_context=2100, kv_tokens=8 * 2112)):
+        assert sorted(completion.versions) == completion.versions
+        assert completion.versions[-1] == 1
+        first = completion.versions.index(1)
+        assert mean_gap(model, prompt_of(20, number), completion, first) < 2e-3

@@ -8,12 +8,13 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from agentfly.engines.local import lanes, paged, paged_batch
+from agentfly.engines.local import lanes, paged, paged_batch, reader
 from agentfly.engines.local.pages import PAGE, Pages
 from agentfly.engines.local.sampler import draw, draw_lanes
 from agentfly.errors import ConfigError
@@ -37,7 +38,50 @@ def ahead(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     return int(request.param)
 
 
-@pytest.mark.usefixtures("ahead")
+class SlowPass:
+    """A pass that is computed only after it has been asked for a while, or when somebody cannot wait for it."""
+
+    patience = 3
+
+    def __init__(self, work: Callable[[], Any], before: SlowPass | None) -> None:
+        self.work: Callable[[], Any] | None = work
+        self.before, self.asked = before, 0
+
+    def over(self) -> bool:
+        self.asked += 1
+        if self.asked > self.patience:
+            self.hold_up()
+        return self.work is None
+
+    def hold_up(self) -> None:
+        if self.before is not None:
+            self.before.hold_up()
+        if self.work is not None:
+            self.work()
+        self.work = self.before = None
+
+
+@pytest.fixture(params=[False, True], ids=["read at once", "read beside flights"])
+def slow(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU prompts are read beside the flights of others; here a pass is put off, which is the worst that can happen."""
+    if request.param:
+        put_passes_off(monkeypatch)
+
+
+def put_passes_off(monkeypatch: pytest.MonkeyPatch, patience: int = 3) -> None:
+    read = reader.Reader.read
+    last: list[SlowPass] = []
+
+    def put_off(self: Any, picks: Any) -> SlowPass:
+        kept = [(list(ids), list(pages), past) for ids, pages, past in picks]
+        last[:] = [SlowPass(lambda: read(self, kept), last[0] if last else None)]
+        return last[0]
+
+    monkeypatch.setattr(SlowPass, "patience", patience)
+    monkeypatch.setattr(reader.Reader, "read", put_off)
+
+
+@pytest.mark.usefixtures("ahead", "slow")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_chains_of_several_turns_are_those_of_the_slots(family: str) -> None:
     model = make_model(family)
@@ -78,7 +122,7 @@ def test_siblings_read_the_full_pages_of_their_prompt_once() -> None:
         assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
 
 
-@pytest.mark.usefixtures("ahead")
+@pytest.mark.usefixtures("ahead", "slow")
 def test_later_turns_read_only_what_is_new() -> None:
     async def work(engine: Any) -> Any:
         prompt, read = prompt_of(40), []
@@ -92,7 +136,7 @@ def test_later_turns_read_only_what_is_new() -> None:
     assert run(work, cache="pages") == [39, 10, 10]
 
 
-@pytest.mark.usefixtures("ahead")
+@pytest.mark.usefixtures("ahead", "slow")
 def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> None:
     model = make_model()
 
@@ -107,7 +151,7 @@ def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> N
     assert tight == roomy
 
 
-@pytest.mark.usefixtures("ahead")
+@pytest.mark.usefixtures("ahead", "slow")
 def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     sizes: list[int] = []
@@ -128,6 +172,70 @@ def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: p
 
 
 @pytest.mark.usefixtures("ahead")
+def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_passes_off(monkeypatch)
+    model = make_model()
+    prompt = prompt_of(4 * PAGE + 1)  # all but the last token can be shared
+
+    async def work(engine: Any) -> Any:
+        other = asyncio.ensure_future(ask(engine, prompt_of(9, 5), temperature=1, seed=1, max_tokens=150))
+        await until(lambda: engine.stats()["sampled_tokens"] > 8)
+        siblings = [ask(engine, prompt, f"{number}", temperature=1, seed=number, max_tokens=5) for number in range(3)]
+        said = await asyncio.gather(*siblings)
+        await other
+        assert engine.stats()["shared_tokens"] >= 4 * PAGE
+        return said
+
+    for completion in run(work, model, cache="pages", stop_ids=[]):
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_batch, "AHEAD", {"cpu": 1})
+    put_passes_off(monkeypatch, patience)
+    model = make_model()
+    rng = random.Random(0)
+
+    async def chain(engine: Any, number: int) -> None:
+        prompt = [*prompt_of(rng.choice([10, 33])), *prompt_of(rng.randint(1, 20), number)]
+        for turn in range(3):
+            completion = await ask(engine, prompt, f"{number}", seed=turn, max_tokens=rng.randint(1, 90))
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
+            prompt = [*prompt[: rng.randint(5, 50)], *completion.token_ids, *prompt_of(rng.randint(1, 9), turn)]
+
+    async def work(engine: Any) -> Any:
+        await asyncio.gather(*(chain(engine, number) for number in range(48)))
+        engine._batch.slots.check()
+        return engine.stats()
+
+    stats = run(work, model, cache="pages", stop_ids=[], kv_tokens=1200, max_context=250, max_batch=32, max_step_tokens=128)
+    assert 0 < stats["preempted"] < 200  # of 144 requests; one that goes back does not come again at once
+    assert stats["evicted"] > 0
+
+
+@pytest.mark.usefixtures("ahead")
+def test_a_pass_of_somebody_who_has_left_does_not_write_over_those_who_got_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_passes_off(monkeypatch, patience=50)  # it would be computed about 200 tokens later, were it not waited for
+    monkeypatch.setattr(paged_batch.PagedBatch, "_num_steps", lambda self: 4)
+    model = make_model()
+
+    async def work(engine: Any) -> Any:
+        staying = asyncio.ensure_future(ask(engine, prompt_of(9, 5), "a", temperature=1, seed=1, max_tokens=220))
+        await until(lambda: engine.stats()["sampled_tokens"] > 4)
+        leaving = asyncio.ensure_future(ask(engine, prompt_of(9 * PAGE), "b", max_tokens=5))
+        await until(lambda: engine._batch._passes)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        completion = await staying
+        assert engine.stats()["evicted"] == 1
+        return completion
+
+    completion = run(work, model, cache="pages", stop_ids=[], kv_tokens=15 * PAGE, max_context=15 * PAGE)
+    assert close_to(completion.logprobs, full_logprobs(model, prompt_of(9, 5), completion.token_ids), 2e-4)
+
+
+@pytest.mark.usefixtures("ahead", "slow")
 def test_stop_ids_and_stop_strings_end_a_reply_inside_a_round() -> None:
     model = make_model()
 
@@ -167,7 +275,7 @@ def test_new_weights_are_used_from_the_next_token_and_old_keys_never() -> None:
     assert close_to(completion.logprobs, full_logprobs(model, prompt_of(40), completion.token_ids))
 
 
-@pytest.mark.usefixtures("ahead")
+@pytest.mark.usefixtures("ahead", "slow")
 def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights() -> None:
     model = make_model()
 

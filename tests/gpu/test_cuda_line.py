@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize(("dtype", "gap"), [("float32", 1e-3), ("bfloat16", 0.02)])
 def test_a_model_on_the_gpu_samples_what_the_learner_scores_and_improves(tmp_path: Path, dtype: str, gap: float) -> None:
-    agent = tiny_agent(save_tiny_model(tmp_path / "model"), engine={"device": "cuda", "dtype": dtype})
+    agent = tiny_agent(save_tiny_model(tmp_path / "model"), engine={"device": "cuda", "dtype": dtype, "kv_gib": 1})
     result = agentfly.train(
         agent,
         ROWS,

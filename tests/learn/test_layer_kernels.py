@@ -188,9 +188,9 @@ from tests.learn.test_logprobs import rows_of
 device = torch.device(sys.argv[1])
 rows = Rows(rows_of())
 
-def gradients(family, dtype, kernels, again=False, adapted=False):
+def gradients(family, dtype, kernels, again=False, adapted=False, computed=None):
     backbone.find_kernels = lambda _: kernels
-    model = make_model(family).to(device, dtype)
+    model = make_model(family).to(device, dtype).to(computed or dtype)
     if adapted:
         adapt(model, LoraSettings(rank=2, alpha=4))
         for name, parameter in model.named_parameters():
@@ -214,8 +214,12 @@ if device.type == "cuda":  # what an interpreter has no time for
 for family, options in cases:
     for dtype in types:
         want, got = (gradients(family, dtype, kernels, **options) for kernels in (None, layer_kernels))
-        gap = float((got - want).norm() / want.norm())
-        assert gap < (1e-5 if dtype == torch.float32 else 5e-2), (family, dtype, options, gap)
+        far = lambda a, b: float((a - b).norm() / b.norm())
+        if dtype == torch.float32:
+            assert far(got, want) < 1e-5, (family, options, far(got, want))
+        else:  # as near to the truth of these weights as torch is: its own roundings are not better than others
+            truth = gradients(family, dtype, None, computed=torch.float32, **options)
+            assert far(got, truth) < 1.5 * far(want, truth), (family, options, far(got, truth), far(want, truth))
 print("equal")
 """
 

@@ -112,6 +112,7 @@ class Lanes:
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._ladders = {cuts: Ladder(COARSE, SIZES, count) for cuts in (False, True)}
         self._memory: Any = None
+        self._side = new_stream(device)  # for recording
 
     # ---- who sits where --------------------------------------------------------------------------------------------------
 
@@ -318,7 +319,7 @@ class Lanes:
         kept = self.whole.clone(), self.at.clone()
         self.whole[:, LEFT] = 0  # kernels are made ready by steps in which every lane stands still
         self.at.zero_()
-        replay, self._memory = record(step, self.device, self._memory)
+        replay, self._memory = record(step, self.device, self._memory, self._side)
         self.whole.copy_(kept[0])
         self.at.copy_(kept[1])
         return replay
@@ -359,13 +360,18 @@ class Lanes:
         self.at += 1
 
 
-def record(work: Callable[[], None], device: torch.device, memory: Any) -> tuple[Callable[[], None], Any]:
+def new_stream(device: torch.device) -> Any:
+    """A stream of one's own on a GPU; None elsewhere."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def record(work: Callable[[], None], device: torch.device, memory: Any, side: Any) -> tuple[Callable[[], None], Any]:
     """A CUDA graph of `work`, which is run once first (its kernels are ready then), and the memory that it shares with others.
 
     Not by `torch.cuda.graph`, which collects all garbage and gives all cached memory back each time. Other threads may use the
-    device meanwhile (a tool that embeds, a reward model), so only this one's calls are watched.
+    device meanwhile (a tool that embeds, a reward model), so only this one's calls are watched. It is recorded on the stream
+    `side`: products keep working memory for each stream, so graphs that may run at the same time need different ones.
     """
-    side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     graph: Any = torch.cuda.CUDAGraph()
     collects = gc.isenabled()

@@ -6,8 +6,10 @@ flight of the lanes on their way, and then lands the flight before it:
     host      send 2 | land 1 | send 3 | land 2 | ...
     device    ... 1 .|... 2 ........|... 3 .......      never waits for the host, while there is anything to draw
 
-so a row that has ended is seen one flight late; its lane stands still meanwhile. What is on its way may still write to pages
-that were taken from a row: those who get them write later, in the same order on the device. Pages are found before a flight
+so a row that has ended is seen one flight late; its lane stands still meanwhile. Prompts are read beside the flights (see
+`reader`), and who has been read sits down when the pass is over. What is on its way may still write to pages that were taken
+from a row: those who get them write later, because a pass begins after all flights sent before it, and a flight that could
+meet a pass of somebody who has left waits for it. Pages are found before a flight
 for all the tokens that it may draw; where there are none, the youngest row goes back to the queue and is computed again. Runs
 in one thread; refuses nothing: prompts are checked before they come here.
 """
@@ -25,16 +27,16 @@ from .batch import Batch, Row
 from .lanes import MAX_STEPS, Flight, Lanes, Seat
 from .paged import Pools
 from .pages import PAGE, PagedSlot, Pages
-from .reader import MAX_ROWS, Pick, Reader
+from .reader import MAX_ROWS, Pass, Pick, Reader
 
 FLIGHT_MS = 6.0
 """What a flight should take: long enough for the host to do its part, and no longer, because who ends waits for it."""
 
 READ_STEPS = 1.0
 READ_TOKENS = 1024
-"""On a GPU a pass over a few prompt tokens takes about as long as a step of all lanes, and everybody who samples waits for it.
-So prompts are read as soon as those who wait have lost as many steps together as reading would cost the others together, or
-when so many tokens wait."""
+"""On a GPU a pass over prompts runs beside the lanes' flights and slows them down, by about a step however few tokens it has.
+So prompts are read as soon as those who wait have lost as many steps together as that costs the others together, or when so
+many tokens wait; and one pass at a time, so that those who come meanwhile are read together."""
 
 AHEAD = {"cuda": 1}
 """Flights on their way when a step ends, by kind of device. A CPU computes them itself: it gains nothing by sending any."""
@@ -67,7 +69,12 @@ class PagedBatch(Batch):
         self._unread: dict[Row, None] = {}  # rows that run and have no seat, in order of arrival
         self._seats: dict[Row, Seat] = {}
         self._step_ms = 0.0
+        self._passes: deque[tuple[int, Pass]] = deque()  # numbered, on their way
+        self._last_pass = self._passes_over = 0
+        self._needs: dict[Row, int] = {}  # the pass that a row waits for
+        self._stray = False  # somebody left before the pass was over
         self._waited = 0  # steps that rows which are to be read have lost together
+        self._most_running: float = max_batch  # fewer while pages are short
         super().__init__(
             model,
             pages,
@@ -82,6 +89,7 @@ class PagedBatch(Batch):
         """Another twin: graphs hold the addresses of the old one's weights, and nothing that is on its way is kept."""
         super().use(model)
         self._sent.clear()
+        self._hold_up()
         for row in list(self._seats):
             self._stand_up(row)
         sizes: dict[str, Any] = {"device": self.device, "max_context": self.max_context}
@@ -98,6 +106,8 @@ class PagedBatch(Batch):
 
     def step(self, version: int, valid: Callable[[], bool]) -> list[Row]:
         """Send what comes next on its way, and land what was sent before."""
+        while self._passes and self._passes[0][1].over():
+            self._passes_over = self._passes.popleft()[0]
         self._admit()
         self._read()
         flight = self._launch(version)
@@ -114,6 +124,7 @@ class PagedBatch(Batch):
 
     def remove(self, row: Row) -> None:
         self._leave(row)
+        self._most_running = min(self.max_batch, self._most_running + 0.25)
         super().remove(row)
 
     def clear(self) -> list[Row]:
@@ -124,6 +135,7 @@ class PagedBatch(Batch):
 
     def forget(self) -> None:
         """The weights have changed. Every row that runs is read again; what is on its way says by itself that it is void."""
+        self._stray = self._stray or bool(self._passes)
         for row in list(self._seats):
             self._stand_up(row)
         self.slots.forget()
@@ -131,7 +143,7 @@ class PagedBatch(Batch):
     # ---- prompts ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self.queue and len(self.running) < self.max_batch:
+        while self.queue and len(self.running) < self._most_running:
             row = self.queue.popleft()
             slot, source, count = self.slots.lend(row.tokens, row.session)
             row.slot = slot
@@ -165,13 +177,19 @@ class PagedBatch(Batch):
                 slot.cached += count
                 self.counts["prefilled_tokens"] += count
         if picks:
-            self._reader.read(picks)
             self.counts["steps"] += 1
+            sent = self._reader.read(picks)
+            if sent is not None:
+                self._last_pass += 1
+                self._passes.append((self._last_pass, sent))
+                self._needs.update((row, self._last_pass) for row, _ in reading if row.slot is not None)
 
     def _can_wait(self) -> bool:
         """Whether those who sample lose more by a pass now than those who wait lose by one more flight."""
         if not self.ahead or not self._sent:
             return False
+        if self._passes:
+            return True
         lost = self._waited + self._num_steps() * len(self._unread)
         return lost < READ_STEPS * len(self._seats) and self._num_unread() < READ_TOKENS
 
@@ -185,6 +203,7 @@ class PagedBatch(Batch):
             if source.busy and source.cached < count:
                 return False
             self.counts["shared_tokens"] += self.slots.share(_place(row), source, count)
+            self._needs[row] = self._last_pass  # its source may still be on its way
         row.source = None
         return True
 
@@ -192,8 +211,12 @@ class PagedBatch(Batch):
 
     def _launch(self, version: int) -> Flight | None:
         """A few steps of everybody whose next token can be drawn; None where nobody's can."""
+        if not len(self._lanes.going()):
+            self._hold_up()
         for row in list(self._unread):
-            if row.source is None and len(row.tokens) - _place(row).cached == 1:
+            ready = self._needs.get(row, 0) <= self._passes_over
+            if ready and row.source is None and len(row.tokens) - _place(row).cached == 1:
+                self._needs.pop(row, None)
                 left = min(row.sampling.max_tokens - len(row.logprobs), self.max_context - len(row.tokens))
                 self._seats[row] = self._lanes.seat(row, _place(row).cached, left, version)
                 del self._unread[row]
@@ -204,10 +227,20 @@ class PagedBatch(Batch):
         lanes = self._lanes.going()
         if not len(lanes):
             return None
+        if self._stray:
+            self._hold_up()
         steps = min(steps, self._lanes.most(lanes))
         self.counts["steps"] += steps
         self._waited += steps * len(self._unread)
         return self._lanes.launch(lanes, steps)
+
+    def _hold_up(self) -> None:
+        """What is sent from now on begins when every pass is over."""
+        if self._passes:
+            self._passes_over, last = self._passes[-1]
+            last.hold_up()
+            self._passes.clear()
+        self._stray = False
 
     def _num_steps(self) -> int:
         if not self._step_ms:
@@ -246,6 +279,7 @@ class PagedBatch(Batch):
 
     def _leave(self, row: Row) -> None:
         self._unread.pop(row, None)
+        self._stray = self._stray or self._needs.pop(row, 0) > self._passes_over
         seat = self._seats.pop(row, None)
         if seat is not None:
             if row.finished is None and row.error is None:
@@ -269,6 +303,7 @@ class PagedBatch(Batch):
         self.slots.drop(_place(row))
         row.slot = row.source = None
         self.queue.appendleft(row)
+        self._most_running = max(1, len(self.running))  # or it would come back at once, be read again and be sent back again
         self.counts["preempted"] += 1
 
 

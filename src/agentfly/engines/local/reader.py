@@ -1,9 +1,10 @@
 """Reading prompts: keys and values of many tokens of some rows, computed in one pass.
 
-In: for each row its tokens, its pages and how much of it is cached. Out: nothing; the pages are filled, and whoever comes later
-on the same stream finds them so. The last token of a prompt is never read here: it is a lane's first, whose logits are drawn
-from, so no logits are needed and nothing is waited for. On a GPU the pass is a CUDA graph, made for the next larger of a few
-sizes; what it has too much goes to page 0, which is nobody's. Elsewhere it is an ordinary pass of the right size.
+In: for each row its tokens, its pages and how much of it is cached. Out: the pass, on its way; when it is over the pages are
+filled. The last token of a prompt is never read here: it is a lane's first, whose logits are drawn from, so no logits are
+needed and nothing is waited for. On a GPU the pass is a CUDA graph, made for the next larger of a few sizes; what it has too
+much goes to page 0, which is nobody's. It has a stream of its own: it begins when all that was sent before it has ended, and
+the lanes' later flights go on beside it. Elsewhere it is an ordinary pass of the right size, over when it is returned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from .ladder import Ladder
-from .lanes import record
+from .lanes import new_stream, record
 from .paged import TILE, Pools, Reading
 from .pages import PAGE
 
@@ -29,6 +30,20 @@ Pick = tuple[Sequence[int], Sequence[int], int]
 """(the tokens to read, the row's pages, tokens cached before)"""
 
 
+class Pass:
+    """A pass on its way on a stream of its own."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def over(self) -> bool:
+        return bool(self._event.query())
+
+    def hold_up(self) -> None:
+        """What is sent to the device from now on begins when the pass is over. The host does not wait."""
+        torch.cuda.current_stream().wait_event(self._event)
+
+
 class Reader:
     """Passes over prompts, and the graphs for them."""
 
@@ -38,20 +53,30 @@ class Reader:
         self._ladder = Ladder(COARSE, SIZES, max_tokens, patience=8)  # what is too much is computed, not skipped
         self._graphs: dict[int, _Graph] = {}
         self._memory: Any = None
+        self._side = new_stream(device)  # for recording
+        self._stream = new_stream(device)
 
     @torch.no_grad()
-    def read(self, picks: Sequence[Pick]) -> None:
-        if self.device.type == "cuda":
-            size = self._ladder.pick(sum(len(ids) for ids, _, _ in picks))
-            if size not in self._graphs:
-                graph = _Graph(self, size)
-                self._memory = graph.memory
-                self._graphs[size] = graph
-            self._graphs[size].run(picks)
-        else:
+    def read(self, picks: Sequence[Pick]) -> Pass | None:
+        """The pass that reads them; None where it is over already."""
+        if self.device.type != "cuda":
             rows = [(pages, past, len(ids)) for ids, pages, past in picks]
             ids = torch.tensor([[token for ids, _, _ in picks for token in ids]])
             self.compute(ids, Reading.of(self.pools, rows, self.device))
+            return None
+        size = self._ladder.pick(sum(len(ids) for ids, _, _ in picks))
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        if size not in self._graphs:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)  # it uses the memory of the others
+            graph = _Graph(self, size)
+            self._memory = graph.memory
+            self._graphs[size] = graph
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            self._graphs[size].run(picks)
+            event.record()
+        return Pass(event)
 
     def compute(self, ids: torch.Tensor, plan: Reading) -> None:
         keep = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -74,7 +99,7 @@ class _Graph:
         )
         self._send([])
         run: Callable[[], None] = lambda: reader.compute(self.long[0][None], plan)  # noqa: E731
-        self._replay, self.memory = record(run, self.device, reader._memory)
+        self._replay, self.memory = record(run, self.device, reader._memory, reader._side)
 
     def run(self, picks: Sequence[Pick]) -> None:
         self._send(picks)
