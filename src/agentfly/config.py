@@ -112,12 +112,15 @@ class RolloutSettings:
 
     num_tasks: int = _key(8, "tasks of one step")
     num_chains: int = _key(8, "sibling chains of each task")
-    max_concurrency: int = _key(256, "chains in flight at once")
+    max_concurrency: int | None = _key(
+        None, "chains in flight at once; when not set, as many as the engine serves well (256 where it does not say)"
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_tasks", "num_chains", "max_concurrency"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"rollout.{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"rollout.{name} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

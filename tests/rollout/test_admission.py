@@ -133,13 +133,16 @@ def test_chains_do_not_pile_up_behind_a_kind_that_a_tool_or_the_reward_asks_for(
     assert engine.most == 2
 
 
-def test_no_more_chains_are_in_flight_than_the_engine_says_it_can_serve() -> None:
+@pytest.mark.parametrize(
+    ("capacity", "asked", "most"), [(3, None, 3), (3, 8, 3), (8, 3, 3), (300, None, 280), (None, None, 256)]
+)
+def test_as_many_chains_are_in_flight_as_the_engine_says_it_can_serve(capacity: Any, asked: Any, most: int) -> None:
     engine = Watched([call("cook"), ANSWER])
-    engine.capacity = 3  # type: ignore[attr-defined]
+    engine.capacity = capacity  # type: ignore[attr-defined]
     agent = agent_for(engine, tools=[cook])
-    result = agent.run_sync([{"question": "q"}], num_chains=12)
-    assert result.outcomes == {"finished": 12}
-    assert engine.most == 3
+    result = agent.run_sync([{"question": "q"}], num_chains=280 if most > 100 else 12, max_concurrency=asked)
+    assert set(result.outcomes) == {"finished"}
+    assert engine.most == most
 
 
 def test_what_tools_and_rewards_will_ask_for_is_started_ahead_of_them() -> None:

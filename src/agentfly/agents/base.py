@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..resources import Budget, ResourceManager, Spec, spec_of
 from ..resources.env import check_settings
 from ..rewards import Reward, as_reward
-from ..rollout import Limits, Plan, controller, prepare, run_chains
+from ..rollout import Limits, Plan, controller, most_in_flight, prepare, run_chains
 from ..rollout.chain import Policy
 from ..tools import Tool, as_tool
 from ..types import (
@@ -39,8 +39,6 @@ from ..types import (
     ToolResult,
     Trajectory,
 )
-
-MAX_CONCURRENCY = 256
 
 
 class BaseAgent:
@@ -165,16 +163,17 @@ class BaseAgent:
         )
 
     @asynccontextmanager
-    async def environments(self, plan: Plan, max_concurrency: int) -> AsyncIterator[Plan]:
+    async def environments(self, plan: Plan, max_concurrency: int | None) -> AsyncIterator[Plan]:
         """The plan with a resource manager behind it, where the agent, its tools or its reward use environments."""
-        kinds = self._kinds(max_concurrency)
+        together = most_in_flight(plan.engine, max_concurrency)
+        kinds = self._kinds(together)
         if not kinds:
-            yield replace(plan, admission=controller(plan, max_concurrency))
+            yield replace(plan, admission=controller(plan, together))
             return
         async with ResourceManager(self._budget, *kinds) as manager:
             names = tuple(kind.name for kind in kinds)
             ready = replace(plan, manager=manager, env_kind=self.env.name if self.env else None, kinds=names)
-            yield replace(ready, admission=controller(ready, max_concurrency))
+            yield replace(ready, admission=controller(ready, together))
 
     @property
     def _budget(self) -> Budget:
@@ -236,7 +235,10 @@ class BaseAgent:
         on_event: Callable[[Event], None] | None = None,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> RunResult:
-        """Run `num_chains` chains of every task, at most `max_concurrency` at once, and score them."""
+        """Run `num_chains` chains of every task, at most `max_concurrency` at once, and score them.
+
+        Without `max_concurrency` as many run as the engine serves well.
+        """
         if num_chains < 1:
             raise ConfigError(f"num_chains must be at least 1, not {num_chains}")
         if max_concurrency is not None and max_concurrency < 1:
@@ -245,13 +247,12 @@ class BaseAgent:
         self.check(loaded)
         started = time.perf_counter()
         plan = self.plan(max_turns=max_turns, sampling=sampling, on_event=on_event)
-        together = max_concurrency or MAX_CONCURRENCY
-        async with self.environments(plan, together) as plan:
+        async with self.environments(plan, max_concurrency) as plan:
             trajectories = await run_chains(
                 plan,
                 prepare(plan, loaded),
                 num_chains=num_chains,
-                max_concurrency=together,
+                max_concurrency=max_concurrency,
                 prefix=f"run{next_run_number()}-",
                 on_trajectory=on_trajectory,
             )

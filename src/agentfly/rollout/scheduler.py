@@ -1,9 +1,9 @@
 """Many chains at once: tasks in, trajectories out, in the order of the tasks with siblings together.
 
-At most `max_concurrency` chains are in flight, and no more than can each have one of every kind of environment that they may
-ask for; those are started ahead of them. A chain that fails is data; a bug stops the others, waits until they have closed
-what they held, and is raised. Every finished trajectory is handed to `on_trajectory` at once, so nothing already computed is
-lost then.
+At most `max_concurrency` chains are in flight (None: as many as the engine serves well), and no more than can each have one of
+every kind of environment that they may ask for; those are started ahead of them. A chain that fails is data; a bug stops the
+others, waits until they have closed what they held, and is raised. Every finished trajectory is handed to `on_trajectory` at
+once, so nothing already computed is lost then.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import DataError, InvariantError
 from ..resources import Admission
 from ..types import Task, Trajectory
 from .chain import Opening, Plan, run_chain
+
+MAX_CONCURRENCY = 256
+"""Chains at once, where neither the caller nor the engine says."""
 
 YOUNG_OBJECTS = 20_000
 TIMEOUT_S = 3600.0
@@ -43,14 +47,15 @@ async def run_chains(
     openings: Sequence[Opening],
     *,
     num_chains: int,
-    max_concurrency: int,
+    max_concurrency: int | None,
     prefix: str = "",
     step: int | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Run `num_chains` chains of every task. `step` is the training step they are for; None: for no training."""
     total = len(openings) * num_chains
-    admission = plan.admission or controller(plan, max_concurrency)
+    most = most_in_flight(plan.engine, max_concurrency)
+    admission = plan.admission or controller(plan, most)
     timeout_s = max(TIMEOUT_S, 2 * (plan.limits.chain_timeout_s + plan.limits.score_timeout_s))
     results: list[Trajectory | None] = [None] * total
     order = iter(range(total))
@@ -65,10 +70,10 @@ async def run_chains(
             if on_trajectory is not None:
                 on_trajectory(trajectory)
 
-    together = min(max_concurrency, total, admission.limit or total)
+    together = min(most, total, admission.limit or total)
     if plan.manager is not None:
         plan.manager.expect(together, plan.kinds)  # started ahead of the chains that will ask
-    workers = [asyncio.create_task(work()) for _ in range(min(max_concurrency, total))]
+    workers = [asyncio.create_task(work()) for _ in range(min(most, total))]
     with fewer_collections():
         try:
             await _all(workers)
@@ -103,6 +108,12 @@ def fewer_collections() -> Iterator[None]:
         _collecting["runs"] -= 1
         if not _collecting["runs"]:
             gc.set_threshold(_collecting["threshold"])
+
+
+def most_in_flight(engine: Any, asked: int | None) -> int:
+    """Chains at once: what was asked for, else what the engine says that it serves well."""
+    capacity: int | None = getattr(engine, "capacity", None)
+    return asked or capacity or MAX_CONCURRENCY
 
 
 def controller(plan: Plan, max_concurrency: int, *, done: int = 0) -> Admission:

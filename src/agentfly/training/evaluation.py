@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..agents.base import MAX_CONCURRENCY, BaseAgent, as_sampling, next_run_number, run_to_end
+from ..agents.base import BaseAgent, as_sampling, next_run_number, run_to_end
 from ..data import load_tasks
 from ..errors import ConfigError
 from ..rollout import Plan, prepare, run_chains
@@ -31,7 +31,7 @@ async def validate(
     tasks: Sequence[Task],
     *,
     num_chains: int,
-    max_concurrency: int,
+    max_concurrency: int | None,
     prefix: str,
     success_at: float,
     on_trajectory: Callable[[Trajectory], None] | None = None,
@@ -77,7 +77,7 @@ def evaluate(
     num_chains: int = 1,
     max_turns: int | None = None,
     sampling: Sampling | Mapping[str, Any] | None = None,
-    max_concurrency: int = MAX_CONCURRENCY,
+    max_concurrency: int | None = None,
     split: str = "validation",
     count: int | None = None,
     seed: int = 0,
@@ -87,7 +87,7 @@ def evaluate(
     """Success of an agent on a data set (a task set's own split is `split`). Works with every engine, servers included."""
     if agent.reward is None:
         raise ConfigError("evaluation needs a reward: pass reward= to the agent")
-    if num_chains < 1 or max_concurrency < 1:
+    if num_chains < 1 or (max_concurrency is not None and max_concurrency < 1):
         raise ConfigError("num_chains and max_concurrency must be at least 1")
     tasks = load_tasks(data, split=split, count=count, seed=seed)
     agent.check(tasks)
