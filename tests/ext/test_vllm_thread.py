@@ -150,6 +150,25 @@ def test_a_request_that_is_removed_is_aborted(thread, engine):
     assert engine.running == {}
 
 
+def test_replies_that_are_given_up_end_with_the_sentence(thread, engine):
+    engine.pause_at = 3
+
+    async def main():
+        asked = [asyncio.create_task(play(thread, name, 10)) for name in "ab"]
+        await until(engine.paused.is_set)
+        done = asyncio.create_task(asyncio.to_thread(thread.call, lambda e: thread.give_up(e, "it sleeps"), 60, "sleep"))
+        await until(lambda: thread._inbox)
+        engine.pause_at = -1
+        engine.hold.set()
+        await done
+        return await asyncio.gather(*asked, return_exceptions=True), await play(thread, "c", 2)
+
+    ended, after = asyncio.run(main())
+    assert [str(error) for error in ended] == ["it sleeps", "it sleeps"]
+    assert sorted(engine.aborted) == ["a", "b"]
+    assert after.ids == [0, 1]
+
+
 def test_a_request_that_vllm_refuses_hurts_no_other(thread):
     async def main():
         with pytest.raises(EngineError, match="vLLM refused the request: these are no params"):

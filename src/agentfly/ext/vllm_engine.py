@@ -29,6 +29,8 @@ from .vllm_thread import Row, VllmThread
 if TYPE_CHECKING:
     from ..engines.copies import Probe, Proof
 
+ASLEEP = "vLLM sleeps while the learner updates: there are no replies before weights are published"
+
 
 class VllmEngine:
     """One vLLM engine on one device, and the learner's copy of its model.
@@ -157,7 +159,7 @@ class VllmEngine:
 
     async def generate(self, request: Request) -> Completion:
         if self._asleep:
-            raise EngineError("vLLM sleeps while the learner updates: there are no replies before weights are published")
+            raise EngineError(ASLEEP)
         row = self._row(request)
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -199,7 +201,11 @@ class VllmEngine:
         """The learner is about to update: give it our memory. `publish` wakes us."""
         if self.sleeps and not self._asleep:
             self._asleep = True
-            self._thread.call(lambda engine: engine.sleep(level=2), self._handover_s, "go to sleep")
+            self._thread.call(self._sleep, self._handover_s, "go to sleep")
+
+    def _sleep(self, engine: Any) -> None:
+        self._thread.give_up(engine, ASLEEP)
+        engine.sleep(level=2)
 
     def release(self, session: str) -> None:
         """vLLM forgets by itself."""

@@ -80,6 +80,13 @@ class VllmThread:
         except Late:
             raise DeadlineError(f"vLLM did not {what} within {timeout_s:g} s") from None
 
+    def give_up(self, engine: Any, sentence: str) -> None:
+        """In the thread: every reply that is under way ends with this sentence."""
+        for row in self._rows.values():
+            engine.abort_request([row.id])
+            self._tell(row, EngineError(sentence))
+        self._rows.clear()
+
     def shut(self, timeout_s: float = 30.0) -> None:
         self._fail("the engine was closed")
         if self._thread is not threading.current_thread():
