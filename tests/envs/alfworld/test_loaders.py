@@ -16,7 +16,7 @@ from agentfly.envs.alfworld.loaders import find_games, load_game
 from agentfly.envs.alfworld.oracle import plan
 from agentfly.envs.alfworld.tasks import alfworld_games, open_game
 from agentfly.errors import ConfigError, DataError
-from tests.envs.alfworld.house import problem
+from tests.envs.alfworld.house import INIT, problem
 
 GRAMMAR = 'grammar :: """ { "task": [ { "rhs": "Your task is to: put some mug on shelf." } ] } """;'
 
@@ -139,6 +139,8 @@ def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path) -> None:
         ([row(pddl_problem=3)], "line 1: a game needs the text field"),
         ([row(), "", row(pddl_problem="(define (problem p))")], r"line 3: the PDDL problem has no \(:objects"),
         ([row(task="")], "line 1: 'task' must be"),
+        ([row(), row(pddl_problem=problem(init=f"{INIT} (openable Desk_bar_1 desk)"))], "line 2: the init fact .openable Desk"),
+        ([row(pddl_problem=problem(goal="(and " * 5000 + ")" * 5000))], "line 1: the goal is nested too deeply"),
         ([row(walkthrough="look")], "line 1: 'walkthrough' must be a list"),
         ([""], "the file has no games"),
     ],

@@ -17,6 +17,7 @@ from agentfly.envs.check import check_env
 from agentfly.errors import ConfigError, WorldError
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Outcome, Task, Trajectory
+from tests.envs.alfworld.house import problem
 
 TOOLS = ["alfworld_step", "alfworld_get_admissible_commands", "alfworld_get_task_objective", "alfworld_reset"]
 ROW = next(row for row in easy_alfworld_tasks("test", 50) if row["kind"] == "pick_clean_then_place_in_recep")
@@ -88,6 +89,37 @@ def test_what_lies_in_place_already_is_no_progress() -> None:
     assert chain([act("inventory"), "Thought: tired\nAnswer: no"], reward="alfworld_progress", row=row).reward == 0.0
 
 
+def test_what_was_reached_before_beginning_again_still_counts() -> None:
+    async def main() -> None:
+        world = AlfWorld()
+        await world.reset(Task("t", (), ROW))
+        for command in WON[:-1]:
+            await world.step(command)
+        reached = await world.progress()
+        assert 0.0 < reached < 1.0
+        await world.restart()
+        await world.step("look")
+        assert await world.progress() == reached
+        await world.reset(Task("t", (), ROW))
+        assert await world.progress() == 0.0
+
+    asyncio.run(main())
+
+
+def test_a_game_that_is_won_at_its_start_is_over_after_the_first_move() -> None:
+    won = problem().replace("(inReceptacle Mug_bar_1 Desk_bar_1)", "(inReceptacle Mug_bar_1 Shelf_bar_1)")
+
+    async def main() -> None:
+        world = AlfWorld()
+        await world.reset(Task("t", (), {"pddl_problem": won}))
+        assert world.state.is_goal()
+        assert not (await world.step("look")).done  # as in the original: looking around changes nothing
+        assert (await world.step("go to desk 1")).done
+        assert (await world.score(), await world.progress()) == (1.0, 1.0)
+
+    asyncio.run(main())
+
+
 def test_the_other_tools_tell_what_is_possible_and_begin_again() -> None:
     game = open_game(ROW)
     trajectory = chain([call(TOOLS[2]), call(TOOLS[1]), act(WON[0]), call(TOOLS[3]), call(TOOLS[1]), "Answer: no"])
@@ -133,7 +165,7 @@ def test_states_have_keys_and_steps_are_counted() -> None:
         assert (one.num_steps, one.num_idle) == (2, 1)
         assert await one.state_key() != await other.state_key()
         await one.restart()
-        assert (one.num_steps, await one.state_key()) == (0, await other.state_key())
+        assert (one.num_steps, one.num_idle, await one.state_key()) == (2, 1, await other.state_key())
         await one.close()
         with pytest.raises(WorldError, match="no game of ALFWorld is open"):
             await one.step("look")

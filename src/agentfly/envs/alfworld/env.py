@@ -40,10 +40,11 @@ class AlfWorld(Environment):
         return self._begin(State(open_game(task.fields)))
 
     async def restart(self) -> ToolResult:
-        """Begin the same game again; not once it is won."""
+        """Begin the same game again; not once it is won. What was reached and done before still counts."""
         if self.done:
             return ToolResult(observation=OVER, error="bad_arguments")
-        return ToolResult(observation=self._begin(State(self.state.game)))
+        self._state = State(self.state.game)
+        return ToolResult(observation=_seen(self._state))
 
     async def step(self, action: str) -> ToolResult:
         """Do one thing: what comes back, and whether the task is done."""
@@ -55,7 +56,8 @@ class AlfWorld(Environment):
         if said == NOTHING:
             self.num_idle += 1
         else:
-            self.best = max(self.best, (state.progress() - self._base) / (1.0 - self._base))
+            left = 1.0 - self._base
+            self.best = max(self.best, (state.progress() - self._base) / left if left else float(state.won))
         return ToolResult(observation=said, done=state.won)
 
     async def admissible(self) -> list[str]:
@@ -100,7 +102,7 @@ class AlfWorld(Environment):
     def _begin(self, state: State) -> str:
         self._state, self.num_steps, self.num_idle, self.best = state, 0, 0, 0.0
         self._base = state.progress()  # of two things that belong somewhere, one may lie there already: nobody earned that
-        return f"{state.game.room}\n{state.game.objective}"
+        return _seen(state)
 
     @staticmethod
     def conformance() -> dict[str, Any]:
@@ -119,3 +121,7 @@ class AlfWorld(Environment):
             "solver": play,
             "do_nothing": lambda env, task: None,
         }
+
+
+def _seen(state: State) -> str:
+    return f"{state.game.room}\n{state.game.objective}"

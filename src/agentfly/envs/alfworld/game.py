@@ -30,6 +30,11 @@ ABILITIES = {
 APPLIANCES = {"sink": CLEAN, "sinkbasin": CLEAN, "microwave": HOT, "fridge": COOL}
 """Receptacles that leave a mark on what is held before them."""
 KNIVES = frozenset({"knife", "butterknife"})
+_PAIRS = {
+    "cancontain", "objecttype", "receptacletype", "inreceptacle", "receptacleatlocation", "objectatlocation",
+    "inreceptacleobject", "atlocation",
+}  # fmt: skip
+_ALONE = {*ABILITIES, *MARKS, "openable", "opened"}
 _SECTION = re.compile(r"\(\s*:(objects|init|goal)\b", re.IGNORECASE)
 _ATOM = re.compile(r"\(([^()]*)\)")
 _COST = re.compile(r"\(\s*=\s*\([^()]*\)\s*[\d.]+\s*\)")
@@ -222,6 +227,8 @@ def _facts(text: str, types: dict[str, str], where: str) -> Facts:
     for atom in atoms:
         words = atom.split()
         name, arguments = words[0].lower() if words else "", words[1:]
+        if (name in _PAIRS and len(arguments) != 2) or (name in _ALONE and len(arguments) != 1):
+            raise DataError(f"{where}: the init fact ({' '.join(words)[:200]}) is about {len(arguments)} things")
         if len(arguments) == 2:
             first, second = arguments
             if name == "cancontain":

@@ -44,7 +44,10 @@ class Goal:
 def read_goal(text: str, where: str) -> Goal:
     """The goal of a problem: what stands behind `(:goal`."""
     atoms: list[list[str]] = []
-    _collect(_tree(text, where), atoms, where)
+    try:
+        _collect(_tree(text, where), atoms, where)
+    except RecursionError:
+        raise DataError(f"{where}: the goal is nested too deeply") from None
     kinds: dict[str, str] = {}
     marks: dict[str, int] = {}
     placed: list[tuple[str, str]] = []

@@ -80,7 +80,10 @@ def load_game(name: str) -> Game:
     """A game by its name; the last few hundred are kept."""
     file, _, line = name.rpartition("#") if "#" in name else (name, "", "")
     path = Path(file)
-    if not (file.endswith((".jsonl", ".jsonl.gz")) and line.isdigit()) and path.name != FILE:
+    if (
+        not (file.endswith((".jsonl", ".jsonl.gz")) and line.isascii() and line.isdigit() and int(line[:9]))
+        and path.name != FILE
+    ):
         raise DataError(f"unknown game {name[:200]!r}: it is neither the path of a {FILE} nor FILE.jsonl#LINE")
     try:
         stamp = path.stat().st_mtime_ns
@@ -160,10 +163,14 @@ def _file(file: str, stamp: int) -> dict[int, bytes]:
     """Every line of a file, packed: a game is 40 kB of text, and a file has thousands."""
     packed: dict[int, bytes] = {}
     path = Path(file)
-    with _named(path), gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                packed[number] = zlib.compress(line)
+    number = 0
+    try:
+        with _named(path), gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    packed[number] = zlib.compress(line)
+    except DataError as error:
+        raise DataError(f"{error} (in line {number + 1})") from error
     if not packed:
         raise DataError(f"{file}: the file has no games")
     return packed
