@@ -155,7 +155,7 @@ def test_a_malformed_game_is_named_by_its_file_and_line(tmp_path: Path, lines: l
 def test_a_broken_archive_a_broken_game_file_and_other_bytes_are_named(tmp_path: Path) -> None:
     archive = tmp_path / "games_train.jsonl.gz"
     archive.write_bytes(gzip.compress(b"x" * 1000)[:20])
-    with pytest.raises(DataError, match=r"games_train.jsonl.gz: not a readable file"):
+    with pytest.raises(DataError, match=r"games_train.jsonl.gz: not a readable file.*\(in line 1\)"):
         find_games("train", tmp_path)
     path = write_game(tmp_path / "other", "train", "pick", "trial")
     path.write_text('{"pddl_problem": ')
@@ -186,7 +186,19 @@ def test_what_is_missing_is_named_with_the_cure(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "name",
-    ["narnia", "home-", "easy-1x", "/etc/passwd", "g.jsonl#one", "no.jsonl#1", "a/game.tw-pddl", "x" * 9999, "\0.jsonl#1"],
+    [
+        "narnia",
+        "home-",
+        "easy-1x",
+        "/etc/passwd",
+        "g.jsonl#one",
+        "no.jsonl#1",
+        "g.jsonl#0",
+        "g.jsonl#²",
+        "a/game.tw-pddl",
+        "x" * 9999,
+        "\0.jsonl#1",
+    ],
 )
 def test_an_unknown_game_is_refused(name: str) -> None:
     with pytest.raises(DataError, match="unknown game|no such file") as caught:

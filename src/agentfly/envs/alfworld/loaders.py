@@ -80,10 +80,8 @@ def load_game(name: str) -> Game:
     """A game by its name; the last few hundred are kept."""
     file, _, line = name.rpartition("#") if "#" in name else (name, "", "")
     path = Path(file)
-    if (
-        not (file.endswith((".jsonl", ".jsonl.gz")) and line.isascii() and line.isdigit() and int(line[:9]))
-        and path.name != FILE
-    ):
+    numbered = line.isascii() and line.isdigit() and line.strip("0") != ""
+    if not (file.endswith((".jsonl", ".jsonl.gz")) and numbered) and path.name != FILE:
         raise DataError(f"unknown game {name[:200]!r}: it is neither the path of a {FILE} nor FILE.jsonl#LINE")
     try:
         stamp = path.stat().st_mtime_ns
