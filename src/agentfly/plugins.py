@@ -44,6 +44,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "retrieve": "agentfly.envs.search.tools:retrieve",
         "open": "agentfly.envs.search.tools:open_passage",
         "scienceworld_explorer": "agentfly.envs.scienceworld.tools:scienceworld_explorer",
+        "scienceworld_get_actions": "agentfly.envs.scienceworld.tools:scienceworld_get_actions",
         "webshop_step": "agentfly.envs.webshop.tools:webshop_step",
         "webshop_browser": "agentfly.envs.webshop.tools:webshop_browser",
     },

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentfly.data import load_tasks
 from agentfly.envs import check_growth
 from agentfly.envs.check import check_env
 from agentfly.envs.scienceworld import java as java_module
@@ -17,7 +18,7 @@ from agentfly.envs.scienceworld.env import MAX_ACTION, ScienceWorld
 from agentfly.envs.scienceworld.jvms import Jvms
 from agentfly.envs.scienceworld.reward import scienceworld_delta, scienceworld_score, scienceworld_success
 from agentfly.envs.scienceworld.simulator import Simulator
-from agentfly.envs.scienceworld.tools import scienceworld_explorer
+from agentfly.envs.scienceworld.tools import scienceworld_explorer, scienceworld_get_actions
 from agentfly.errors import ConfigError, MissingExtra, WorldError
 from agentfly.rollout.chain import Completion
 from agentfly.tools import Context
@@ -102,6 +103,37 @@ def test_rewards_read_the_simulator(world: ScienceWorld) -> None:
     assert deltas[0] == 0.0
     assert deltas[1] > 0.0
     assert deltas[2] <= -1.0
+
+
+def test_rows_of_all_tasks_have_the_simplifications_of_the_environment(java: None) -> None:
+    (row,) = load_tasks("scienceworld", split="test", count=1)
+
+    async def teleported(simplifications: str) -> str:
+        world = ScienceWorld(simplifications=simplifications)
+        try:
+            await world.reset(row)
+            return (await world.step("teleport to kitchen")).observation
+        finally:
+            await world.close()
+
+    assert asyncio.run(teleported("teleportAction")).startswith("You teleport")
+    assert asyncio.run(teleported("")).startswith("No known action")
+
+
+def test_the_help_names_forms_and_what_is_here_and_is_no_move(world: ScienceWorld) -> None:
+    async def lend(kind: type) -> Any:
+        return world
+
+    async def play() -> None:
+        given = task(**FIND)
+        await world.reset(given)
+        moves = world.moves
+        said = await scienceworld_get_actions.run({}, Context(given, Trajectory("t", given), lend=lend))
+        assert "focus on OBJ" in said.observation and "OBJ is one of: " in said.observation
+        assert "agent" in said.observation.rpartition("OBJ is one of: ")[2]
+        assert world.moves == moves
+
+    asyncio.run(play())
 
 
 def test_bad_actions_are_refused_and_the_task_goes_on(world: ScienceWorld) -> None:

@@ -1,10 +1,10 @@
 """The tasks of ScienceWorld as task sets: 30 tasks, 7,207 variations, three splits.
 
-In: a split, a count and a seed. Out: rows `{"question", "task_name", "variation", "simplifications", "game", ...}`. The
-question is the simulator's own description, so Java is needed here too; `game` tells variations of equal description apart.
-The splits are the published ones: of each task's variations the first half is for training, the next quarter for validation,
-the rest for tests. Rows come in a seeded order, task after task in turn. `easy_scienceworld` holds the shortest tasks, with
-short questions and observations for a small model.
+In: a split, a count and a seed. Out: rows `{"question", "task_name", "variation", "game", ...}`; one without `simplifications`
+has those of the environment. The question is the simulator's own description, so Java is needed here too; `game` tells
+variations of equal description apart. The splits are the published ones: of each task's variations the first half is for
+training, the next quarter for validation, the rest for tests. Rows come in a seeded order, task after task in turn.
+`easy_scienceworld` holds the shortest tasks, with short questions and observations for a small model.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ def scienceworld_tasks(split: str, count: int | None = None, seed: int = 0) -> l
             "task_name": task,
             "variation": variation,
             "game": f"{task}-{variation}",
-            "simplifications": "",
         }
         for (task, variation), text in zip(chosen, texts, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""`scienceworld_explorer(action)`: the model's way into the chain's `ScienceWorld`.
+"""`scienceworld_explorer(action)`: the model's way into the chain's `ScienceWorld`; `scienceworld_get_actions()`: its help.
 
-In: an action as the model wrote it. Out: an observation; the chain ends when the task does. `SYSTEM` is a first line of the
-prompt for models that do not know this world yet.
+In: an action as the model wrote it. Out: an observation; the chain ends when the task does. Asking for help is no move.
+`SYSTEM` is a first line of the prompt (`agent.system`) for models that do not know this world yet.
 """
 
 from __future__ import annotations
@@ -22,3 +22,9 @@ SYSTEM = (
 async def scienceworld_explorer(action: str, world: ScienceWorld) -> ToolResult:
     """Act in the house: look around, go to, focus on, pick up, move, use and more."""
     return await world.step(action)
+
+
+@tool(stateful=True, register=False, timeout_s=120.0)
+async def scienceworld_get_actions(world: ScienceWorld) -> str:
+    """List the forms that actions have, and what can be named here and now."""
+    return "\n".join(await world.admissible()) or "None: the task is over."
