@@ -214,6 +214,41 @@ def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: in
     assert stats["evicted"] > 0
 
 
+def test_a_shortage_that_is_over_leaves_nobody_waiting() -> None:
+    async def work(engine: Any) -> list[int]:
+        most = 0
+
+        async def short(number: int) -> None:
+            nonlocal most
+            await ask(engine, prompt_of(8, number), seed=number, max_tokens=20)
+            most = max(most, engine.stats()["running"])
+
+        await asyncio.gather(*(ask(engine, prompt_of(20, i), seed=i, max_tokens=600) for i in range(3)))
+        assert engine.stats()["preempted"] > 0
+        await asyncio.gather(*(short(number) for number in range(40)))
+        return most
+
+    assert run(work, cache="pages", stop_ids=[], kv_tokens=1500, max_context=700, max_batch=40) > 20
+
+
+def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
+    async def work(engine: Any) -> None:
+        staying = asyncio.ensure_future(ask(engine, prompt_of(9), max_tokens=2000))
+        await until(lambda: engine.stats()["sampled_tokens"] > 4)
+        leaving = asyncio.ensure_future(ask(engine, prompt_of(9, 1), max_tokens=2000))
+        await until(lambda: len(engine._batch.running) == 2)
+        with engine.hold():
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await asyncio.sleep(0.1)
+            assert len(engine._batch.running) == 2
+        await until(lambda: len(engine._batch.running) == 1)
+        staying.cancel()
+        await asyncio.gather(staying, return_exceptions=True)
+
+    run(work, cache="pages", stop_ids=[], max_context=2100, kv_tokens=5000)
+
+
 @pytest.mark.usefixtures("ahead")
 def test_a_pass_of_somebody_who_has_left_does_not_write_over_those_who_got_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     put_passes_off(monkeypatch, patience=50)  # it would be computed about 200 tokens later, were it not waited for

@@ -220,6 +220,8 @@ class LocalEngine:
     def _run(self) -> None:
         """The thread. It ends when it is closed, when it fails, or when nothing was asked of it for a while."""
         try:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)  # a thread begins on the first one
             with torch.no_grad():
                 while self._wait():
                     self._work()
@@ -242,18 +244,18 @@ class LocalEngine:
 
     def _work(self) -> None:
         batch, inbox = self._batch, self._inbox
-        while inbox:
-            kind, what = inbox.popleft()
-            if kind == "add":
-                batch.add(what)
-            elif kind == "remove":
-                batch.remove(what)
-            else:
-                batch.slots.release(what)
-        if not batch.busy:
-            return
-        began = time.perf_counter()
-        with self._forward:
+        with self._forward:  # `publish` may replace what rows come to and leave from
+            while inbox:
+                kind, what = inbox.popleft()
+                if kind == "add":
+                    batch.add(what)
+                elif kind == "remove":
+                    batch.remove(what)
+                else:
+                    batch.slots.release(what)
+            if not batch.busy:
+                return
+            began = time.perf_counter()
             published, version = self._published, self.version
             if published != self._forgotten:
                 batch.forget()
@@ -274,7 +276,7 @@ class LocalEngine:
                 loop.call_soon_threadsafe(self._deliver, news)
             except RuntimeError:
                 for row in mine:
-                    self._batch.remove(row)
+                    self._post("remove", row)
 
     def _deliver(self, news: Sequence[tuple[Row, str, Literal["stop", "length"] | None, str | None]]) -> None:
         """In the event loop: streamed text, then results."""
@@ -336,9 +338,11 @@ def tune(weights: torch.Tensor) -> None:
     """Switch off two libraries that cost far more than they save here. The switches are the process's: the learner gains too.
 
     oneDNN prepares every float32 product anew on ARM, ten times the work of a small layer. cuDNN's attention plans anew for
-    every shape it meets, 3 ms each, and a batch that rows join and leave has a new shape at nearly every step.
+    every shape it meets, 3 ms each, and a batch that rows join and leave has a new shape at nearly every step. And Triton
+    starts kernels on the thread's own device, whatever device their tensors are on: it becomes that of the weights.
     """
     if weights.device.type == "cuda":
+        torch.cuda.set_device(weights.device)
         torch.backends.cuda.enable_cudnn_sdp(False)
     elif weights.dtype == torch.float32 and platform.machine() in ("aarch64", "arm64"):
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

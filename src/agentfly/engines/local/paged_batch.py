@@ -131,11 +131,13 @@ class PagedBatch(Batch):
         for row in self.running:
             self._leave(row)
         self._sent.clear()
+        self._hold_up()  # whoever gets the memory next gets it after the last pass
         return super().clear()
 
     def forget(self) -> None:
         """The weights have changed. Every row that runs is read again; what is on its way says by itself that it is void."""
         self._stray = self._stray or bool(self._passes)
+        self._most_running = self.max_batch
         for row in list(self._seats):
             self._stand_up(row)
         self.slots.forget()
@@ -143,7 +145,9 @@ class PagedBatch(Batch):
     # ---- prompts ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self.queue and len(self.running) < self._most_running:
+        while self.queue and len(self.running) < self.max_batch:
+            if len(self.running) >= self._most_running and not self._has_room(self.queue[0]):
+                break
             row = self.queue.popleft()
             slot, source, count = self.slots.lend(row.tokens, row.session)
             row.slot = slot
@@ -151,6 +155,11 @@ class PagedBatch(Batch):
             self.counts["reused_tokens"] += slot.cached
             self.running.append(row)
             self._unread[row] = None
+
+    def _has_room(self, row: Row) -> bool:
+        """Whether there are pages for it beside all that those who run hold and will hold after a page more each."""
+        held = sum(max(len(_place(each).pages), _num_pages(len(each.tokens))) + 1 for each in self.running)
+        return held + _num_pages(len(row.tokens)) < self.slots.num_pages  # type: ignore[no-any-return]
 
     def _read(self) -> None:
         """The next tokens of prompts, all but each one's last, in order of arrival."""
@@ -305,6 +314,10 @@ class PagedBatch(Batch):
         self.queue.appendleft(row)
         self._most_running = max(1, len(self.running))  # or it would come back at once, be read again and be sent back again
         self.counts["preempted"] += 1
+
+
+def _num_pages(length: int) -> int:
+    return -(-length // PAGE)
 
 
 def _place(row: Row) -> PagedSlot:

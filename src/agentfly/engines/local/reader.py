@@ -33,15 +33,15 @@ Pick = tuple[Sequence[int], Sequence[int], int]
 class Pass:
     """A pass on its way on a stream of its own."""
 
-    def __init__(self, event: Any) -> None:
-        self._event = event
+    def __init__(self, event: Any, device: torch.device) -> None:
+        self._event, self._device = event, device
 
     def over(self) -> bool:
         return bool(self._event.query())
 
     def hold_up(self) -> None:
         """What is sent to the device from now on begins when the pass is over. The host does not wait."""
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class Reader:
@@ -76,7 +76,7 @@ class Reader:
         with torch.cuda.stream(self._stream):
             self._graphs[size].run(picks)
             event.record()
-        return Pass(event)
+        return Pass(event, self.device)
 
     def compute(self, ids: torch.Tensor, plan: Reading) -> None:
         keep = torch.zeros(1, dtype=torch.int64, device=self.device)
