@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 NUM_TURNS = 3
-BAR = 2.0  # times `generate`, at 32 chains
+BAR = 3.0  # times `generate`, at 32 chains
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,24 @@ def test_every_world_can_be_played_from_the_command_line(
     shown = capsys.readouterr().out
     assert "tools:" in shown
     assert given == []
+
+
+def test_a_reader_who_goes_away_ends_the_play_without_a_word() -> None:
+    """As `agentfly envs play webshop </dev/null | head -3` does; here nobody reads at all."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentfly", "envs", "play", "webshop"],
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_bench_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

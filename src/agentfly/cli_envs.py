@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,13 @@ from .errors import ConfigError
 
 if TYPE_CHECKING:
     from .envs.worlds import World
+
+ENDED_PIPE = 141
+"""The exit code of a program that a closed pipe has ended, as a shell counts it."""
+
+
+class _Unread(Exception):
+    """Nobody reads what is printed any more, as in `agentfly envs play NAME | head -3`."""
 
 
 def add_parser(commands: Any) -> None:
@@ -150,11 +159,25 @@ def run_play(arguments: argparse.Namespace) -> int:
         try:
             return input(prompt)
         except EOFError:
-            print()  # what follows shall not stand behind the prompt
+            say("")  # what follows shall not stand behind the prompt
             raise
+        except BrokenPipeError as error:
+            raise _Unread from error
+
+    def say(text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError as error:
+            raise _Unread from error
 
     world = _world(arguments)
-    play(world, _task(arguments, world), ask, lambda text: print(text, flush=True))
+    task = _task(arguments, world)
+    try:
+        play(world, task, ask, say)
+    except _Unread:
+        # What is left in the buffer goes nowhere, instead of failing once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ENDED_PIPE
     return 0
 
 

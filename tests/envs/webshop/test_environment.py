@@ -130,23 +130,21 @@ def test_after_the_purchase_every_action_is_refused():
     assert "ended" in results[-1].observation
 
 
+GOAL = {"asin": "B1", "instruction": "x", "attributes": [], "options": {}, "price_upper": 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({}, "has a field 'goal'"),
         ({"goal": "mug"}, "has a field 'goal'"),
         ({"goal": {"asin": "B1"}}, "this is not a WebShop goal"),
-        (
-            {"goal": {"asin": "B1", "instruction": "x", "attributes": [], "options": {}, "price_upper": 1}},
-            "has no product 'B1'",
-        ),
-        (
-            {
-                "catalogue": "/nowhere",
-                "goal": {"asin": "B1", "instruction": "x", "attributes": [], "options": [], "price_upper": 1},
-            },
-            "no such file or folder",
-        ),
+        ({"goal": {**GOAL, "attributes": "soft"}}, "task t: .*its 'attributes' must be texts, not 'soft'"),
+        ({"goal": {**GOAL, "options": "red"}}, "task t: .*its 'options' must be texts, not 'red'"),
+        ({"goal": {**GOAL, "options": {"color": ["red"]}}}, "task t: .*its 'options' must be texts"),
+        ({"goal": GOAL, "catalogue": "x\0/y"}, "no path that a file can have"),
+        ({"goal": GOAL}, "has no product 'B1'"),
+        ({"catalogue": "/nowhere", "goal": {**GOAL, "options": []}}, "no such file or folder"),
     ],
 )
 def test_a_row_that_cannot_be_opened_is_refused(fields, said):

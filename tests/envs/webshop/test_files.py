@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import re
 import threading
+import zlib
 
 import pytest
 
@@ -155,7 +158,14 @@ def test_a_record_without_a_price_costs_what_the_original_says():
             '[{"asin": "B1", "name": "x", "customization_options": {"c": [1]}}]',
             "its option 'c' must be a list",
         ),
+        (
+            "items_shuffle_1000.json",
+            '[{"asin": "B1", "name": "x"},\n{"asin": "B2", "name": "x", "options": {"color": "red"}}]',
+            "line 2: product 2: its option 'color' must be a list of texts, not 'red'",
+        ),
+        ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x"}\n]\n]', r"line 3: the file should end after '\]'"),
         ("documents.jsonl", '{"id": "B1", "product": {"asin": "B1", "name": "x"}}\n\n{broken\n', "line 3 cannot be read"),
+        ("documents.jsonl", '{"asin": "B1", "name": "x"}\n{"asin" 3}', r"line 2 cannot be read: .*\(column 9\)$"),
     ],
 )
 def test_malformed_files_are_named_with_the_line(tmp_path, name, text, said):
@@ -182,6 +192,82 @@ def test_a_malformed_companion_is_named_with_its_line_and_product(folder, name, 
     (folder / name).write_text(f'{{"B000000001": {json.dumps(GOOD[name])},\n "B000000002": {json.dumps(entry)}}}')
     with pytest.raises(DataError, match=f"{name}: line 2: product B000000002: .*{said}"):
         open_files(locate(str(folder)))
+
+
+def test_a_key_that_is_no_text_is_refused(folder):
+    (folder / "items_human_ins.json").write_text('{"B000000001": [],\n [1]: []}')
+    with pytest.raises(DataError, match="items_human_ins.json: line 2: a product's id is a text"):
+        open_files(locate(str(folder)))
+
+
+def long_list(number: int, bad: bytes) -> tuple[bytes, int]:
+    """More than one piece of text as it is read, with a fault in the name of one record; and the line of that fault."""
+    records = [record(n % 10, name=f"Mug {n}", full_description="x" * 9_000) for n in range(400)]
+    before, sign, after = json.dumps(records, indent=1).encode().partition(f'"name": "Mug {number}"'.encode())
+    assert sign
+    return before + b'"name": ' + bad + after, before.count(b"\n") + 1
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (b'"M\xffug"', "line {line}: record 301 cannot be read: its column 13 is not UTF-8 text"),
+        (b"%%%", "record 301 is not valid JSON: Expecting value: line {line} column 11$"),
+    ],
+)
+def test_a_fault_far_inside_of_a_list_is_named_with_its_own_line(tmp_path, bad, said, ending):
+    data, line = long_list(300, bad)
+    file = tmp_path / f"items_shuffle.json{ending}"
+    file.write_bytes(gzip.compress(data) if ending else data)
+    with pytest.raises(DataError, match=said.format(line=line)):
+        list(read_items(file))
+
+
+def test_the_column_of_a_fault_counts_from_the_lines_beginning(tmp_path):
+    """In a file of one line, whose beginning is long gone when the fault is met."""
+    texts = [json.dumps(record(n % 10, full_description="x" * 9_000)) for n in range(400)]
+    texts[300] = '{"asin" 3}'
+    file = tmp_path / "items_shuffle.json"
+    file.write_text("[" + ",".join(texts) + "]")
+    column = len("[" + ",".join(texts[:300]) + ',{"asin" ') + 1
+    with pytest.raises(DataError, match=f"line 1: record 301 is not valid JSON: .*: line 1 column {column}$"):
+        list(read_items(file))
+
+
+def test_a_letter_across_the_border_of_two_pieces_is_read(tmp_path, monkeypatch):
+    from agentfly.envs.webshop import files
+
+    monkeypatch.setattr(files, "_CHUNK", 3)
+    (tmp_path / "items_shuffle.json").write_text('["é", "🏠🏠",\n "ü"]', encoding="utf-8")
+    assert list(read_items(tmp_path / "items_shuffle.json")) == [(1, "é"), (1, "🏠🏠"), (2, "ü")]
+    (tmp_path / "items_shuffle.json").write_bytes('["é",\n "🏠'.encode()[:-1])
+    with pytest.raises(DataError, match="line 2: record 2 cannot be read: its column 3 is not UTF-8 text"):
+        list(read_items(tmp_path / "items_shuffle.json"))
+
+
+@pytest.mark.parametrize("name", ["items_shuffle.json.gz", "documents.jsonl.gz"])
+@pytest.mark.parametrize("harm", ["cut", "damaged"])
+def test_a_gzip_file_that_breaks_off_is_named_with_the_last_line(tmp_path, name, harm):
+    rng = random.Random(3)
+    texts = [json.dumps(record(n % 10, full_description=rng.randbytes(3_000).hex())) for n in range(400)]
+    text = "\n".join(texts) if "jsonl" in name else "[\n" + ",\n".join(texts) + "\n]"
+    whole = gzip.compress(text.encode())
+    file, cut = tmp_path / name, len(whole) * 7 // 10
+    file.write_bytes(whole[:cut] + (b"" if harm == "cut" else bytes(len(whole) - cut)))
+    readable = zlib.decompressobj(31).decompress(whole[:cut])
+    with pytest.raises(DataError, match="cannot be read") as error:
+        list(read_items(file))
+    line = int(re.search(r"gz: line (\d+)", str(error.value))[1])
+    # What is damaged may give out a little nonsense, or a little less, before it is found out.
+    assert abs(line - (readable.count(b"\n") + 1)) <= (0 if harm == "cut" else 8)
+
+
+def test_a_file_that_is_no_gzip_file_is_refused(tmp_path):
+    for name in ("items_shuffle.json.gz", "documents.jsonl.gz"):
+        (tmp_path / name).write_text("[]")
+        with pytest.raises(DataError, match=f"{name}: line 1.* cannot be read: .*Not a gzipped file"):
+            list(read_items(tmp_path / name))
 
 
 def test_half_a_surrogate_pair_is_read_as_a_question_mark(folder):
@@ -218,10 +304,19 @@ def test_missing_data_says_what_is_looked_for(tmp_path):
         locate(str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="items_shuffle_1000.json"):
         locate(str(tmp_path))
-    with pytest.raises(DataError, match="after # comes the number"):
-        locate(f"{tmp_path}#many")
+    for limit in ("many", "²", "0"):
+        with pytest.raises(DataError, match="after # comes the number"):
+            locate(f"{tmp_path}#{limit}")
     with pytest.raises(DataError, match="no catalogue is called 'generate'"):
         open_catalogue("generate")
+
+
+@pytest.mark.parametrize("name", ["x\0/y", "x\0", "\ud800/y", "x" * 5_000, "~nobody-of-this-name/x", "x/" * 5_000])
+def test_what_no_file_can_be_called_is_one_sentence(name):
+    with pytest.raises(DataError, match=r"no path that a file can have|no such file or folder|no catalogue is called"):
+        open_catalogue(name)
+    with pytest.raises(DataError, match="no such file or folder"):
+        locate(name)
 
 
 def test_what_was_built_is_used_again_and_mended_when_damaged(folder, cache, monkeypatch):
@@ -263,6 +358,13 @@ def test_many_at_once_open_one_catalogue(folder, monkeypatch):
     assert len(made) == 1
     assert len(found) == 8
     assert len({id(shop) for shop in found}) == 1
+
+
+def test_ids_that_differ_in_capitals_alone_are_one_product(folder):
+    """A click does not tell them apart."""
+    rows = [record(0, asin="b0abcdefgh"), record(1, asin="B0ABCDEFGH"), record(2)]
+    (folder / "items_shuffle_1000.json").write_text(json.dumps(rows))
+    assert open_files(locate(str(folder)))[0].asins == ["b0abcdefgh", "B000000002"]
 
 
 def test_products_are_kept_up_to_a_number(folder, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -19,6 +21,7 @@ from agentfly.envs.webshop.generate import generated_products
 from agentfly.envs.webshop.goals import Goal
 from agentfly.envs.webshop.shop import Visit
 from agentfly.envs.webshop.solver import play
+from agentfly.envs.webshop.wares import ADJECTIVES, PATTERNS, WARES
 from agentfly.errors import ConfigError, DataError
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Completion, Task
@@ -48,6 +51,39 @@ def test_the_text_is_whole_english(shop):
             assert "{" not in text
             assert "  " not in text
         assert product.description.endswith(".")
+
+
+def test_what_is_eaten_or_put_on_the_skin_is_not_called_like_cloth(shop):
+    cloth = {"plaid", "herringbone", "quilted", "sturdy"}
+    looks = {"striped", "solid", "geometric", "ribbed", "textured", "two tone"}
+    unfit = {
+        "grocery": cloth | looks | {"compact", "vintage", "cozy", "roasted roasted", "made of black", "made of smoked."},
+        "beauty": cloth,
+    }
+    for product in shop.products:
+        texts = (product.title, product.description, product.instruction, *product.bullets, *product.attributes)
+        text = " ".join(texts).lower()
+        found = {word for word in unfit.get(product.category, ()) if re.search(rf"\b{re.escape(word)}\b(?! tea)", text)}
+        assert not found, text
+        if product.query == "roasted almonds":
+            assert "nut free" not in text
+            assert not re.search(r"(made of|in) (whole|slivered|smoked|honey glazed)( for|$)", product.instruction), text
+        if product.query == "loose leaf teas":
+            assert not re.search(r"(made of|in) (green|black|rooibos|oolong)( for|$)", product.instruction), text
+
+
+def test_the_draws_are_those_that_a_model_was_trained_on(shop):
+    """The words of food and care were mended since; ids, prices and options of all, and all of the others, were not touched."""
+    rows = [[one.asin, one.pricing, one.options, one.query, one.category] for one in shop.products]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == "af6fd7543a1c238f"
+    others = [one.to_dict() for one in shop.products if one.category not in ("grocery", "beauty")]
+    assert hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:16] == "7209c6d39ede2c3c"
+
+
+def test_every_kind_of_ware_has_lists_of_the_same_length():
+    for ware in WARES:
+        for words, usual in ((ware.adjectives, ADJECTIVES), (ware.patterns, PATTERNS)):
+            assert len(set(words)) == len(words) == len(usual)
 
 
 def test_the_solver_has_the_full_score(shop):
@@ -100,6 +136,9 @@ def test_splits_share_nothing_and_seeds_change_the_order(name):
         products = {split: {row["goal"]["asin"] for row in rows} for split, rows in splits.items()}
         assert not products["train"] & products["test"]
         assert not products["train"] & products["validation"]
+        # Of all goals, two products' can be worded alike.
+        every = {split: {row["question"] for row in make(split, 100_000)} for split in splits}
+        assert not every["train"] & (every["validation"] | every["test"])
     assert make("train", 5) == make("train", 5)
     assert make("train", 5) != make("train", 5, 1)
     assert all(len(rows) > 50 for rows in splits.values())

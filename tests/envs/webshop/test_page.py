@@ -5,9 +5,11 @@ from __future__ import annotations
 import html
 import json
 import re
+import socket
+import struct
 import threading
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlencode
 
 import pytest
@@ -114,6 +116,8 @@ def test_bad_requests_are_answered(server):
     browser.send("GET")
     browser.send("POST", "x" * (MAX_BODY + 1))
     assert browser.status == 413
+    browser.send("POST", "search=mug", **{"Content-Length": "²"})
+    assert browser.status == 413
     browser.send("GET", path="/etc/passwd")
     assert browser.status == 404
     browser.cookie = "visit=\x7f; broken;;=;"
@@ -124,6 +128,51 @@ def test_bad_requests_are_answered(server):
     browser.send("POST", "&".join(f"a{number}=1" for number in range(50)))
     assert browser.status == 400
     assert "no form of the shop" in browser.text
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:{port}", 200),
+        ("LocalHost:9", 200),
+        ("[::1]:{port}", 200),
+        ("shop.example:{port}", 403),
+        ("127.0.0.1.shop.example", 403),
+        ("localhost@shop.example", 403),
+        ("", 403),
+    ],
+)
+def test_only_this_machine_is_answered(server, host, status, method):
+    """A name of another site can be made to point here, and its pages would then count as the shop's own."""
+    browser = Browser(server)
+    browser.send("GET")
+    host = host.format(port=server.server_address[1])
+    browser.send(method, urlencode({"token": browser.token, "search": "mug"}) if method == "POST" else "", Host=host)
+    assert browser.status == status
+    assert ("Your task." in browser.text) is (status == 200)
+
+
+def test_a_browser_that_goes_away_is_nobodys_trouble(server, capfd, monkeypatch):
+    done, ended = threading.Event(), server.shutdown_request
+    monkeypatch.setattr(server, "shutdown_request", lambda request: (ended(request), done.set()))
+    connection = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=60)
+    connection.sendall(b"POST / HTTP/1.0\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()  # with a reset, because of the option
+    assert done.wait(60)
+    assert capfd.readouterr().err == ""
+
+    def broken(cookie: str) -> None:
+        raise LookupError("a mistake of ours")
+
+    monkeypatch.setattr(server, "guest", broken)
+    done.clear()
+    with pytest.raises((ConnectionError, HTTPException)):
+        Browser(server).send("GET")
+    assert done.wait(60)
+    assert "a mistake of ours" in capfd.readouterr().err
 
 
 def test_a_search_without_results_and_a_click_in_vain(server):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agentfly.envs.webshop.catalogue import Catalogue
+from agentfly.envs.webshop.products import Product
 from agentfly.envs.webshop.shop import Visit
 
 
@@ -101,3 +103,14 @@ def test_an_option_that_is_called_like_a_button_is_the_option(corner, goal):
     for action in ("search[odd]", "click[b0000000od]", "click[features]"):
         visit.step(action)
     assert (visit.page, visit.chosen) == ("item", {"style": "features"})
+
+
+@pytest.mark.parametrize("asin", ["b0abcdefgh", "B0abcdefgH", "buy now", "< prev"])
+def test_a_product_is_opened_whatever_its_id_is_written_like(asin, goal):
+    shop = Catalogue("odd", [Product(asin=asin, title="Mug", query="mugs", options={"color": ("red",)})])
+    visit = Visit(shop, goal)
+    visit.step("search[mug]")
+    assert asin.lower() in visit.clickables
+    visit.step(f"click[{asin.upper()}]")
+    assert (visit.note, visit.page, visit.asin) == ("", "item", asin)
+    assert "red" in visit.clickables

@@ -10,10 +10,10 @@ the original draws anew in every process are drawn here by a seed.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 from ...errors import ConfigError, DataError
 from .analyse import MAX_QUERY, terms
@@ -107,7 +107,10 @@ def full_name(name: str) -> str:
     if name in MADE_HERE:
         return name
     path, sign, limit = name.partition("#")
-    return f"{Path(path).expanduser().resolve()}{sign}{limit}"
+    try:
+        return f"{os.path.realpath(os.path.expanduser(path))}{sign}{limit}"
+    except ValueError as error:
+        raise DataError(f"the catalogue {name[:80]!r} is no path that a file can have: {error}") from error
 
 
 def _make(name: str, tagger: str) -> Catalogue:
@@ -121,7 +124,7 @@ def _make(name: str, tagger: str) -> Catalogue:
         from .easy import PAGE, easy_products
 
         return Catalogue(name, easy_products(), tagger=own, page_size=PAGE, brief=True)
-    if "/" not in name and not Path(name.partition("#")[0]).exists():
+    if "/" not in name and not os.path.exists(name.partition("#")[0]):
         raise DataError(f"no catalogue is called {name!r}: there are {', '.join(MADE_HERE)} and paths of WebShop's files")
     from .files import locate
     from .kept import open_files

@@ -112,7 +112,8 @@ def _actions(visit: Visit, goal: Goal, query: str, slip: str, rng: random.Random
         yield "not here", "click[next >]"
     if slip == "give up":
         return
-    shown = [asin for asin in visit.clickables if asin.upper() in visit.results]
+    results = {asin.lower() for asin in visit.results}
+    shown = [asin for asin in visit.clickables if asin in results]
     if not shown:  # a vague word may find nothing at all
         return
     if target not in shown or (slip == "wrong product" and len(shown) > 1):

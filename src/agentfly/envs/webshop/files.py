@@ -7,17 +7,21 @@
     title_nouns.json                              per product: the nouns of its name (optional; see nouns.py)
 
 Each may be gzipped (`.gz`). A list or an object is never held whole, so the large file needs no more memory than the products
-that are wanted of it. What cannot be read is refused with the file, the line and the number of the record.
+that are wanted of it. What cannot be read is refused with the file, the line of the fault and the number of the record.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import io
 import json
+import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ...errors import DataError
 
@@ -28,6 +32,8 @@ NOUNS = ("title_nouns.json",)
 _CHUNK = 1 << 20
 _MAX_RECORD = 64 << 20
 _SPACE = " \t\r\n"
+_UNREADABLE = (OSError, EOFError, zlib.error)
+"""What a file that is cut short, damaged or forbidden raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,10 @@ def locate(where: str) -> Files:
     Companions lie beside the file of products.
     """
     path_text, _, limit_text = where.partition("#")
-    if limit_text and not (limit_text.isdigit() and int(limit_text)):
+    if limit_text and not (limit_text.isdecimal() and int(limit_text)):
         raise DataError(f"{where}: after # comes the number of products to read, not {limit_text!r}")
-    path = Path(path_text).expanduser()
-    if not path.exists():
+    path = Path(os.path.expanduser(path_text))
+    if not os.path.exists(path):  # unlike the path's own, this one does not raise for what no file can be called
         raise DataError(
             f"{path}: no such file or folder: WEBSHOP_DATA is the folder with WebShop's files, or one of its products"
         )
@@ -82,7 +88,8 @@ def read_items(path: Path) -> Iterator[tuple[int, Any]]:
 def read_map(path: Path) -> Iterator[tuple[int, str, Any]]:
     """The entries of a file that maps product ids to something."""
     for line, key, value in _Stream(path).records("{"):
-        assert key is not None
+        if not isinstance(key, str):
+            raise DataError(f"{path}: line {line}: a product's id is a text, not {key!r:.40}")
         yield line, key, value
 
 
@@ -94,51 +101,81 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
     return None
 
 
-def _open(path: Path) -> IO[str]:
-    if path.name.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8")
-    return open(path, encoding="utf-8")
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in _raw_lines(path):
+        try:
+            text = line.decode()
+            record = json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} cannot be read: {_fault(error)}") from error
+        if text.strip():
+            yield number, record
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with _open(path) as stream:
             for number, line in enumerate(stream, 1):
-                if line.strip():
-                    yield number, json.loads(line)
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: line {max(1, number)} cannot be read: {error}") from error
+                yield number, line
+    except _UNREADABLE as error:
+        raise DataError(f"{path}: line {number + 1} cannot be read: {error}") from error
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a line, with the place inside of it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (column {error.colno})"
+    if isinstance(error, UnicodeDecodeError):
+        return f"its byte {error.start + 1} is not UTF-8 text ({error.reason})"
+    return str(error)
 
 
 class _Stream:
-    """A JSON list or object of any length, one member at a time."""
+    """A JSON list or object of any length, one member at a time.
+
+    A piece of the file is taken up to what cannot be read in it; the fault is raised when the text before it has been used, so
+    that the line and the record are those of the fault.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text, self.place, self.line, self.ended = "", 0, 1, False
+        self.before = 0
+        """How many characters of its line come before the text that is held."""
+        self.number = 1
+        self.fault: Exception | None = None
         self.decode = json.JSONDecoder().raw_decode
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
 
-    def records(self, opening: str) -> Iterator[tuple[int, str | None, Any]]:
-        number = 0
+    def records(self, opening: str) -> Iterator[tuple[int, Any, Any]]:
         try:
-            with _open(self.path) as self.stream:
-                if self._next() != opening:
-                    raise self._refuse(f"a file that begins with {opening!r} was expected")
-                closing = "]" if opening == "[" else "}"
-                self.place += 1
-                while self._next() != closing:
-                    number += 1
-                    if number > 1:
-                        self._take(",", number)
-                    key = self._value(number) if opening == "{" else None
-                    if key is not None:
-                        self._take(":", number)
-                    self._next()
-                    line = self.line
-                    yield line, key, self._value(number)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise self._refuse(f"record {number + 1} cannot be read: {error}") from error
+            stream = _open(self.path)
+        except OSError as error:
+            raise self._refuse(f"record 1 cannot be read: {error}") from error
+        with stream as self.stream:
+            if self._next() != opening:
+                raise self._refuse(f"a file that begins with {opening!r} was expected")
+            closing = "]" if opening == "[" else "}"
+            self.place += 1
+            while self._next() != closing:
+                if self.number > 1:
+                    self._take(",")
+                key = None
+                if opening == "{":
+                    key = self._value()
+                    self._take(":")
+                self._next()
+                line = self.line
+                yield line, key, self._value()
+                self.number += 1
+            self.place += 1
+            if self._next():
+                raise self._refuse(f"the file should end after {closing!r}, not go on with {self._found()}")
 
     def _next(self) -> str:
         """The next character that is not white space; the place is left on it. Empty at the end of the file."""
@@ -151,31 +188,71 @@ class _Stream:
             if not self._more():
                 return ""
 
-    def _take(self, sign: str, number: int) -> None:
+    def _take(self, sign: str) -> None:
         if self._next() != sign:
-            found = repr(self.text[self.place : self.place + 20]) if self.place < len(self.text) else "the end of the file"
-            raise self._refuse(f"record {number}: {sign!r} was expected, not {found}")
+            raise self._refuse(f"record {self.number}: {sign!r} was expected, not {self._found()}")
         self.place += 1
 
-    def _value(self, number: int) -> Any:
+    def _value(self) -> Any:
         self._next()
         while True:
             try:
                 value, end = self.decode(self.text, self.place)
             except (ValueError, RecursionError) as error:
+                said = str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    line, column = self._position(error.pos)
+                    said = f"{error.msg}: line {line} column {column}"
                 # It may only be cut at the end of what was read so far.
                 if len(self.text) - self.place < _MAX_RECORD and self._more():
                     continue
-                raise self._refuse(f"record {number} is not valid JSON: {error}") from error
+                raise self._refuse(f"record {self.number} is not valid JSON: {said}") from error
             self.line += self.text.count("\n", self.place, end)
             self.place = end
             return value
 
     def _more(self) -> bool:
-        chunk = "" if self.ended else self.stream.read(max(_CHUNK, len(self.text) - self.place))
+        chunk = "" if self.ended else self._read(max(_CHUNK, len(self.text) - self.place))
         self.ended = not chunk
+        self.before = self._position(self.place)[1] - 1
         self.text, self.place = self.text[self.place :] + chunk, 0
         return bool(chunk)
+
+    def _read(self, size: int) -> str:
+        """The next piece of text, up to the fault where there is one; without any text before it, the fault is raised."""
+        text, data = "", bytearray(1)
+        while data and not text and self.fault is None:
+            data.clear()
+            try:
+                while len(data) < size and (piece := self.stream.read1(size - len(data))):
+                    data += piece
+            except _UNREADABLE as error:
+                self.fault = error
+            try:
+                text = self.decoder.decode(data, final=not data and self.fault is None)
+            except UnicodeDecodeError as error:
+                self.fault, text = error, error.object[: error.start].decode()
+        if self.fault is not None and not text:
+            raise self._unreadable(self.fault) from self.fault
+        return text
+
+    def _unreadable(self, fault: Exception) -> DataError:
+        """What is said of a fault once all text before it has been used."""
+        line, column = self._position(len(self.text))
+        if isinstance(fault, UnicodeDecodeError):
+            said = f"its column {column} is not UTF-8 text ({fault.reason})"
+        else:
+            said = f"this is the last line that could be read, and not to its end: {fault}"
+        return DataError(f"{self.path}: line {line}: record {self.number} cannot be read: {said}")
+
+    def _position(self, place: int) -> tuple[int, int]:
+        """The file's line and column of a place in the text, not before the present one."""
+        start = self.text.rfind("\n", 0, place)
+        column = place - start if start >= 0 else self.before + place + 1
+        return self.line + self.text.count("\n", self.place, place), column
+
+    def _found(self) -> str:
+        return repr(self.text[self.place : self.place + 20]) if self.place < len(self.text) else "the end of the file"
 
     def _refuse(self, what: str) -> DataError:
         return DataError(f"{self.path}: line {self.line}: {what}")

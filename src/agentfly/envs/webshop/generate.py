@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from .products import Product
 from .score import options_hit
-from .wares import ADJECTIVES, MAKERS, OPTIONS, PATTERNS, WARES, Ware
+from .wares import MAKERS, OPTIONS, WARES, Ware
 
 NUM_PRODUCTS = 1_280
 SEED = 11
@@ -25,6 +25,12 @@ ASKS = (
     "Find me {material} {plural} with {features}",
     "I would like {features} {plural} for {use}",
 )
+SORT_ASKS = (
+    "Find me {features} {material} {plural}",
+    "I am looking for {material} {plural} for {use}, {features}",
+    *ASKS[2:],
+)
+"""For wares that come in sorts: nobody asks for "teas made of black"."""
 OPENINGS = (
     "{maker} makes this {adjective} {name} for {use}.",
     "A {adjective} {name} for {use}, made by {maker}.",
@@ -34,6 +40,11 @@ MIDDLES = (
     "It is made of {material}. What you get: {feature}.",
     "We chose {material} because it lasts. Customers praise it for: {feature}.",
     "Good {material} and careful work; in short: {feature}.",
+)
+SORT_MIDDLES = (
+    "It is made of {stuff}. What you get: {feature}.",
+    "We chose {stuff} for the taste. Customers praise it for: {feature}.",
+    "Good {stuff} and careful work; in short: {feature}.",
 )
 CLOSINGS = (
     "If it is not right for you, send it back within thirty days.",
@@ -71,20 +82,21 @@ def _fresh(rng: random.Random, taken: set[str]) -> str:
 def _product(rng: random.Random, kind: Ware, asin: str) -> Product:
     maker, material, use = rng.choice(MAKERS), rng.choice(kind.materials), rng.choice(kind.uses)
     features = rng.sample(kind.features, rng.randint(3, min(5, len(kind.features))))
-    words = {"maker": maker, "material": material, "use": use, "name": kind.name, "plural": kind.plural}
-    adjective, pattern = rng.choice(ADJECTIVES), rng.choice(PATTERNS)
+    stuff = f"{material} {kind.sort}".strip()
+    words = {"maker": maker, "material": material, "stuff": stuff, "use": use, "name": kind.name, "plural": kind.plural}
+    adjective, pattern = rng.choice(kind.adjectives), rng.choice(kind.patterns)
     asked = rng.sample(features, rng.randint(1, min(3, len(features))))
     title = f"{maker} {_title(adjective)} {_title(pattern)} {_title(material)} {_title(kind.name)}"
     title += f", {_title(features[0])} and {_title(features[1])}, for {_title(use)}"
     description = " ".join(
         (
             rng.choice(OPENINGS).format(adjective=adjective, **words),
-            rng.choice(MIDDLES).format(feature=_listed(features), **words),
+            rng.choice(SORT_MIDDLES if kind.sort else MIDDLES).format(feature=_listed(features), **words),
             rng.choice(CLOSINGS),
         )
     )
     bullets = (
-        f"Made of {material}, with a {pattern} look.",
+        f"Made of {stuff}, with a {pattern} look.",
         *(f"{feature.capitalize()}: {_reason(rng, feature, use)}" for feature in features),
     )
     return Product(
@@ -98,7 +110,7 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> Product:
         category=kind.department,
         query=kind.plural,
         product_category=kind.path,
-        instruction=rng.choice(ASKS).format(features=_listed(asked), **words),
+        instruction=rng.choice(SORT_ASKS if kind.sort else ASKS).format(features=_listed(asked), **words),
         instruction_attributes=tuple(asked),
     )
 

@@ -56,6 +56,8 @@ class Goal:
         """From a task's row, or from a goal as the original writes it (`instruction_text`, `goal_options`)."""
         try:
             options = row["options"] if "options" in row else row["goal_options"]
+            _check_texts("attributes", row["attributes"])
+            _check_texts("options", list(options.values()) if isinstance(options, Mapping) else options)
             return cls(
                 asin=str(row["asin"]),
                 instruction=str(row["instruction"] if "instruction" in row else row["instruction_text"]),
@@ -77,7 +79,16 @@ def read_row(task: Task) -> tuple[str, Goal, bool | None]:
             f"task {task.id}: a WebShop row has a field 'goal' (an object) and, if need be, 'catalogue' (a name) and "
             f"'brief' (true or false)"
         )
-    return name, Goal.from_dict(row), brief
+    try:
+        return name, Goal.from_dict(row), brief
+    except ConfigError as error:
+        raise ConfigError(f"task {task.id}: {error}") from error
+
+
+def _check_texts(name: str, values: Any) -> None:
+    """A single text would be taken for a list of its letters."""
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str | int | float) for value in values):
+        raise TypeError(f"its {name!r} must be texts, not {values!r:.40}")
 
 
 def price_of(product: Product, seed: int = 0) -> float:

@@ -25,7 +25,7 @@ from .goals import num_goals
 from .index import Index
 from .products import BadRecord, Product, read_extra, read_human, read_nouns, read_record
 
-FORMAT = 3
+FORMAT = 4
 NUM_KEPT = 4096
 
 
@@ -107,7 +107,9 @@ def _build(files: Files, folder: Path) -> None:
 
 
 def products_of(files: Files, extras: dict[str, Any] | None = None, human: dict[str, Any] | None = None) -> Iterator[Product]:
-    """The products of the files in order, the first of each id, at most `limit` records."""
+    """The products of the files in order, the first of each id (a click does not tell small letters from capitals), at most
+    `limit` records.
+    """
     seen: set[str] = set()
     for number, (line, record) in enumerate(read_items(files.items), 1):
         if files.limit is not None and number > files.limit:
@@ -117,8 +119,8 @@ def products_of(files: Files, extras: dict[str, Any] | None = None, human: dict[
             product = read_record(record, (extras or {}).get(str(asin)), (human or {}).get(str(asin)))
         except (BadRecord, TypeError, AttributeError) as error:
             raise DataError(f"{files.items}: line {line}: product {number}: {error}") from error
-        if product is not None and product.asin not in seen:
-            seen.add(product.asin)
+        if product is not None and product.asin.lower() not in seen:
+            seen.add(product.asin.lower())
             yield product
 
 

@@ -1,15 +1,17 @@
 """The shop as a web page, for a person who wants to do the task by hand.
 
 In: an address and a first task. Out: plain HTML pages without script, on loopback. Each browser has a visit of its own, known
-by a cookie that only it has; what it does is sent by forms with that visit's token, so no other site can act for it. Every
-text of a catalogue or a person is escaped. Bodies are short, visits are few: the oldest makes room. Nothing is written
-anywhere.
+by a cookie that only it has; what it does is sent by forms with that visit's token, so no other site can act for it, and a
+request for another host than this one is refused, so no other name can be made to stand for it. Every text of a catalogue or a
+person is escaped. Bodies are short, visits are few: the oldest makes room. Nothing is written anywhere.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 import secrets
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ from .goals import KINDS, read_row
 from .shop import Visit
 
 HOST, PORT = "127.0.0.1", 8350
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_BODY = 8_192
 MAX_VISITS = 256
 NUM_MORE = 50
@@ -66,6 +69,11 @@ class ShopServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of a page is nobody's trouble."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
     def guest(self, cookie: str) -> tuple[str, Guest]:
         """The guest of a cookie, or a new one with its own."""
         with self._lock:
@@ -96,6 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        if not self._is_for_here():
+            return
         if self.path.partition("?")[0] != "/":
             self._send(404, _frame("<p>There is no such page. <a href='/'>To the shop</a></p>"))
             return
@@ -105,9 +115,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, body, cookie)
 
     def do_POST(self) -> None:
+        if not self._is_for_here():
+            return
         cookie, guest = self.server.guest(self._cookie())
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MAX_BODY:
+        if not length.isdecimal() or int(length) > MAX_BODY:
             self.close_connection = True
             self._send(413, _frame("<p>That was too long.</p>"))
             return
@@ -137,6 +149,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """A person's clicks are nobody's log lines."""
+
+    def _is_for_here(self) -> bool:
+        """Whether the one host that is asked for is loopback, or what the server was told to listen on; else it is refused."""
+        hosts = [re.sub(r":\d*$", "", host.strip().lower()) for host in self.headers.get_all("Host", [])]
+        if len(hosts) == 1 and hosts[0] in (*LOOPBACK, str(self.server.server_address[0]).lower()):
+            return True
+        self.close_connection = True
+        self._send(403, _frame("<p>The shop is open for this machine alone.</p>"))
+        return False
 
     def _cookie(self) -> str:
         try:
@@ -233,13 +254,13 @@ def _start(visit: Visit, token: str) -> str:
 
 
 def _results(visit: Visit, token: str) -> str:
-    rows = []
+    rows, shown = [], {asin.lower(): asin for asin in visit.results}
     for what in visit.clickables:
-        if what.upper() in visit.results:
-            product = visit.shelves.product(what.upper())
+        if what in shown:
+            product = visit.shelves.product(shown[what])
             price = f"<span class=price>{escape(product.price_tag)}</span>"
             rows.append(f"<li>{_click(token, what)} {escape(product.title)} {price}</li>")
-    moves = "".join(_click(token, what) for what in visit.clickables if what.upper() not in visit.results)
+    moves = "".join(_click(token, what) for what in visit.clickables if what not in shown)
     listed = (
         f"<ol start={(visit.number - 1) * visit.shelves.page_size + 1}>{''.join(rows)}</ol>" if rows else "<p>Nothing here.</p>"
     )

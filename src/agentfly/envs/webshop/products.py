@@ -156,8 +156,12 @@ def _pricing(value: Any) -> tuple[float, ...]:
 
 def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Of a collected record from `customization_options`, of a cleaned one from `options`."""
-    if isinstance(record.get("options"), Mapping):
-        return {str(name): tuple(map(str, values)) for name, values in record["options"].items()}
+    cleaned = record.get("options")
+    if isinstance(cleaned, Mapping):
+        for name, values in cleaned.items():
+            if not isinstance(values, list) or not all(isinstance(value, str | int | float) for value in values):
+                raise BadRecord(f"its option {name!r} must be a list of texts, not {values!r:.40}")
+        return {str(name): tuple(map(str, values)) for name, values in cleaned.items()}
     given = record.get("customization_options") or {}
     if not isinstance(given, Mapping):
         raise BadRecord(f"its 'customization_options' must be an object, not {given!r:.40}")

@@ -126,6 +126,8 @@ class Visit:
         elif self.page == "item" and (name := self._option(what)) is not None:
             # First, because an option may be called like a button: the original then means the option.
             self.chosen[name] = what
+        elif self.page == "results" and (asin := self._result(what)) is not None:
+            self.asin, self.page, self.chosen = asin, "item", {}
         elif what == "back to search":
             self.page = "start"
         elif what == "next >":
@@ -134,10 +136,8 @@ class Visit:
             self._go_back()
         elif what == "buy now":
             self._buy()
-        elif self.page == "item":
-            self.page = what
         else:
-            self.asin, self.page, self.chosen = what.upper(), "item", {}
+            self.page = what
 
     def _go_back(self) -> None:
         if self.page == "results":
@@ -156,6 +156,10 @@ class Visit:
     def _option(self, what: str) -> str | None:
         """The option that has this value; of several, the last, whose button hides the others."""
         return next((name for name, values in reversed(list(self._product().options.items())) if what in values), None)
+
+    def _result(self, what: str) -> str | None:
+        """The product on this page of results that is meant by what was clicked, which is in small letters."""
+        return next((asin for asin in self._shown() if asin.lower() == what), None)
 
     def _product(self) -> Product:
         return self.shelves.product(self.asin)

@@ -1,6 +1,7 @@
 """Task sets of the shop: a split and a count in, rows `{"id", "question", "catalogue", "goal"}` out.
 
-    webshop         goals of the generated catalogue; a product belongs to one split alone
+    webshop         goals of the generated catalogue; a product belongs to one split alone, and a question that another
+                    product's goal has in validation or test is left out of train
     easy_webshop    goals of the beginners' shop, with short pages; a goal belongs to one split alone
     webshop_data    WebShop's own files in `$WEBSHOP_DATA`, synthetic goals, split as the literature does: after the shuffle
                     with seed 233 the first 500 are for test, the next 1,000 for validation, the rest for training
@@ -22,7 +23,7 @@ from typing import Any, Literal
 from ...errors import ConfigError, DataError
 from .catalogue import Catalogue, full_name, open_catalogue
 from .easy import easy_goals
-from .goals import PLACES, Goal, Kind
+from .goals import PLACES, Goal, Goals, Kind
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
@@ -34,8 +35,10 @@ def webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list
     """Buy something in the generated catalogue, such as "Find me machine washable throw blankets ..."."""
     catalogue = open_catalogue("generated")
     goals, wanted = catalogue.goals(), _checked(split)
-    here = [split_of(asin) == wanted for asin in catalogue.asins]
-    return _rows(goals, [place for place in range(len(goals)) if here[goals.owner(place)]], catalogue, split, count, seed)
+    splits = [split_of(asin) for asin in catalogue.asins]
+    places = [place for place in range(len(goals)) if splits[goals.owner(place)] == wanted]
+    left_out = _asked_elsewhere(goals, splits) if wanted == "train" else frozenset()
+    return _rows(goals, places, catalogue, split, count, seed, left_out)
 
 
 def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
@@ -96,12 +99,33 @@ def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[d
 
 
 def _rows(
-    goals: Sequence[Goal], places: list[int], catalogue: Catalogue, split: str, count: int | None, seed: int
+    goals: Sequence[Goal],
+    places: list[int],
+    catalogue: Catalogue,
+    split: str,
+    count: int | None,
+    seed: int,
+    left_out: frozenset[int] = frozenset(),
 ) -> list[dict[str, Any]]:
     """Some of the goals at these places, in a seeded order; only those that are wanted are made."""
     wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
     random.Random(f"webshop {split} {seed}").shuffle(places)
+    places = [place for place in places if place not in left_out]
     return [row_of(goals[place], catalogue.name, place) for place in places[:wanted]]
+
+
+def _asked_elsewhere(goals: Goals, splits: Sequence[str]) -> frozenset[int]:
+    """The places of goals for training whose question is one of validation or test: two products can be asked for alike."""
+    held = [place for place in range(len(goals)) if splits[goals.owner(place)] != "train"]
+    beginnings = {goals.products[goals.owner(place)].instruction for place in held}
+    asked = {goals[place].instruction for place in held}
+    return frozenset(
+        place
+        for place in range(len(goals))
+        if splits[goals.owner(place)] == "train"
+        and goals.products[goals.owner(place)].instruction in beginnings
+        and goals[place].instruction in asked
+    )
 
 
 def _checked(split: str) -> str:

@@ -1,16 +1,46 @@
 """The word lists that the generated catalogue is made of: kinds of wares, their materials and features, and who makes them.
 
 Plain data, read by `generate.py`. A kind has a department, a name and the plural that people ask for, materials, features
-(which become attributes), uses, options with their values, and the range of its price in dollars.
+(which become attributes), uses, options with their values, the range of its price in dollars, and what it may look like.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+ADJECTIVES = (
+    *(
+        "classic",
+        "modern",
+        "rustic",
+        "everyday",
+        "handmade",
+        "compact",
+        "vintage",
+        "premium",
+        "simple",
+        "elegant",
+        "cozy",
+        "sturdy",
+    ),
+)
+PATTERNS = (*("striped", "plaid", "floral", "solid", "herringbone", "geometric", "ribbed", "quilted", "textured", "two tone"),)
+# The same lists for what is eaten or put on the skin, word for word and each word once: every draw falls on the same place, and
+# titles that differ go on to differ.
+_EDIBLE = {"compact": "fresh", "vintage": "traditional", "cozy": "tasty", "sturdy": "wholesome"}
+_FOOD_LOOKS = ("golden", "crisp", "glossy", "hearty", "crunchy", "speckled", "bronzed", "dusted", "coarse", "mottled")
+_TEA_LOOKS = ("twisted", "curled", "floral", "rolled", "wiry", "crinkled", "silvery", "feathery", "crisp", "folded")
+_CREAM_LOOKS = ("glossy", "silky", "floral", "solid", "velvety", "pearly", "smooth", "milky", "satiny", "translucent")
+_SOAP_LOOKS = ("striped", "marbled", "floral", "solid", "swirled", "geometric", "ribbed", "speckled", "textured", "two tone")
+_FOR_EATING = tuple(_EDIBLE.get(word, word) for word in ADJECTIVES)
+_FOR_SKIN = tuple("soothing" if word == "sturdy" else word for word in ADJECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
 class Ware:
+    """`sort`: what its materials are sorts of, for those that nothing can be "made of"; then they stand before this word."""
+
     department: str
     path: str
     name: str
@@ -21,6 +51,9 @@ class Ware:
     options: tuple[str, ...]
     low: int
     high: int
+    adjectives: tuple[str, ...] = ADJECTIVES
+    patterns: tuple[str, ...] = PATTERNS
+    sort: str = ""
 
 
 # Values of options; a product offers some of them.
@@ -93,38 +126,21 @@ MAKERS = (
         "Emberly",
     ),
 )
-ADJECTIVES = (
-    *(
-        "classic",
-        "modern",
-        "rustic",
-        "everyday",
-        "handmade",
-        "compact",
-        "vintage",
-        "premium",
-        "simple",
-        "elegant",
-        "cozy",
-        "sturdy",
-    ),
-)
-PATTERNS = (*("striped", "plaid", "floral", "solid", "herringbone", "geometric", "ribbed", "quilted", "textured", "two tone"),)
-
 _WASH, _SKIN = ("machine washable", "easy care"), ("fragrance free", "cruelty free", "paraben free")
 _FOOD = ("gluten free", "low sodium", "non gmo", "plant based", "no artificial colors", "high fiber", "nut free", "low sugar")
+_NUTS = tuple("dairy free" if feature == "nut free" else feature for feature in _FOOD)
 _TECH = ("fast charging", "high speed", "plug and play", "energy efficient", "noise reduction", "water resistant")
 
 
 def _ware(
-    where: str, names: str, materials: str, features: tuple[str, ...], uses: str, options: str, low: int, high: int
+    where: str, names: str, materials: str, features: tuple[str, ...], uses: str, options: str, low: int, high: int, **more: Any
 ) -> Ware:
     """The tables below are easier to read with commas than with quotes."""
     department, path = (part.strip() for part in where.split("|"))
     name, plural = names.split(",")
     parts = (tuple(part.strip() for part in text.split(",")) for text in (materials, uses, options))
     made_of, used_for, offered = parts
-    return Ware(department, path, name, plural.strip(), made_of, features, used_for, offered, low, high)
+    return Ware(department, path, name, plural.strip(), made_of, features, used_for, offered, low, high, **more)
 
 
 _WOMEN = "fashion | Clothing, Shoes & Jewelry › Women › Clothing ›"
@@ -297,6 +313,8 @@ WARES: tuple[Ware, ...] = (
         "scent,capacity",
         9,
         65,
+        adjectives=_FOR_SKIN,
+        patterns=_CREAM_LOOKS,
     ),
     _ware(
         f"{_CARE} Hair Care › Shampoos",
@@ -307,6 +325,8 @@ WARES: tuple[Ware, ...] = (
         "scent,capacity,pack",
         7,
         40,
+        adjectives=_FOR_SKIN,
+        patterns=_CREAM_LOOKS,
     ),
     _ware(
         f"{_CARE} Bath › Candles & Soaps",
@@ -317,6 +337,8 @@ WARES: tuple[Ware, ...] = (
         "scent,pack",
         5,
         30,
+        adjectives=_FOR_SKIN,
+        patterns=_SOAP_LOOKS,
     ),
     _ware(
         f"{_ELECTRONICS} Headphones › On-Ear",
@@ -361,12 +383,15 @@ WARES: tuple[Ware, ...] = (
     _ware(
         f"{_GROCERY} Snacks › Nuts & Seeds",
         "roasted almonds,roasted almonds",
-        "whole,slivered,smoked,honey roasted",
-        (*_FOOD,),
+        "whole,slivered,smoked,honey glazed",
+        _NUTS,
         "lunch boxes,hiking,parties",
         "flavor,pack",
         5,
         45,
+        adjectives=_FOR_EATING,
+        patterns=_FOOD_LOOKS,
+        sort="almonds",
     ),
     _ware(
         f"{_GROCERY} Snacks › Granola",
@@ -377,6 +402,8 @@ WARES: tuple[Ware, ...] = (
         "flavor,pack",
         5,
         40,
+        adjectives=_FOR_EATING,
+        patterns=_FOOD_LOOKS,
     ),
     _ware(
         f"{_GROCERY} Beverages › Tea",
@@ -387,6 +414,9 @@ WARES: tuple[Ware, ...] = (
         "flavor,pack",
         6,
         48,
+        adjectives=_FOR_EATING,
+        patterns=_TEA_LOOKS,
+        sort="tea",
     ),
     _ware(
         f"{_SPORTS} Outdoor › Backpacks",
