@@ -91,6 +91,30 @@ def test_a_dry_run_shows_the_config_and_the_first_prompt(tmp_path: Path, capsys:
     assert not (tmp_path / "runs").exists()
 
 
+SERVER = ["agent.engine.kind=openai", "agent.engine.base_url='http://127.0.0.1:9/v1'"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["agent.model='openai:x@http://127.0.0.1:9/v1'"], "a chat server gives text, not token ids"),
+        (SERVER, "set agent.engine.weights_dir"),
+        ([*SERVER, "agent.engine.weights_dir={folder}/w", "sampling.top_p=0.9"], "sampling.top_p cuts the distribution"),
+        ([*SERVER, "agent.engine.weights_dir={folder}/w"], "cannot train from the server"),
+        (["lora.rank=2", "lora.targets=['nothing']"], "lora.targets"),
+    ],
+)
+def test_a_dry_run_refuses_what_training_refuses(
+    overrides: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", str(write_config(tmp_path)), *(text.format(folder=tmp_path) for text in overrides)]
+    assert main([*arguments, "--dry-run"]) == 2
+    refused = capsys.readouterr().err
+    assert sentence in refused
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == refused
+
+
 def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(tmp_path)
     assert main(["train", str(config)]) == 0

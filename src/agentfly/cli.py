@@ -175,15 +175,20 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _dry_run(config: Config) -> int:
+    from .engines import check_engine
     from .rollout import prepare
     from .training.build import build_agent, build_tasks
+    from .training.loop import adapt_model, trainable_engine
 
     agent = build_agent(config)
     train, validation = build_tasks(config)
+    check_engine(config.agent.model, config.agent.engine, config.sampling, training=True)
     agent.check(train)
     agent.check(validation)
     plan = agent.plan(sampling=config.sampling)
     openings = prepare(plan, [*train, *validation])
+    trainable_engine(agent)
+    adapt_model(config, agent)
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")

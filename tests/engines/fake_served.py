@@ -1,11 +1,15 @@
 """A vLLM and an SGLang server on loopback for tests: a tiny model behind their wires, with weights that can be changed.
 
-It samples for real, so ids and log-probs mean something; `faults` make it misbehave in one way each. It always stops.
+It samples for real, so ids and log-probs mean something; `faults` make it misbehave in one way each. Connections are kept, and
+a server that stops takes them along. It always stops. Replies end by each server's own rule: SGLang looks at the limit first,
+and at no id at all where `ignore_eos` is set.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +21,8 @@ import torch
 
 
 class Served(ThreadingHTTPServer):
-    """faults: no_ids, raw_logprobs, deaf (takes weights and ignores them), no_dev_mode, bad_label, unwilling, slow"""
+    """faults: no_ids, raw_logprobs, deaf (takes weights and ignores them), no_dev_mode, bad_label, unwilling, slow,
+    untold (SGLang was started without --context-length), old (SGLang without the pages that say how much it holds)"""
 
     daemon_threads = True
     block_on_close = False
@@ -30,6 +35,8 @@ class Served(ThreadingHTTPServer):
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.label = "default"
+        self.ends: set[int] = set()  # the model's own end ids
+        self.open: set[socket.socket] = set()
         self.lock = threading.Lock()
         self.gate = threading.Event()  # with the fault "slow", replies wait for it
         self.read(folder)
@@ -38,6 +45,12 @@ class Served(ThreadingHTTPServer):
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in list(self.open):
+            with contextlib.suppress(OSError):  # the other side was faster
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def port(self) -> int:
@@ -48,7 +61,7 @@ class Served(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.port}/v1"
 
     @torch.no_grad()
-    def draw(self, ids: list[int], temperature: float, count: int, stops: list[int], seed: int | None) -> Any:
+    def draw(self, ids: list[int], temperature: float, count: int, stops: set[int], seed: int | None) -> Any:
         """Sampled ids, their log-probs, and what ended them."""
         generator = torch.Generator().manual_seed(seed or 0)
         sampled: list[int] = []
@@ -72,12 +85,24 @@ class Served(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Served
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.open.discard(self.connection)
+        super().finish()
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
-            self._answer({"data": [{"id": "tiny", "max_model_len": self.server.context}]})
+        server = self.server
+        if self.path == "/v1/models" and "old" not in server.faults:
+            self._answer({"data": [{"id": "tiny", "max_model_len": server.context}]})
         elif self.path == "/get_model_info":
             self._answer({"model_path": "tiny"})
+        elif self.path == "/get_server_info" and "old" not in server.faults:
+            self._answer({"context_length": None if "untold" in server.faults else server.context})
         else:
             self._answer({"error": "no such page"}, 404)
 
@@ -111,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             pairs = zip(ids[1:], scores, strict=True)
             choice["prompt_logprobs"] = [None, *({str(token): {"logprob": score}} for token, score in pairs)]
             return {"choices": [choice]}
-        stops = body["stop_token_ids"]
+        stops = {*body["stop_token_ids"], *(() if body["ignore_eos"] else self.server.ends)}
         sampled, logprobs, finish = self.server.draw(ids, body["temperature"], body["max_tokens"], stops, body.get("seed"))
         choice |= {"finish_reason": finish, "logprobs": {"token_logprobs": logprobs}}
         if "no_ids" not in self.server.faults:
@@ -131,11 +156,13 @@ class _Handler(BaseHTTPRequestHandler):
             scores = [None, *self.server.score(ids)]
             meta["input_token_logprobs"] = [[score, token, None] for score, token in zip(scores, ids, strict=True)]
             return {"text": "?", "meta_info": meta}
-        stops = params["stop_token_ids"]
+        stops = set() if params["ignore_eos"] else {*params["stop_token_ids"], *self.server.ends}
         sampled, logprobs, finish = self.server.draw(
             ids, params["temperature"], params["max_new_tokens"], stops, params.get("sampling_seed")
         )
-        meta["finish_reason"] = {"type": finish}
+        if len(sampled) == params["max_new_tokens"]:
+            finish = "length"
+        meta["finish_reason"] = {"type": finish, **({"matched": sampled[-1]} if finish == "stop" else {})}
         if "no_ids" not in self.server.faults:
             meta["output_token_logprobs"] = [[score, token, None] for score, token in zip(logprobs, sampled, strict=True)]
         return {"text": "?", "meta_info": meta}

@@ -46,6 +46,114 @@ def test_what_an_engine_does_not_have_is_refused_when_the_config_is_read(engine,
     assert "canary" not in str(caught.value)
 
 
+LOCAL, VLLM, CHAT = {"kind": "local"}, {"kind": "vllm"}, {}
+BAD = [
+    (LOCAL, "cache", "books", "'slots' or 'pages'"),
+    (LOCAL, "dtype", "float8", "'float32', 'bfloat16' or 'float16'"),
+    (LOCAL, "device", "tpu", "a device such as 'cpu', 'cuda' or 'cuda:1'"),
+    (LOCAL, "kv_gib", -1, "a number above 0"),
+    (LOCAL, "kv_gib", float("nan"), "a number above 0"),
+    (LOCAL, "max_batch", 0, "an integer of at least 1"),
+    (LOCAL, "max_batch", "many", "an integer of at least 1"),
+    (LOCAL, "max_batch", 2.5, "an integer of at least 1"),
+    (LOCAL, "max_batch", True, "an integer of at least 1"),
+    (LOCAL, "stop_ids", [5, "x"], "a list of token ids"),
+    (LOCAL, "chat_template", "", "a string that is not empty"),
+    (VLLM, "sleep", "yes", "true or false"),
+    (VLLM, "eager", 1, "true or false"),
+    (VLLM, "memory_fraction", 2.0, "a number above 0 and at most 1"),
+    (VLLM, "block_size", -4, "an integer of at least 1"),
+    (VLLM, "learner_device", "toaster", "a device such as"),
+    (SERVER, "server", "tgi", "'vllm' or 'sglang'"),
+    (SERVER, "base_url", "ftp://x", "an address like http://host:port/v1"),
+    (SERVER, "base_url", "http://host:eighty/v1", "an address like http://host:port/v1"),
+    (SERVER, "timeout_s", -1, "a number above 0"),
+    (SERVER, "max_retries", "x", "an integer of at least 0"),
+    (SERVER, "max_retries", -1, "an integer of at least 0"),
+    (SERVER, "retry_s", -0.5, "a number of at least 0"),
+    (SERVER, "stop_ids", "abc", "a list of token ids"),
+    (SERVER, "stop_ids", [-1], "a list of token ids"),
+    (SERVER, "template_args", 5, "a table"),
+    (SERVER, "weights_dir", "", "a string that is not empty or a path"),
+    (CHAT, "extra_body", [1], "a table"),
+    (CHAT, "max_tokens_key", 3, "a string that is not empty"),
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "value", "wanted"), BAD, ids=lambda part: None if isinstance(part, dict) else str(part)
+)
+def test_a_value_that_an_option_does_not_take_is_refused_when_the_config_is_read(engine, key, value, wanted):
+    with pytest.raises(ConfigError) as caught:
+        config({**engine, key: value}, model="openai:m" if engine is CHAT else "pocket")
+    sentence = str(caught.value)
+    assert sentence.startswith(f"agent.engine.{key} must be {wanted}")
+    assert sentence.endswith(f", not {value!r}")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"cache": "pages", "dtype": "bfloat16", "device": "cuda:1", "kv_gib": 1, "stop_ids": [0, 7], "template_args": {"a": 1}},
+        {**VLLM, "sleep": True, "memory_fraction": 1, "block_size": 16, "eager": False, "max_gap": 1e-3},
+        {**SERVER, "server": "sglang", "max_retries": 0, "retry_s": 0, "deadline_s": 5, "weights_dir": "w", "max_context": 64},
+    ],
+)
+def test_values_that_options_take_are_read(engine):
+    assert config(engine).agent.engine == engine
+
+
+def test_the_version_of_the_weights_is_not_an_option():
+    with pytest.raises(ConfigError, match="no option 'version'"):
+        config({"version": 3})
+
+
+def test_a_key_or_an_address_with_a_password_is_not_repeated():
+    for engine in ({**SERVER, "api_key": 471_200}, {**SERVER, "base_url": "http://me:471200@host/v1"}):
+        with pytest.raises(ConfigError, match=r"agent\.engine\.(api_key|base_url) must be") as caught:
+            config(engine)
+        assert "471200" not in str(caught.value)
+    with pytest.raises(ConfigError, match="must be an address") as caught:
+        config({}, model="openai:m@http://me:471200@host/v1")
+    assert "471200" not in str(caught.value)
+
+
+def test_what_is_checked_without_importing_it_is_what_the_local_engine_has():
+    from typing import get_args, get_type_hints
+
+    from agentfly.engines.local import LocalEngine
+    from agentfly.engines.local.load import DTYPES
+    from agentfly.engines.options import Dtype, options_of_local
+
+    hints = get_type_hints(LocalEngine.__init__)
+    inner = {"model", "tokenizer", "version", "return"}
+    assert options_of_local() == {name: hint for name, hint in hints.items() if name not in inner}
+    assert get_args(Dtype) == tuple(DTYPES)
+
+
+def test_an_engine_of_others_is_checked_by_its_types_alone(monkeypatch):
+    class Elsewhere:
+        def __init__(self, name: str, *, offset: int = 0, odd: Unheard = None, plain=None) -> None: ...  # noqa: F821
+
+    class Typed:
+        def __init__(self, name: str, *, offset: int = 0) -> None: ...
+
+    monkeypatch.setitem(agentfly.plugins._registered, "engines", {"elsewhere": Elsewhere, "typed": Typed})
+    config({"kind": "elsewhere", "offset": -1, "odd": 5, "plain": "x"})
+    config({"kind": "typed", "offset": -1})
+    with pytest.raises(ConfigError, match=r"agent\.engine\.offset must be an integer, not 'x'"):
+        config({"kind": "typed", "offset": "x"})
+
+
+def test_torchs_own_names_of_dtypes_and_devices_are_fine_in_python():
+    import torch
+
+    from agentfly.engines import check_engine
+    from agentfly.types import Sampling
+
+    check_engine("pocket", {"dtype": torch.float32, "device": torch.device("cpu")}, Sampling())
+
+
 def test_a_served_chat_model_has_no_other_engine():
     with pytest.raises(ConfigError, match="behind a server"):
         config("vllm", model="openai:m@http://127.0.0.1:9/v1")
@@ -104,6 +212,7 @@ def test_reading_such_a_config_loads_nothing_heavy():
         "import sys; from agentfly.config import Config; "
         "Config.from_dict({'agent': {'engine': {'kind': 'vllm', 'max_batch': 8}}}); "
         "Config.from_dict({'agent': {'engine': {'kind': 'openai', 'server': 'sglang'}}}); "
+        "Config.from_dict({'agent': {'engine': {'kind': 'local', 'max_batch': 8, 'dtype': 'float32'}}}); "
         "print(sorted({'torch', 'transformers', 'vllm', 'httpx'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -15,7 +15,7 @@ from agentfly.engines import open_engine
 from agentfly.engines.openai_http import Server
 from agentfly.engines.openai_served import ServedEngine
 from agentfly.errors import ConfigError, EngineError, InvariantError
-from agentfly.types import Engine, Request, Sampling
+from agentfly.types import Completion, Engine, Request, Sampling
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 from .fake_served import served
@@ -112,9 +112,35 @@ def test_sglang_is_sent_every_option_too(folder, engine_on):
     assert (body["input_ids"], body["return_logprob"]) == (PROMPT, True)
     assert body["sampling_params"] == {
         "temperature": 0.5, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
-        "frequency_penalty": 0.0, "max_new_tokens": 3, "ignore_eos": True, "stop_token_ids": sorted(engine.stop_ids),
+        "frequency_penalty": 0.0, "max_new_tokens": 3, "ignore_eos": False, "stop_token_ids": sorted(engine.stop_ids),
         "no_stop_trim": True, "skip_special_tokens": False, "stop": ["X"], "sampling_seed": 4,
     }  # fmt: skip
+
+
+@BOTH
+def test_a_stop_id_ends_a_reply_and_stays_in_it(folder, engine_on, kind):
+    with served(folder) as server:
+        engine = engine_on(server, kind)
+        free = ask(engine, max_tokens=20, seed=3).token_ids
+        stop = free[4]
+        assert stop not in free[:4]
+        done = ask(engine, max_tokens=20, seed=3, stop_ids=(stop,))
+        last = ask(engine, max_tokens=5, seed=3, stop_ids=(stop,))
+    assert (done.token_ids, done.stop) == (free[:5], "stop")
+    assert done.text == engine.tokenizer.decode(free[:4], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert (last.token_ids, last.stop, last.text) == (done.token_ids, "stop", done.text), "also as the last that it may have"
+
+
+def test_sglang_ends_at_the_models_own_end_ids_and_vllm_only_at_ours(folder, engine_on):
+    with served(folder) as server:
+        free = ask(engine_on(server), max_tokens=20, seed=3).token_ids
+        server.ends = {free[4]}
+        assert ask(engine_on(server), max_tokens=20, seed=3).token_ids == free
+        engine = engine_on(server, "sglang")
+        done = ask(engine, max_tokens=20, seed=3)
+    assert free[4] not in engine.stop_ids
+    assert (done.token_ids, done.stop) == (free[:5], "stop")
+    assert done.text == engine.tokenizer.decode(free[:4], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 @BOTH
@@ -231,6 +257,19 @@ def test_a_context_that_the_server_does_not_hold_is_refused(folder, engine_on):
         engine_on(server).publish(0)
 
 
+@pytest.mark.parametrize("faults", [(), ("untold",)])
+def test_a_context_that_sglang_does_not_hold_is_refused(folder, engine_on, faults):
+    with served(folder, *faults, context=64) as server:
+        with pytest.raises(ConfigError, match=r"holds 64 tokens and max_context is 512.*--context-length 512"):
+            engine_on(server, "sglang").publish(0)
+        engine_on(server, "sglang", max_context=64).publish(0)
+
+
+def test_an_sglang_that_does_not_say_what_it_holds_is_taken_at_our_word(folder, engine_on):
+    with served(folder, "old", context=64) as server:
+        engine_on(server, "sglang").publish(0)
+
+
 def test_a_server_that_is_not_there_is_a_sentence(folder, engine_on):
     with served(folder) as server:
         engine = engine_on(server)
@@ -272,6 +311,65 @@ def test_a_server_that_came_back_with_our_weights_is_trusted_again(folder, engin
         ask(engine)
     with served(folder, port=first.port):
         assert ask(engine, max_tokens=3).versions[0] == 0
+
+
+def restarted_unnoticed(folder, engine_on, kind, by, label="default"):
+    """Nothing fails: the kept connection is closed while nobody asks, and the next request silently makes a new one."""
+    sampling = Sampling(max_tokens=4, seed=1)
+
+    async def main() -> Completion:
+        with served(folder) as first:
+            engine = engine_on(first, kind, max_retries=0)
+            engine.publish(0)
+            change(engine, by)
+            engine.publish(1)
+            assert set((await engine.generate(Request(PROMPT, sampling))).versions) == {1}
+        with served(folder, port=first.port) as second:
+            second.label = label
+            return await engine.generate(Request(PROMPT, sampling))
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "sentence"),
+    [
+        ("vllm", "default", "came back with other weights than those of version 1"),
+        ("sglang", "default", "sampled from its version 'default', not from 1"),
+        ("sglang", "1", "came back with other weights than those of version 1"),
+    ],
+)
+def test_a_server_that_was_started_again_between_two_requests_is_noticed(folder, engine_on, kind, label, sentence):
+    with pytest.raises(EngineError, match=sentence):
+        restarted_unnoticed(folder, engine_on, kind, 0.01, label)
+
+
+def test_one_that_has_our_weights_is_sampled_from(folder, engine_on):
+    assert set(restarted_unnoticed(folder, engine_on, "vllm", 0.0).versions) == {1}
+
+
+def test_sglangs_first_label_is_fine_before_any_weights_were_handed_over(folder, engine_on):
+    with served(folder) as server:
+        assert ask(engine_on(server, "sglang"), max_tokens=3).versions[0] == 0
+        assert server.label == "default"
+
+
+def test_weights_are_shown_again_for_new_connections_and_not_for_every_reply(folder, engine_on):
+    sampling = Sampling(max_tokens=4, seed=1)
+
+    async def main(engine, server) -> list[int]:
+        engine.publish(0)
+        counts = []
+        for together in (8, 1, 8, 1):
+            asked = len(server.bodies)
+            await asyncio.gather(*(engine.generate(Request(PROMPT, sampling)) for _ in range(together)))
+            counts.append(sum("prompt_logprobs" in body for body in server.bodies[asked:]))
+        return counts
+
+    with served(folder) as server:
+        counts = asyncio.run(main(engine_on(server), server))
+    assert counts[0] >= 1
+    assert sum(counts) <= 6, "replies that end together share one question, and kept connections need none"
 
 
 def test_weights_do_not_change_under_a_reply(folder, engine_on):

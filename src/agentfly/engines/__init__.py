@@ -9,21 +9,22 @@ write their own).
     openai:MODEL@http://host:port/v1              OpenAIEngine, any compatible server   without @: OPENAI_BASE_URL
     an Engine                                     itself
 
-Nothing heavy is imported before a name is opened. Refuses options that the engine does not have, instead of ignoring them;
-`check_engine` does so without opening anything, when a config is read.
+Nothing heavy is imported before a name is opened. Refuses options that the engine does not have, instead of ignoring them, and
+values that they do not take; `check_engine` does so without opening anything, when a config is read.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import plugins
 from ..errors import ConfigError
 from ..types import Engine, Renderer, Sampling
+from .openai_http import is_address
+from .options import check_value, options_of, options_of_local
 from .prompt import cuts
 
 __all__ = ["check_engine", "engine_options", "open_engine"]
@@ -42,9 +43,9 @@ def open_engine(model: str | Path | Engine, *, kind: str | None = None, **option
     if not isinstance(model, str | Path):
         return _already_open(model, {"kind": kind, **options} if kind is not None else options)
     kind = _kind(model, kind)
-    _refuse_unknown(kind, options)
+    _check_options(kind, options)
     if kind == "chat":
-        return _open_chat(str(model).removeprefix("openai:"), options), None
+        return _open_chat(str(model), options), None
     if kind == "local":
         return _open_local(model, options)
     engine = plugins.resolve("engines", kind)(model, **options)
@@ -62,8 +63,9 @@ def check_engine(
     """Refuse what the engine cannot do, before anything is opened. `training` asks for more than running does."""
     options = engine_options(value)
     kind = _kind(model, options.pop("kind", None))
-    if options:  # the options of a local engine are those of a class that is heavy to import
-        _refuse_unknown(kind, options)
+    _check_options(kind, options)
+    if kind == "chat":
+        _chat_options(str(model), options)
     if not training:
         return
     if kind == "chat":
@@ -106,17 +108,28 @@ def _already_open(model: Any, options: Mapping[str, Any]) -> tuple[Engine, Rende
     return model, _renderer_of(model)
 
 
-def _open_chat(text: str, options: Mapping[str, Any]) -> Engine:
+def _open_chat(model: str, options: Mapping[str, Any]) -> Engine:
     from .openai import OpenAIEngine
 
-    name, _, base_url = text.partition("@")
+    name, options = _chat_options(model, options)
+    return OpenAIEngine(name, **options)
+
+
+def _chat_options(model: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name in openai:NAME@URL, and the options with its address."""
+    name, _, base_url = model.removeprefix("openai:").partition("@")
     if not name:
         raise ConfigError("'openai:' needs a model: openai:MODEL or openai:MODEL@http://host:port/v1")
-    if base_url:
-        if "base_url" in options:
-            raise ConfigError(f"the address of {name!r} is given twice: behind the @ and as base_url")
-        options = {**options, "base_url": base_url}
-    return OpenAIEngine(name, **options)
+    if not base_url:
+        return name, options
+    if "base_url" in options:
+        raise ConfigError(f"the address of {name!r} is given twice: behind the @ and as base_url")
+    if not is_address(base_url):
+        raise ConfigError(
+            f"what stands behind the @ of the model {name!r} must be an address like http://host:port/v1, without a user name "
+            "or password in it"
+        )
+    return name, {**options, "base_url": base_url}
 
 
 def _open_local(name: str | Path, options: Mapping[str, Any]) -> tuple[Engine, Renderer]:
@@ -148,24 +161,27 @@ def _renderer_of(engine: Any) -> Renderer | None:
     return found
 
 
-def _maker(kind: str) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    """The class behind a kind, and the options that are read before it is made."""
+def _options_of(kind: str) -> tuple[dict[str, Any], bool]:
+    """The options of a kind with their types, and whether it is one of ours."""
+    if kind == "local":  # the model and the renderer are made as those of a server's copy are
+        shared = options_of(plugins.resolve("engines", "openai"))
+        return {**options_of_local(), **{name: shared[name] for name in (*_LOADING, *_RENDERING)}}, True
     if kind == "chat":
         from .openai import OpenAIEngine
 
-        return OpenAIEngine, ()
-    if kind == "local":
-        from .local import LocalEngine
-
-        return LocalEngine, (*_LOADING, *_RENDERING)
-    return plugins.resolve("engines", kind), ()
+        return options_of(OpenAIEngine), True
+    maker = plugins.resolve("engines", kind)
+    return options_of(maker), str(maker.__module__).startswith("agentfly.")
 
 
-def _refuse_unknown(kind: str, options: Mapping[str, Any]) -> None:
-    maker, extra = _maker(kind)
-    known = set(extra) | {name for name, p in inspect.signature(maker).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for key in options:
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    if not options:
+        return
+    known, own = _options_of(kind)
+    for key, value in options.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}."
             raise ConfigError(f"the engine has no option {key!r}; {hint}")
+        if not (kind == "local" and key in _LOADING and type(value).__module__ == "torch"):  # torch's own names are known to it
+            check_value(key, value, known[key], own=own)

@@ -14,6 +14,7 @@ from ..errors import EngineError
 from ..types import Completion, Request
 from .openai_http import Again, Server, read
 from .openai_wire import Stream, from_answer, to_body
+from .options import Address, Count, Key, Pause
 
 
 class OpenAIEngine:
@@ -33,13 +34,13 @@ class OpenAIEngine:
         self,
         model: str,
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
+        base_url: Address | None = None,
+        api_key: Key | None = None,
         max_context: int = 1 << 17,
         timeout_s: float = 120.0,
         deadline_s: float = 600.0,
-        max_retries: int = 8,
-        retry_s: float = 0.5,
+        max_retries: Count = 8,
+        retry_s: Pause = 0.5,
         max_connections: int = 256,
         max_tokens_key: str = "max_tokens",
         extra_body: Mapping[str, Any] | None = None,

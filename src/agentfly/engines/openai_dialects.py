@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -23,11 +23,12 @@ from .openai_http import Refused, Server
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a server drew. `label` is the version that the server itself puts on it, where it does."""
+    """What a server drew. `end` is the id that ended it and `label` the version of the weights, where the server says so."""
 
     ids: list[int]
     logprobs: list[float]
     stop: Literal["stop", "length"]
+    end: int | None = None
     label: str | None = None
 
 
@@ -99,12 +100,7 @@ class VllmServer:
         if self._model not in found:
             names = ", ".join(map(repr, found)) or "none"
             raise ConfigError(f"the server has no model {self._model!r} but {names}: set agent.engine.served_model")
-        length = found[self._model]
-        if length is not None and length < max_context:
-            raise ConfigError(
-                f"the server holds {length} tokens and max_context is {max_context}: lower agent.engine.max_context, or start "
-                f"the server with --max-model-len {max_context}"
-            )
+        _refuse_longer(max_context, found[self._model], "--max-model-len")
 
     def _control(self, method: str, url: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
         try:
@@ -138,7 +134,7 @@ class SglangServer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "max_new_tokens": room,
-            "ignore_eos": True,
+            "ignore_eos": False,  # true would switch off stop_token_ids, too
             "stop_token_ids": list(stop_ids),
             "no_stop_trim": True,
             "skip_special_tokens": False,
@@ -158,7 +154,9 @@ class SglangServer:
             reason = meta.get("finish_reason") or {}
             if reason.get("type") == "abort":
                 raise EngineError(f"the server broke off: {reason.get('message') or 'aborted'}"[:300])
-            return _sampled([row[1] for row in rows], [row[0] for row in rows], reason.get("type"), meta.get("weight_version"))
+            end, label = reason.get("matched"), meta.get("weight_version")
+            drawn = _sampled([row[1] for row in rows], [row[0] for row in rows], reason.get("type"))
+            return replace(drawn, end=end if type(end) is int else None, label=None if label is None else str(label))
 
     def score_body(self, ids: Sequence[int]) -> dict[str, Any]:
         params = {"temperature": 0.0, "max_new_tokens": 1}
@@ -185,7 +183,23 @@ class SglangServer:
             raise EngineError(f"the SGLang server did not take the new weights: {self._server.hide(str(why))[:300]}")
 
     def check(self, max_context: int, *, timeout_s: float) -> None:
+        """It is SGLang, and holds what we want to give it: as it was told to, else as it lists its model."""
         self._server.call("GET", f"{self._server.root}/get_model_info", timeout_s=timeout_s)
+        info = self._look(f"{self._server.root}/get_server_info", timeout_s)
+        listed = self._look(f"{self._server.base_url}/models", timeout_s)
+        with _Reading("description of the server"):
+            told = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
+        for length in told:
+            _refuse_longer(max_context, length, "--context-length")
+
+    def _look(self, url: str, timeout_s: float) -> Any:
+        """A page that not every SGLang has."""
+        try:
+            return self._server.call("GET", url, timeout_s=timeout_s)
+        except Refused as refused:
+            if refused.status in (404, 405):
+                return {}
+            raise
 
 
 DIALECTS: dict[str, type[VllmServer] | type[SglangServer]] = {"vllm": VllmServer, "sglang": SglangServer}
@@ -209,9 +223,17 @@ class _Reading:
             raise EngineError(f"the server's answer is not a {self._what}") from error
 
 
-def _sampled(ids: Sequence[Any], logprobs: Sequence[Any], finish: str | None, label: Any = None) -> Sampled:
+def _refuse_longer(max_context: int, length: int | None, option: str) -> None:
+    if length is not None and length < max_context:
+        raise ConfigError(
+            f"the server holds {length} tokens and max_context is {max_context}: lower agent.engine.max_context, or start "
+            f"the server with {option} {max_context}"
+        )
+
+
+def _sampled(ids: Sequence[Any], logprobs: Sequence[Any], finish: str | None) -> Sampled:
     taken = [int(token) for token in ids]
     scores = [float(number) for number in logprobs]
     if not taken or len(taken) != len(scores) or not all(math.isfinite(score) and score <= 1e-3 for score in scores):
         raise EngineError(f"the server gave {len(taken)} ids with {len(scores)} log-probs, not one good number for each")
-    return Sampled(taken, scores, "length" if finish == "length" else "stop", None if label is None else str(label))
+    return Sampled(taken, scores, "length" if finish == "length" else "stop")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import time
@@ -28,16 +29,18 @@ T = TypeVar("T")
 
 
 class Again(Exception):
-    """Not an error yet: worth another try, after `wait_s` where the server said so. `broken`: the connection itself failed."""
+    """Not an error yet: worth another try, after `wait_s` where the server said so."""
 
-    def __init__(self, why: str, wait_s: float | None = None, *, broken: bool = False) -> None:
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
         super().__init__(why)
         self.wait_s = wait_s
-        self.broken = broken
 
 
 class Server:
-    """One server. `timeout_s` is how long it may be silent, `deadline_s` how long one answer may take with all its retries."""
+    """One server. `timeout_s` is how long it may be silent, `deadline_s` how long one answer may take with all its retries.
+
+    `connected` is when a connection was last made for `post`, in seconds of `time.monotonic`.
+    """
 
     def __init__(
         self,
@@ -52,15 +55,18 @@ class Server:
         max_connections: int = 256,
     ) -> None:
         self.base_url = (base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL).rstrip("/")
-        address = urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.hostname or address.username or address.password:
+        if not is_address(self.base_url):
             raise ConfigError("base_url must look like http://host:port/v1, without a user name or password in it")
         for name, number in [("timeout_s", timeout_s), ("deadline_s", deadline_s), ("max_connections", max_connections)]:
             if not number > 0:
                 raise ConfigError(f"{name} must be more than 0, not {number}")
+        for name, number in [("max_retries", max_retries), ("retry_s", retry_s)]:
+            if not number >= 0:
+                raise ConfigError(f"{name} must be at least 0, not {number}")
         self.who = f"{model} at {self.base_url}"
         self.deadline_s = deadline_s
-        self._local = address.hostname in LOOPBACK
+        self.connected = -math.inf
+        self._local = urlsplit(self.base_url).hostname in LOOPBACK
         self._key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
         self._timeout_s = timeout_s
         self._max_retries = max_retries
@@ -99,11 +105,11 @@ class Server:
         import httpx
 
         try:
-            async with self.client().stream("POST", url, json=body) as response:
+            async with self.client().stream("POST", url, json=body, extensions={"trace": self._trace}) as response:
                 text = await read(response)
                 self.refuse(response.status_code, text, response.headers.get("retry-after"))
         except httpx.HTTPError as error:
-            raise Again(f"{type(error).__name__}: {error}".rstrip(": "), broken=True) from error
+            raise Again(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         return self._parse(text)
 
     def call(self, method: str, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
@@ -162,6 +168,11 @@ class Server:
         if client is not None:
             await client.aclose()
 
+    async def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """What httpx tells of the request's way, also where its pool connects again without a word."""
+        if event.endswith("connect_tcp.complete"):
+            self.connected = time.monotonic()
+
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
@@ -181,6 +192,16 @@ class Refused(EngineError):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+def is_address(text: str) -> bool:
+    """Whether this is a server's address, with nothing secret in it."""
+    try:
+        parts = urlsplit(text)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return named and not (parts.username or parts.password)
+    except ValueError:  # such as a port that is not a number
+        return False
 
 
 async def read(response: Any) -> str:

@@ -2,8 +2,9 @@
 
 In: requests with prompt ids. Out: completions with sampled ids, log-probs and versions. The learner trains a copy of its own
 (`model`); `publish` saves it to a folder that both sides see, has the server read it and empty its cache, and proves that the
-server now samples from it. Nothing is asked while weights change hands. A server that went away and came back may have lost its
-weights: it must first show that it has not. Refuses, for training, a server that gives no ids or takes no weights.
+server now samples from it. Nothing is asked while weights change hands. A server that was started again has lost them: a reply
+over a connection made since they were last shown is used only after the server has shown them again. Refuses, for training, a
+server that gives no ids or takes no weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any, Literal
 from ..errors import ConfigError, DeadlineError, EngineError, InvariantError
 from ..types import Completion, Request, Sampling
 from .openai_dialects import DIALECTS, NoIds
-from .openai_http import Again, Server
+from .openai_http import Server
+from .options import Address, Count, Device, Dtype, Key, Pause
 from .prompt import complete, cuts, room_for
 
 
@@ -47,23 +49,23 @@ class ServedEngine:
         self,
         name: str | Path,
         *,
-        base_url: str | None = None,
-        server: str = "vllm",
+        base_url: Address | None = None,
+        server: Literal["vllm", "sglang"] = "vllm",
         served_model: str | None = None,
         weights_dir: str | Path | None = None,
         server_weights_dir: str | None = None,
         max_context: int | None = None,
-        api_key: str | None = None,
+        api_key: Key | None = None,
         timeout_s: float = 120.0,
         deadline_s: float = 600.0,
         handover_s: float = 600.0,
-        max_retries: int = 8,
-        retry_s: float = 0.5,
+        max_retries: Count = 8,
+        retry_s: Pause = 0.5,
         max_connections: int = 256,
         max_gap: float = 0.05,
         stop_ids: Iterable[int] | None = None,
-        device: str | None = None,
-        dtype: str | None = None,
+        device: Device | None = None,
+        dtype: Dtype | None = None,
         chat_template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -104,7 +106,8 @@ class ServedEngine:
         self._in_flight = 0
         self._changing = False
         self._checked = False
-        self._doubted = False
+        self._shown = -math.inf  # when it was last asked to show the weights, and did
+        self._showing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._forget: weakref.finalize[..., Any] | None = None  # removes the folder last handed over, at the latest when we end
 
     def __repr__(self) -> str:
@@ -125,12 +128,13 @@ class ServedEngine:
         with self._admitted():
             version = self.version
             drawn = await self._server.retry(lambda: self._once(body))
-        if self.proof is not None and drawn.label not in (None, "default", str(version)):
-            raise EngineError(f"{self._server.who} sampled from its version {drawn.label!r}, not from {version}")
         # What a cut does to vLLM's log-probs cannot be undone: better none than wrong ones.
         known = self._dialect.cut_logprobs or cuts(request.sampling) is None
         logprobs = drawn.logprobs if known else [math.nan] * len(drawn.ids)
-        done = complete(self.tokenizer, drawn.ids, logprobs, [version] * len(drawn.ids), drawn.stop, stops)
+        # SGLang stops at the model's own end ids, too, and calls a reply cut that ends with its last possible token.
+        ends = {*stops, *([] if drawn.end is None else [drawn.end])}
+        stop: Literal["stop", "length"] = "stop" if drawn.ids[-1] in ends else drawn.stop
+        done = complete(self.tokenizer, drawn.ids, logprobs, [version] * len(drawn.ids), stop, ends)
         if request.on_text is not None:
             request.on_text(done.text)
         return done
@@ -143,8 +147,9 @@ class ServedEngine:
             if not (self.proof is not None and version == self.version and self._copy.unchanged()):
                 self._hand_over(version)
             self.version = version
+            asked = time.monotonic()
             self.proof = self._copy.prove(version, self._ask, self._max_gap)
-            self._doubted = False
+            self._shown = asked
         self.handover_took_s = time.perf_counter() - began
 
     def release(self, session: str) -> None:
@@ -156,21 +161,27 @@ class ServedEngine:
             await asyncio.to_thread(self._forget)
 
     async def _once(self, body: Mapping[str, Any]) -> Any:
-        if self._doubted and self.proof is not None:
+        drawn = self._dialect.read(await self._server.post(self._dialect.url, body))
+        if self.proof is not None:
+            if drawn.label not in (None, str(self.version)):
+                raise EngineError(f"{self._server.who} sampled from its version {drawn.label!r}, not from {self.version}")
             await self._reassure()
-        try:
-            return self._dialect.read(await self._server.post(self._dialect.url, body))
-        except Again as again:
-            self._doubted = self._doubted or again.broken
-            raise
+        return drawn
 
     async def _reassure(self) -> None:
-        """The connection broke: has the server that answers now still got our weights?"""
-        ids = self._copy.probe_ids()
-        answer = await self._server.post(self._dialect.url, self._dialect.score_body(ids))
-        if not self._copy.still(self._dialect.read_scores(answer, ids), self._max_gap):
-            raise EngineError(f"{self._server.who} came back with other weights than those of version {self.version}")
-        self._doubted = False
+        """Over a connection made before the weights were shown, the same server answers that showed them; over a later one,
+        it may have been started again."""
+        connected = self._server.connected
+        if connected < self._shown:
+            return
+        async with self._showing.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if connected < self._shown:  # while we waited for our turn
+                return
+            ids, asked = self._copy.probe_ids(), time.monotonic()
+            answer = await self._server.post(self._dialect.url, self._dialect.score_body(ids))
+            if not self._copy.still(self._dialect.read_scores(answer, ids), self._max_gap):
+                raise EngineError(f"{self._server.who} came back with other weights than those of version {self.version}")
+            self._shown = max(self._shown, asked)
 
     def _hand_over(self, version: int) -> None:
         assert self._weights_dir is not None
@@ -190,7 +201,7 @@ class ServedEngine:
         scores = self._dialect.read_scores(scored, ids)
         body = self._dialect.body(ids, sampling, sampling.max_tokens, sorted(self.stop_ids))
         drawn = self._dialect.read(self._server.call("POST", self._dialect.url, body, timeout_s=self._handover_s))
-        if drawn.label not in (None, "default", str(self.version)):
+        if drawn.label not in (None, str(self.version)):
             raise InvariantError(f"the server says it samples from version {drawn.label!r}, after it was given {self.version}")
         return Probe(scores, complete(self.tokenizer, drawn.ids, drawn.logprobs, [0] * len(drawn.ids), drawn.stop, ()))
 

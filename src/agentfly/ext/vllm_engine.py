@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..engines.options import Device, Dtype, Share
 from ..engines.prompt import complete, cuts, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
@@ -60,14 +61,14 @@ class VllmEngine:
         max_context: int | None = None,
         max_batch: int = 256,
         kv_gib: float | None = None,
-        memory_fraction: float | None = None,
+        memory_fraction: Share | None = None,
         block_size: int | None = None,
         prefix_caching: bool = True,
         eager: bool | None = None,
-        dtype: str | None = None,
+        dtype: Dtype | None = None,
         sleep: bool | None = None,
-        learner_device: str | None = None,
-        learner_dtype: str | None = None,
+        learner_device: Device | None = None,
+        learner_dtype: Dtype | None = None,
         start_s: float = 600.0,
         handover_s: float = 300.0,
         deadline_s: float = 600.0,
@@ -79,9 +80,12 @@ class VllmEngine:
         for option, number in [
             ("max_context", max_context), ("max_batch", max_batch), ("kv_gib", kv_gib), ("memory_fraction", memory_fraction),
             ("start_s", start_s), ("handover_s", handover_s), ("deadline_s", deadline_s), ("max_gap", max_gap),
+            ("block_size", block_size),
         ]:  # fmt: skip
             if number is not None and not number > 0:
                 raise ConfigError(f"engine: {option} must be more than 0, not {number}")
+        if memory_fraction is not None and memory_fraction > 1:
+            raise ConfigError(f"engine: memory_fraction is a share of at most 1, not {memory_fraction}")
         if importlib.util.find_spec("vllm") is None:
             raise missing_extra("the engine 'vllm'", "vllm")
         import torch
