@@ -1,12 +1,15 @@
 """Any embedding model directory as an encoder: texts in, vectors of length 1 out, through transformers.
 
-`pooling` is "mean" (over the tokens), "cls" (the first token) or "auto": what the directory's own `1_Pooling/config.json`
-says, else mean. Models such as E5 want a word before each text: `query_prefix` and `passage_prefix`. Only a directory is
-opened here; nothing is fetched. Not for training: the model is frozen.
+`pooling` is "mean" (over the tokens), "cls" (the first token), "lasttoken" or "auto": what the directory's own
+`1_Pooling/config.json` says, else mean. Models such as E5 want a word before each text: `query_prefix` and `passage_prefix`. Of
+a model with a decoder (T5) the encoder alone is used; a tokenizer without a padding token pads with its end token. A text is
+cut at `max_length` tokens, or at as many as the model has positions for. Only a directory is opened here; nothing is fetched.
+Not for training: the model is frozen.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +17,9 @@ from typing import Any
 
 from ..errors import ConfigError
 
-POOLINGS = ("auto", "mean", "cls")
+POOLINGS = ("auto", "mean", "cls", "lasttoken")
+OFFSET_MODELS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl", "data2vec-text")
+STATED = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
 
 
 class TransformersEncoder:
@@ -44,18 +49,33 @@ class TransformersEncoder:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
             self._model: Any = AutoModel.from_pretrained(str(folder), local_files_only=True).eval()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder}: cannot be opened as an embedding model: {error}") from error
+        except Exception as error:  # what is in the directory decides what is raised
+            what = " ".join(str(error).split())[:300]
+            raise ConfigError(f"{folder}: cannot be opened as an embedding model: {type(error).__name__}: {what}") from error
+        config = self._model.config
+        if getattr(config, "is_encoder_decoder", False):
+            self._model = self._model.get_encoder()
+        if self._tokenizer.pad_token is None:
+            if self._tokenizer.eos_token is None:
+                raise ConfigError(f"{folder}: its tokenizer has neither a padding nor an end token, so texts cannot be batched")
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        size = getattr(config, "hidden_size", None)
+        if not isinstance(size, int):
+            raise ConfigError(
+                f"{folder}: a {getattr(config, 'model_type', 'model')} has no one hidden size, so it is no encoder of texts"
+            )
+        known = inspect.signature(self._model.forward).parameters
+        self._names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in known else [])]
         self._torch = torch
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device)
         self._pooling = _stated_pooling(folder) if pooling == "auto" else pooling
         self._prefixes = {True: query_prefix, False: passage_prefix}
-        self._max_length, self._batch_size = max_length, batch_size
-        self.size = int(self._model.config.hidden_size)
+        self._max_length, self._batch_size = min(max_length, _positions(self._tokenizer, config)), batch_size
+        self.size = size
         weights = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
         stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in weights]
-        self.key = json.dumps([str(folder.resolve()), stamps, self._pooling, query_prefix, passage_prefix, max_length])
+        self.key = json.dumps([str(folder.resolve()), stamps, self._pooling, query_prefix, passage_prefix, self._max_length])
 
     def encode(self, texts: Sequence[str], *, query: bool) -> Any:
         """A float32 array with one row for each text."""
@@ -66,12 +86,15 @@ class TransformersEncoder:
                 batch = [self._prefixes[query] + text for text in texts[start : start + self._batch_size]]
                 inputs = self._tokenizer(batch, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt")
                 inputs = inputs.to(self._device)
-                states = self._model(**inputs).last_hidden_state
-                if self._pooling == "cls":
-                    pooled = states[:, 0]
-                else:
-                    mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
-                    pooled = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+                states = self._model(**{name: inputs[name] for name in self._names if name in inputs}).last_hidden_state
+                mask = inputs["attention_mask"]
+                if self._pooling == "mean":
+                    weights = mask.unsqueeze(-1).to(states.dtype)
+                    pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+                else:  # the first or last token that is no padding, whichever side it is on
+                    places = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
+                    at = mask.argmax(1) if self._pooling == "cls" else places.argmax(1)
+                    pooled = states[torch.arange(len(states), device=mask.device), at]
                 rows.append(torch.nn.functional.normalize(pooled.float(), dim=-1).cpu())
         return torch.cat(rows).numpy()
 
@@ -85,8 +108,18 @@ def _stated_pooling(folder: Path) -> str:
         told = json.loads(stated.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{stated}: cannot be read: {error}; give `pooling`") from error
-    if told.get("pooling_mode_mean_tokens"):
-        return "mean"
-    if told.get("pooling_mode_cls_token"):
-        return "cls"
-    raise ConfigError(f"{stated}: neither mean nor cls pooling; give `pooling`")
+    said = [pooling for key, pooling in STATED.items() if isinstance(told, dict) and told.get(key)]
+    if len(said) != 1:
+        raise ConfigError(f"{stated}: none of mean, cls and lasttoken pooling, or several; give `pooling`")
+    return said[0]
+
+
+def _positions(tokenizer: Any, config: Any) -> int:
+    """How many tokens the model reads at most; without a limit, very many."""
+    most = int(tokenizer.model_max_length)
+    held = getattr(config, "max_position_embeddings", None)
+    if isinstance(held, int) and held > 0:
+        # RoBERTa and its kin count positions from behind the padding token's.
+        offset = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_MODELS else 0
+        most = min(most, held - offset)
+    return max(1, most)

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from .. import plugins
@@ -63,6 +64,9 @@ class Environment:
     """A stateful world. Derive from it, or write any class with `reset` and `close`.
 
     A world that is shared (`max_chains` above 1) is reset when its first chain comes, not for those that join it.
+
+    What all its instances need and what may take long to make, such as an index, belongs into a static method or class method
+    `make_ready(task, **options)`, sync or async: see `ready_of`.
     """
 
     cost: ClassVar[Cost] = Cost()
@@ -216,6 +220,18 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
     declared = {key: value for key in DECLARED if (value := getattr(thing, key, None)) is not None}
     label = name or getattr(thing, "__name__", type(thing).__name__)
     return Spec(**{"name": label, "make": thing, **declared, **settings})
+
+
+def ready_of(spec: Spec) -> Callable[[Task | None], Any] | None:
+    """What makes the kind's instances ready, where its class says so: called before the first chain with None, and before each
+    lease with its task. Its time is no part of a start's or reset's. Not for a placement with files of its own.
+    """
+    make: Any = spec.cls
+    if spec.in_place is not None or not isinstance(
+        inspect.getattr_static(make, "make_ready", None), staticmethod | classmethod
+    ):
+        return None
+    return partial(make.make_ready, **spec.options)
 
 
 def check_settings(pool: str, settings: Any) -> None:

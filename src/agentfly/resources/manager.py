@@ -17,7 +17,7 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..tools.deadline import Expired, within
 from ..types import Task
 from .claims import Claims
 from .deadlines import Deadlines
-from .env import Budget, Spec, spec_of
+from .env import Budget, Spec, ready_of, spec_of
 from .facade import Grip, wrap
 from .lease import Kind, Lease
 from .ledger import is_stuck, measure
@@ -35,6 +35,8 @@ from .pool import Member, Pool
 DEFAULT_MAX = 64
 TIMEOUT_S = 300.0
 SWEEP_S = 1.0
+READY_S = 86_400.0
+"""For what a kind makes once for all its instances (`make_ready`): an index of millions of passages takes hours."""
 
 
 class ResourceManager:
@@ -48,6 +50,7 @@ class ResourceManager:
         self._timeout_s = timeout_s
         self._sweep_s = sweep_s
         self._specs: dict[str, tuple[Spec, int]] = {}
+        self._slow: dict[str, Callable[[Task | None], Any]] = {}
         self.claims = Claims(self._specs, self.budget)
         self._names: dict[Any, str] = {}
         self._pools: dict[str, Pool] = {}
@@ -91,6 +94,8 @@ class ResourceManager:
                     f"is {limit:g}"
                 )
         self._specs[spec.name] = (spec, size)
+        if (ready := ready_of(spec)) is not None:
+            self._slow[spec.name] = ready
         self._names.setdefault(thing if not isinstance(thing, Spec) else spec.make, spec.name)
         self._names.setdefault(spec.make, spec.name)
         if self._loop is not None:
@@ -192,8 +197,12 @@ class ResourceManager:
     ) -> Lease:
         """A lease of one instance of each kind, reset for `task`. Give it back with `release`. `may`: what else it may need."""
         lease = Lease(self, task, holder or f"lease {next(self._count)}")
+        self._enter()
+        for kind in kinds:
+            self._pool(kind)  # a class that is new here is taken up
+        if self._slow:
+            await self.make_ready((*kinds, *may), task)
         if len(kinds) == 1 and not may:
-            self._enter()
             now = time.monotonic()
             await self._grant(self._pool(kinds[0]), lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
         else:
@@ -204,6 +213,8 @@ class ResourceManager:
     async def add(self, lease: Lease, kinds: Sequence[Kind], timeout_s: float | None) -> None:
         """All of `kinds`, or none: what was taken before a failure is given back."""
         self._enter()
+        if self._slow:
+            await self.make_ready(kinds, lease.task)
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.grips}
         taken: list[str] = []
@@ -338,10 +349,26 @@ class ResourceManager:
 
     # ---- ahead of demand
 
+    async def make_ready(self, kinds: Iterable[Kind] | None = None, task: Task | None = None) -> None:
+        """Have made what these kinds (left out: all) need before an instance is of use, for `task` or none in particular."""
+        names = self._slow if kinds is None else self._slow.keys() & {self.name_of(kind) for kind in kinds}
+        for name in list(names):
+            try:
+                made = self._slow[name](task)
+                if inspect.isawaitable(made):
+                    await within(wrap(made), READY_S)
+            except AgentFlyError:
+                raise
+            except Expired:
+                raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
+            except Exception as error:
+                raise WorldError(f"{name} could not be made ready: {type(error).__name__}: {error}") from error
+
     async def warm(self, kind: Kind, n: int, timeout_s: float | None = None) -> int:
         """Have `n` instances ready (or as many as the pool may have); how many there are. A start that fails is raised."""
         self._enter()
         pool = self._pool(kind)
+        await self.make_ready([kind])
         pool.target = max(pool.target, min(n, pool.size))
         pool.retry_at = 0.0  # somebody asks for it by name: do not wait out the pause after a failed start
         pool.grow()
@@ -408,8 +435,13 @@ class ResourceManager:
         self._sweeper = self._loop.call_later(self._sweep_s, self._sweep)
 
     async def __aenter__(self) -> ResourceManager:
-        """Pools begin to warm up."""
+        """Pools begin to warm up. What they make once is made now: the first chain starts when it is there."""
         self._enter()
+        try:
+            await self.make_ready()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -25,7 +25,9 @@ from ..errors import ConfigError, WorldError
 from .threads import OwnThread
 
 SCRIPT = Path(__file__).with_name("worker.py")
-HARMLESS = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
+_SYSTEM = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
+HARMLESS = (*_SYSTEM, "AGENTFLY_CACHE", "XDG_CACHE_HOME")
+"""The last two, so that a worker finds what the trainer has made for it."""
 PREFIX = "agentfly-workers-"
 LOG_LIMIT = 1 << 20
 

@@ -32,6 +32,8 @@ def cache(tmp_path, monkeypatch) -> Path:
     yield tmp_path / "cache"
     for source in [source for source in sources._local if source.where.startswith(str(tmp_path))]:
         del sources._local[source]
+    for where in [where for where in sources._named if where.startswith(str(tmp_path))]:
+        del sources._named[where]
 
 
 @pytest.fixture

@@ -45,6 +45,9 @@ def test_the_published_shapes_become_the_same_passages(row, expected):
         ('{"id": 3, "text": [1]}', "line 2: 'text' must be a non-empty string"),
         ('{"id": true, "text": "x"}', "line 2: the id must be"),
         ('{"id": 3, "text": "x", "title": 4}', "line 2: the title must be a string"),
+        ('{"id": %s, "text": "x"}' % ("9" * 5_000), "line 2 is not valid JSON: Exceeds the limit"),
+        ('{"id": "[ ]", "text": "x"}', "line 2: the id must be"),
+        ('{"id": "%s", "text": "x"}' % ("9" * 3_000), "line 2: the id must be .* at most 2000 characters, not '9{99}$"),
     ],
 )
 def test_a_malformed_row_is_named_by_its_line(write_jsonl, line, says):
@@ -58,6 +61,20 @@ def test_one_id_on_two_lines_is_refused_with_both(write_jsonl):
     path = write_jsonl([{"id": "a", "text": "x"}, "", {"id": "b", "text": "y"}, {"id": "a", "text": "z"}])
     with pytest.raises(DataError, match="lines 1 and 4 have the same id 'a'"):
         open_corpus(path)
+
+
+def test_ids_are_kept_as_they_are_shown_and_two_that_look_alike_are_refused(write_jsonl):
+    rows = [
+        {"id": "a\x1b[31mb", "text": "x"},
+        {"id": "[x]", "text": "y"},
+        {"id": " c \t d\n", "text": "z"},
+        {"id": 7, "text": "w"},
+    ]
+    corpus = open_corpus(write_jsonl(rows))
+    assert [corpus[place].id for place in range(4)] == ["a [31mb", "x", "c d", "7"]
+    assert [corpus.place_of(each) for each in ("a [31mb", "x", "c d", "7")] == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="lines 1 and 3 have the same id 'a b'"):
+        open_corpus(write_jsonl([{"id": "a b", "text": "x"}, {"id": "c", "text": "y"}, {"id": "[a\x00b]", "text": "z"}]))
 
 
 def test_missing_empty_broken_and_foreign_files_are_refused(tmp_path, write_jsonl):

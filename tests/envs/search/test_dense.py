@@ -108,6 +108,24 @@ def test_a_model_directory_becomes_an_encoder():
     assert Dense(corpus(), other, library="numpy").find(["Kestrels hover above fields."], 1)[0][0].passage.id == "0"
 
 
+@pytest.mark.parametrize("kind", ["raises", "too wide", "no numbers", "no such option"])
+def test_a_model_that_cannot_encode_is_refused_in_one_sentence_before_it_is_used(kind, monkeypatch):
+    class Odd(HashingEncoder):
+        def __init__(self, model, pooling="mean"):
+            super().__init__()
+
+        def encode(self, texts, *, query):
+            if kind == "raises":
+                raise RuntimeError("The size of tensor a (600)\nmust match 512")
+            vectors = super().encode(texts, query=query)
+            return vectors[:, :3] if kind == "too wide" else vectors * np.nan if kind == "no numbers" else vectors
+
+    monkeypatch.setattr(dense.plugins, "resolve", lambda *names: Odd)
+    with pytest.raises(ConfigError, match="^here cannot be used as an embedding model: ") as found:
+        open_encoder("here", **({"poling": "cls"} if kind == "no such option" else {}))
+    assert "\n" not in str(found.value)
+
+
 def test_what_cannot_be_an_encoder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="needs `model`"):
         open_encoder(None)
@@ -121,3 +139,99 @@ def test_what_cannot_be_an_encoder_is_refused(tmp_path):
         Source("http://127.0.0.1:1", "dense", "hashing")
     with pytest.raises(ConfigError, match="no corpus 'nowhere.jsonl'"):
         open_local(Source("nowhere.jsonl"))
+
+
+def small_model(folder, kind, *, pad=True, eos=True, stated=None):
+    """A model of 16 numbers with random weights and a tokenizer of letters, as its makers would save them."""
+    import json
+    import string
+
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    letters = {token: place for place, token in enumerate(["[PAD]", "[UNK]", "[END]", *string.ascii_letters, "."])}
+    plain = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    names = {"unk_token": "[UNK]", **({"pad_token": "[PAD]"} if pad else {}), **({"eos_token": "[END]"} if eos else {})}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **names).save_pretrained(folder)
+    common = {"vocab_size": len(letters), "pad_token_id": 0}
+    heads = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config, cls = {
+        "bert": lambda: (transformers.BertConfig(**common, **heads, max_position_embeddings=40), transformers.BertModel),
+        "roberta": lambda: (
+            transformers.RobertaConfig(**common, **heads, max_position_embeddings=40),
+            transformers.RobertaModel,
+        ),
+        "llama": lambda: (transformers.LlamaConfig(**common, **heads), transformers.LlamaModel),
+        "t5": lambda: (
+            transformers.T5Config(**common, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0),
+            transformers.T5Model,
+        ),
+    }[kind]()
+    model = cls(config).eval()
+    model.save_pretrained(folder)
+    if stated is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(stated))
+    return model, transformers.AutoTokenizer.from_pretrained(str(folder))
+
+
+LAST = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+
+
+@pytest.mark.parametrize(("options", "stated"), [({}, LAST), ({"pooling": "lasttoken"}, None)])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_last_token_is_that_of_the_text_and_not_of_the_padding(tmp_path, options, stated, side):
+    import torch
+
+    model, tokenizer = small_model(tmp_path, "llama", pad=False, stated=stated)
+    made = open_encoder(str(tmp_path), **options)
+    made._tokenizer.padding_side = side
+    vectors = made.encode(["red", "a much longer text"], query=True)
+    with torch.no_grad():
+        alone = model(tokenizer(["red"], return_tensors="pt")["input_ids"]).last_hidden_state[0, -1]
+    assert np.allclose(vectors[0], (alone / alone.norm()).numpy(), atol=1e-5)
+
+
+def test_of_a_model_with_a_decoder_the_encoder_is_used(tmp_path):
+    import torch
+
+    model, tokenizer = small_model(tmp_path, "t5")
+    vectors = open_encoder(str(tmp_path)).encode(["red", "longer"], query=True)
+    with torch.no_grad():
+        alone = model.get_encoder()(tokenizer(["red"], return_tensors="pt")["input_ids"]).last_hidden_state[0].mean(0)
+    assert np.allclose(vectors[0], (alone / alone.norm()).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "positions"), [("bert", 40), ("roberta", 39)])
+def test_a_text_is_cut_where_the_model_has_no_more_positions(tmp_path, kind, positions):
+    small_model(tmp_path, kind)
+    made = open_encoder(str(tmp_path), max_length=5_000)
+    whole, cut, other = made.encode(["a" * 200, "a" * positions, "a" * (positions - 1) + "b"], query=True)
+    assert np.allclose(whole, cut, atol=1e-5)
+    assert not np.allclose(cut, other, atol=1e-5), "up to there it is read"
+
+
+def test_model_directories_that_are_of_no_use_are_refused_in_one_sentence(tmp_path):
+    for name, options, says in (
+        ("padless", {"pad": False, "eos": False}, "neither a padding nor an end token"),
+        (
+            "several",
+            {"stated": {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False, "pooling_mode_cls_token": True}},
+            "several",
+        ),
+        ("strange", {"stated": {"pooling_mode_max_tokens": True}}, "none of mean, cls and lasttoken"),
+    ):
+        (tmp_path / name).mkdir()
+        small_model(tmp_path / name, "bert", **options)
+        with pytest.raises(ConfigError, match=says):
+            open_encoder(str(tmp_path / name))
+    (tmp_path / "torn").mkdir()
+    small_model(tmp_path / "torn", "bert")
+    (tmp_path / "torn" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="cannot be opened as an embedding model") as found:
+        open_encoder(str(tmp_path / "torn"))
+    assert "\n" not in str(found.value)

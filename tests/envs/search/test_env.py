@@ -89,6 +89,17 @@ def test_strange_queries_are_searched_and_shown_without_strange_characters(query
     result.observation.encode()
 
 
+def test_an_id_is_shown_and_read_in_the_same_form(write_jsonl):
+    names = ["a\x1b[31mb", "[x]", "c  d", "http://e.com/a]b"]
+    corpus = str(write_jsonl([{"id": name, "title": f"T{place}", "text": "zebra"} for place, name in enumerate(names)]))
+    (found,) = call(("search", {"query": "zebra"}), source=corpus, top=4)
+    shown = [line[1 : line.index("] T")] for line in found.observation.split("\n")]
+    assert all(each.isprintable() for each in shown)
+    for forms in (shown, [f"[{each}]" for each in shown], names):
+        pages = call(*(("retrieve", {"id": each}) for each in forms), source=corpus)
+        assert [page.observation.split("\n")[0] for page in pages] == ["T0", "T1", "T2", "T3"]
+
+
 def test_ids_that_are_none_are_told_so():
     unknown, empty, long = call(("retrieve", {"id": "99999"}), ("retrieve", {"id": "  "}), ("open", {"id": "9" * 100_000}))
     assert unknown.observation == "There is no passage with the id '99999'. Search shows ids in brackets."

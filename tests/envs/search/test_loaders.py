@@ -84,7 +84,7 @@ def test_a_malformed_question_is_named_by_its_line(write_jsonl, row, says):
 
 def test_malformed_lists_and_missing_files_are_refused(tmp_path):
     (tmp_path / "q.json").write_text('[{"question": "q", "answer": "a"}, 3]')
-    with pytest.raises(DataError, match="row 1: a question is an object"):
+    with pytest.raises(DataError, match="row 2: a question is an object"):
         load_questions(tmp_path / "q.json")
     (tmp_path / "o.json").write_text("{}")
     with pytest.raises(DataError, match="is a list with at least one row"):

@@ -173,6 +173,7 @@ def test_missing_keys_addresses_and_wrong_options_are_refused(monkeypatch):
         ({"provider": "serper", "cache": "memory"}, "no cache is called"),
         ({"provider": "serper", "cache": "redis"}, "needs REDIS_URL"),
         ({"provider": "serper", "ttl_s": 0}, "ttl_s must be above 0"),
+        ({"provider": "serper", "deadline_s": 110.0}, "deadline_s is above 0 and at most 100"),
     ):
         with pytest.raises(ConfigError, match=says):
             WebSearch(**options)
@@ -211,21 +212,97 @@ def test_chains_that_ask_the_same_at_once_send_one_request():
         asyncio.run(main(server))
 
 
-def test_requests_keep_the_rate():
-    async def main() -> None:
-        search = WebSearch("serper", rate=50.0, cache="none")
+def test_more_queries_than_the_rate_allows_are_refused_at_once_and_the_others_are_served_as_if_they_were_alone():
+    async def main(server: FakeProvider) -> None:
+        search = WebSearch("serper", url=server.url, rate=2.0, deadline_s=4.0, timeout_s=4.0, cache="none")
         loop = asyncio.get_running_loop()
-        begun, times = loop.time(), []
-
-        async def turn() -> None:
-            await search._turn()
-            times.append(loop.time())
-
-        await asyncio.gather(*(turn() for _ in range(5)))
-        assert all(at >= begun + number * 0.02 - 0.001 for number, at in enumerate(sorted(times)))
+        begun = loop.time()
+        tasks = [asyncio.create_task(search.search([f"q{number}"], 1)) for number in range(40)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        served = [number for number, each in enumerate(found) if not isinstance(each, BaseException)]
+        assert served == list(range(len(served))) and 5 <= len(served) <= 7, "those of the first three seconds"
+        assert all(isinstance(found[number], WorldError) for number in range(len(served), 40))
+        assert "serper is not asked: its turn would come in" in str(found[-1])
+        assert len(server.asked) == len(served)
+        assert loop.time() >= begun + (len(served) - 1) * 0.5 - 0.01
+        assert len((await search.search(["later"], 1))[0]) == 1, "the line is as short as it looks"
         await search.close()
 
-    asyncio.run(main())
+    with running(FakeProvider([FOUND])) as server:
+        asyncio.run(main(server))
+
+
+def test_a_query_that_everybody_has_left_is_not_sent_and_takes_no_turn():
+    async def main(server: FakeProvider) -> None:
+        search = WebSearch("serper", url=server.url, rate=1.0, cache="none")
+        await search.search(["first"], 1)
+        tasks = [asyncio.create_task(search.search(["left"], 1)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert not search._flying
+        await search.search(["second"], 1)
+        assert [each["given"]["q"] for each in server.asked] == ["first", "second"]
+        await search.close()
+
+    with running(FakeProvider([FOUND])) as server:
+        asyncio.run(main(server))
+
+
+BLOCKED = {"query": "z", "results": [], "unresponsive_engines": [["google", "too many requests"]]}
+
+
+@pytest.mark.parametrize(
+    ("provider", "answer", "says"),
+    [
+        ("searxng", BLOCKED, "too many requests"),
+        ("searxng", {"results": 5}, "'results' is no list"),
+        ("serper", {"error": "quota"}, "quota"),
+        ("serper", {"organic": [], "errors": ["quota"]}, "quota"),
+        ("serper", {"organic": 5}, "'organic' is no list"),
+        ("serper", {"organic": "abc"}, "'organic' is no list"),
+        ("brave", {"web": 5}, "something else than an object with 'web.results'"),
+        ("tavily", [1], "something else than an object with 'results'"),
+        ("tavily", (200, {}, "null"), "something else than an object with 'results'"),
+    ],
+)
+def test_an_answer_of_no_use_is_tried_again_and_then_the_worlds_failure_and_never_remembered(provider, answer, says):
+    with running(FakeProvider([answer])) as server:
+        with pytest.raises(WorldError, match=f"{provider} failed 2 times, the last time: the answer is of no use: .*{says}"):
+            ask("x", provider=provider, url=server.url, retries=1)
+        assert len(server.asked) == 2
+        row = {"title": "Lima", "url": "https://l", "link": "https://l", "content": "c", "snippet": "s", "description": "d"}
+        server.answers = [{"organic": [row], "results": [row], "web": {"results": [row]}}]
+        assert ask("x", provider=provider, url=server.url)[0][0][0] == "Lima"
+
+
+def test_nothing_found_is_shown_and_asked_again_the_next_time():
+    with running(FakeProvider([{"organic": []}, {"searchParameters": {}}, FOUND])) as server:
+        assert ask("x", "x", url=server.url) == [[], []]
+        assert ask("x", "x", url=server.url)[1][0][0] == "Lima"
+        assert len(server.asked) == 3
+
+
+def test_a_refusal_by_searxng_speaks_of_its_settings_and_of_no_key():
+    provider = FakeProvider([(403, {}, "Forbidden")])
+    with running(provider) as server, pytest.raises(ConfigError, match="its JSON format may be disabled") as found:
+        ask("x", provider="searxng", url=server.url)
+    assert "key" not in str(found.value)
+
+
+def test_a_provider_is_asked_for_no_more_than_it_gives():
+    with running(FakeProvider([{"results": []}])) as server:
+        ask("x", provider="tavily", url=server.url, k=50)
+    assert server.asked[0]["given"]["max_results"] == 20
+
+
+def test_half_characters_are_asked_and_remembered_without_harm():
+    answer = (200, {}, '{"organic": [{"title": "half \\ud800", "link": "https://x", "snippet": "s \\udc00"}]}')
+    with running(FakeProvider([answer])) as server:
+        first = ask("\ud800 lone", "\ud800 lone", url=server.url)
+        assert len(server.asked) == 1
+    str(first).encode()
 
 
 def test_a_provider_that_wants_to_be_left_alone_is_left_alone_by_all_chains():

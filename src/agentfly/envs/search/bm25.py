@@ -27,7 +27,7 @@ import numpy as np
 from ...errors import ConfigError, DataError
 from ..stored import cache_root, key_of, stored
 from .analysis import VERSION, words
-from .corpus import CHECK_BYTES, Corpus, FileCorpus, texts_of
+from .corpus import CHECK_BYTES, WAIT_S, Corpus, FileCorpus, texts_of
 from .retrieval import LocalRetriever, Passage, Ranking
 
 K1, B = 1.2, 0.75
@@ -69,6 +69,7 @@ class Bm25(LocalRetriever):
                 cache_root() / "search" / f"bm25-{key}",
                 lambda folder: kind.made(texts_of(corpus), k1, b).save(folder),
                 kind.opened,
+                wait_s=WAIT_S,
                 check=len(corpus.lines) <= CHECK_BYTES,
             )
         else:

@@ -18,8 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import ConfigError, WorldError
+from ...tools.text import clean
 from .command import TOKEN_VARIABLE
-from .retrieval import Hit, Passage, check_k
+from .retrieval import Hit, Passage, check_deadline, check_k
 from .view import MAX_QUERY
 
 AGAIN = (408, 429, 500, 502, 503, 504)
@@ -55,8 +56,9 @@ class ServerRetriever:
             raise ConfigError(
                 "the address of a search server looks like http://host:port, without a user name or password in it"
             )
-        if min(timeout_s, deadline_s) <= 0 or retries < 0 or retry_s < 0:
-            raise ConfigError("a search server's timeout_s and deadline_s are above 0, its retries and retry_s not below 0")
+        if timeout_s <= 0 or retries < 0 or retry_s < 0:
+            raise ConfigError("a search server's timeout_s is above 0, its retries and retry_s not below 0")
+        check_deadline(deadline_s, "a search server")
         self.url = url.rstrip("/")
         self._local = address.hostname in LOOPBACK
         self._token = token if token is not None else os.environ.get(TOKEN_VARIABLE, "")
@@ -72,7 +74,7 @@ class ServerRetriever:
         check_k(k)
         if not queries:
             return []
-        waiting = _Waiting([query[:MAX_QUERY] for query in queries], k, asyncio.get_running_loop().create_future())
+        waiting = _Waiting([clean(query[:MAX_QUERY]) for query in queries], k, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._senders) < MAX_SENDERS:
             sender = asyncio.create_task(self._send())

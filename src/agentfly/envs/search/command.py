@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "AGENTFLY_SEARCH_TOKEN"
 DEFAULT_PORT = 8901
+ENCODER_OPTIONS = ("max_length", "passage_prefix", "pooling", "query_prefix")
 
 
 def add_command(commands: Any) -> None:
@@ -21,6 +22,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--corpus", default="encyclopaedia", help="a file of passages (JSONL, .gz too), or encyclopaedia")
     parser.add_argument("--retriever", default="bm25", help="bm25, dense or hybrid")
     parser.add_argument("--model", help="dense and hybrid: the directory of an embedding model, or hashing")
+    parser.add_argument("--pooling", help="how the model's tokens become one vector; left out, as its directory says")
+    parser.add_argument("--query-prefix", help="what the model wants before a query, such as 'query: '")
+    parser.add_argument("--passage-prefix", help="the same before a passage")
+    parser.add_argument("--max-length", type=int, help="tokens of a text that the model reads")
     parser.add_argument("--host", default="127.0.0.1", help=f"another than loopback needs {TOKEN_VARIABLE}")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0: any free one")
     parser.add_argument("--max-batch", type=int, default=64, help="queries that are ranked together")
@@ -34,7 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ...errors import ConfigError
     from .sources import Source, open_local
 
-    source = Source(arguments.corpus, arguments.retriever, arguments.model)
+    given = {name: getattr(arguments, name) for name in ENCODER_OPTIONS}
+    options = tuple((name, value) for name, value in given.items() if value is not None)
+    source = Source(arguments.corpus, arguments.retriever, arguments.model, options)
     if not source.local:
         raise ConfigError(f"a search server serves passages, and {arguments.corpus} is none: give a file, or encyclopaedia")
     if not 0 <= arguments.port < 1 << 16:

@@ -22,9 +22,11 @@ from ..stored import Damaged, cache_root, key_of, stamp_of, stored
 from .passages import read_passages
 from .retrieval import Passage
 
-FORMAT = 1
+FORMAT = 2
 CHECK_BYTES = 2 << 30
 """Up to this size a stored corpus or index is checked byte by byte when it is opened; beyond it by its sizes."""
+WAIT_S = 86_400.0
+"""How long a run waits for another that makes the same: vectors of millions of passages take hours."""
 
 
 class Corpus(Protocol):
@@ -105,6 +107,7 @@ def open_corpus(path: str | Path) -> FileCorpus:
         cache_root() / "search" / f"corpus-{key}",
         lambda folder: _write(path, folder),
         lambda folder: FileCorpus(folder, key),
+        wait_s=WAIT_S,
         check=path.stat().st_size <= CHECK_BYTES,
     )
 

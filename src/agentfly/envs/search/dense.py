@@ -17,16 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from ... import plugins
-from ...errors import ConfigError
+from ...errors import AgentFlyError, ConfigError
 from ..stored import Damaged, cache_root, key_of, stored
 from .analysis import VERSION, words
-from .corpus import CHECK_BYTES, Corpus, FileCorpus
+from .corpus import CHECK_BYTES, WAIT_S, Corpus, FileCorpus
 from .retrieval import LocalRetriever, Ranking
 
 FORMAT = 1
 BLOCK = 65_536
 BATCH = 64
 PASSAGE_CHARACTERS = 4_000
+PROBE = ("one", "two words", "a long text " * 400)
+"""What a model must be able to encode together before it is used: texts of different lengths, one beyond every limit."""
 
 
 class Encoder(Protocol):
@@ -74,6 +76,7 @@ class Dense(LocalRetriever):
                 cache_root() / "search" / f"dense-{key}",
                 self._write,
                 self._read,
+                wait_s=WAIT_S,
                 check=len(corpus) * encoder.size * 4 <= CHECK_BYTES,
             )
         else:
@@ -151,7 +154,17 @@ def open_encoder(model: str | None, **options: Any) -> Encoder:
         if options:
             raise ConfigError(f"the encoder 'hashing' has no option {next(iter(options))!r}")
         return HashingEncoder()
-    made: Encoder = plugins.resolve("encoders", "transformers")(model, **options)
+    kind = plugins.resolve("encoders", "transformers")
+    try:
+        made: Encoder = kind(model, **options)
+        vectors = made.encode(PROBE, query=True)
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        what = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{model} cannot be used as an embedding model: {type(error).__name__}: {what}") from error
+    if np.shape(vectors) != (len(PROBE), made.size) or not np.isfinite(vectors).all():
+        raise ConfigError(f"{model} cannot be used as an embedding model: its vectors are not {made.size} finite numbers each")
     return made
 
 

@@ -8,18 +8,23 @@ that stays dead is a WorldError. The retriever itself is shared by all environme
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
 from ...resources.env import Cost, Environment
 from ...types import Task, ToolResult
 from .retrieval import MAX_K, Passage, Retriever
-from .sources import Source, acquire, release
-from .view import read_id, read_query, show_hits, show_passage
+from .sources import Source, acquire, is_open, named_corpora, opened, release
+from .view import plain_id, read_id, read_query, show_hits, show_passage
 
+log = logging.getLogger(__name__)
 DEFAULT = "encyclopaedia"
 TOP, CUT, PAGE = 3, 400, 4_000
+PATIENCE_S = 50.0
+"""How long a reset waits for an index; shorter than a pool waits for a reset, so that the reason is said."""
 # The small world is read by small models: one page, and nothing around it.
 SMALL = {"easy_search": {"top": 1, "ids": False}}
 
@@ -68,9 +73,27 @@ class SearchEnv(Environment):
         self.seen: dict[str, str] = {}
         """The ids of everything that the model was shown, with their titles."""
 
+    @staticmethod
+    def make_ready(
+        task: Task | None,
+        source: str | None = None,
+        retriever: str = "bm25",
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> Awaitable[None] | None:
+        """Open what will be searched before a chain waits for it: an index that is missing takes as long as it takes.
+
+        Before the first chain that is `source`, else what the task sets that were loaded name; before a chain, its own.
+        """
+        named = [source] if source else named_corpora() if task is None else [_corpus_of(task)]
+        wanted = [Source(where, retriever, model, tuple(sorted((options or {}).items()))) for where in named]
+        missing = [each for each in wanted if each.local and not is_open(each)]
+        return _open_all(missing, must=source is not None or task is not None) if missing else None
+
     async def reset(self, task: Task | None = None) -> None:
-        """Forget what was shown. The corpus is opened here, and an index that is missing is made."""
-        where = self._given or str((task.fields.get("corpus") if task else None) or DEFAULT)
+        """Forget what was shown. What is searched is opened here, where that was not done before the first chain."""
+        where = self._given or _corpus_of(task)
         wanted = self._source_of(where)
         if not wanted.local and not self._given:
             # A row of data must not send a run to an address of its own.
@@ -108,7 +131,7 @@ class SearchEnv(Environment):
 
     async def recall(self, titles: Iterable[str] = (), ids: Iterable[str] = ()) -> float:
         """The share of these passages that the model was shown; 0 where none are named."""
-        wanted = [("title", title) for title in titles] or [("id", each) for each in ids]
+        wanted = [("title", title) for title in titles] or [("id", plain_id(each)) for each in ids]
         shown = {("title", title.casefold()) for title in self.seen.values()} | {("id", each.casefold()) for each in self.seen}
         return sum((kind, name.casefold()) in shown for kind, name in wanted) / len(wanted) if wanted else 0.0
 
@@ -160,10 +183,27 @@ class SearchEnv(Environment):
             await release(source)
 
 
-async def _open(source: Source) -> Retriever:
-    from ...tools.threads import run_in_thread
-    from .sources import is_open, open_local
+def _corpus_of(task: Task | None) -> str:
+    return str((task.fields.get("corpus") if task else None) or DEFAULT)
 
-    if source.local and not is_open(source):
-        await run_in_thread(open_local, source)  # an index may have to be made
-    return acquire(source)
+
+async def _open_all(sources: list[Source], *, must: bool) -> None:
+    """`must` is False for corpora that perhaps no chain asks for: that one cannot be opened is said by the chain that does."""
+    for source in sources:
+        try:
+            await opened(source)
+        except ConfigError as error:
+            if must:
+                raise
+            log.warning("%s could not be opened ahead of the chains: %s", source.where, error)
+
+
+async def _open(source: Source) -> Retriever:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await acquire(source)
+    except TimeoutError:
+        raise WorldError(
+            f"the index of {source.where} was not there within {PATIENCE_S:g} s; it is still being made, and kept: name "
+            f"the corpus in the option `source`, and chains start when it is ready"
+        ) from None

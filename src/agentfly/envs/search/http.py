@@ -1,7 +1,8 @@
 """The little of HTTP/1.1 that the search server needs: a request off a stream, a JSON answer back onto it.
 
-Heads, bodies and waits are bounded. What is not understood is an `HttpError` with the status that it is answered with; a body
-that was not read ends the connection. No chunked bodies, no compression, no upgrade.
+Heads, bodies and waits are bounded. What is not understood is an `HttpError` with the status that it is answered with. A body
+that is too large is read and thrown away, so that whoever sends it reads the answer; one that is far too large is not, and
+ends the connection. No chunked bodies, no compression, no upgrade.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_HEAD = 16 << 10
+MAX_THROWN = 256 << 20
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -65,7 +67,10 @@ async def read_request(reader: asyncio.StreamReader, *, idle_s: float, read_s: f
         async with asyncio.timeout(read_s):
             head = first + await reader.readuntil(b"\r\n\r\n")
             method, path, headers, keep = _head(head)
-            length = _length(method, headers, max_body)
+            length = _length(headers)
+            if length > max_body:
+                left = await _thrown_away(reader, length)
+                raise HttpError(413, f"the body of a request has at most {max_body} bytes", ends=left or not keep)
             body = await reader.readexactly(length) if length else b""
     except TimeoutError:
         raise HttpError(408, "the request came too slowly", ends=True) from None
@@ -77,7 +82,7 @@ async def read_request(reader: asyncio.StreamReader, *, idle_s: float, read_s: f
 
 
 def answer(status: int, body: Mapping[str, Any], *, keep: bool) -> bytes:
-    data = json.dumps(body, ensure_ascii=False).encode()
+    data = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
     head = [
         f"HTTP/1.1 {status} {REASONS.get(status, 'Error')}",
         "Content-Type: application/json",
@@ -104,12 +109,18 @@ def _head(head: bytes) -> tuple[str, str, dict[str, str], bool]:
     return parts[0], parts[1].partition("?")[0], headers, keep
 
 
-def _length(method: str, headers: Mapping[str, str], max_body: int) -> int:
+async def _thrown_away(reader: asyncio.StreamReader, length: int) -> bool:
+    """Read a body that nobody wants; whether some of it was left."""
+    left = min(length, MAX_THROWN)
+    while left and (chunk := await reader.read(min(left, 1 << 16))):
+        left -= len(chunk)
+    return left > 0 or length > MAX_THROWN
+
+
+def _length(headers: Mapping[str, str]) -> int:
     if "transfer-encoding" in headers:
         raise HttpError(411, "give the body with a Content-Length, not in chunks", ends=True)
     text = headers.get("content-length", "0")
     if not text.isascii() or not text.isdigit():
         raise HttpError(400, "Content-Length must be a number", ends=True)
-    if len(text) > 12 or int(text) > max_body:
-        raise HttpError(413, f"the body of a request has at most {max_body} bytes", ends=True)
-    return int(text)
+    return int(text[:18])

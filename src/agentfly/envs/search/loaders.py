@@ -6,7 +6,7 @@
     plain             question, answer, gold_titles ["..."] or "One | Other"
 
 A row becomes `id`, `question`, `answer` (one text, or a list of alternatives), `kind` and, where the file names them,
-`gold_titles`. A malformed row is refused by its line, or by its number in a list. Nothing is fetched.
+`gold_titles`. A malformed row is refused by its line, or in a list by its row, counted from 1. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: a .json file of questions is a list with at least one row")
-    yield from ((f"row {number}", row) for number, row in enumerate(rows))
+    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _answer(row: Row, where: str) -> str | list[str]:

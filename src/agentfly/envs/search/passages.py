@@ -5,8 +5,9 @@
     HotpotQA     {"id": "12", "title": "Anarchism", "text": [["First sentence.", ...], ...]}
     plain, BEIR  {"id" or "_id": ..., "title": ..., "text": ...}
 
-An id may be a number; a row without one is called by its place in the file. A row that has no text, or is no row, is refused
-by its line. A file is never held in memory as a whole.
+An id may be a number; a row without one is called by its place in the file. Ids are kept as they are shown: on one line,
+without control characters or brackets around them. A row that has no text, or is no row, is refused by its line. A file is
+never held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from ...errors import DataError
 from .retrieval import Passage
+from .view import MAX_ID, plain_id
 
 IDS = ("id", "_id", "wikipedia_id", "docid", "pid")
 TITLES = ("title", "wikipedia_title")
@@ -48,7 +50,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{path}: cannot be read after line {number}: {error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: line {number} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, or a number of thousands of digits
         raise DataError(f"{path}: line {number} is not valid JSON: {error}") from error
     if not rows:
         raise DataError(f"{path}: the file has no rows")
@@ -64,8 +66,10 @@ def to_passage(row: Any, place: int, where: str) -> Passage:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a passage is an object with fields, this is a {type(row).__name__}")
     found = next((row[name] for name in IDS if row.get(name) is not None), place)
-    if isinstance(found, bool) or not isinstance(found, str | int) or str(found).strip() == "":
-        raise DataError(f"{where}: the id must be a number or a non-empty string, not {found!r}")
+    known = plain_id(str(found)) if isinstance(found, str | int) and not isinstance(found, bool) else ""
+    if not known or len(known) > MAX_ID:
+        shown = repr(found)[:100]
+        raise DataError(f"{where}: the id must be a number or a non-empty string of at most {MAX_ID} characters, not {shown}")
     name = next((name for name in TEXTS if name in row), None)
     if name is None:
         raise DataError(f"{where}: has no field 'text'; its fields: {', '.join(map(str, row)) or 'none'}")
@@ -81,7 +85,7 @@ def to_passage(row: Any, place: int, where: str) -> Passage:
         title, text = first.strip().strip('"'), rest.strip()
     elif title and first.strip() == title and rest.strip():  # KILT's first paragraph is the title again
         text = rest.strip()
-    return Passage(_whole(str(found).strip()), _whole(title.strip()), _whole(text))
+    return Passage(_whole(known), _whole(title.strip()), _whole(text))
 
 
 def _joined(value: Any) -> str | None:

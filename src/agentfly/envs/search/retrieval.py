@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ...errors import ConfigError
+from ...tools.text import clean
 from ...tools.threads import run_in_thread
 
 if TYPE_CHECKING:
     from .corpus import Corpus
 
+MAX_DEADLINE_S = 100.0
+"""The most that an answer of a server or provider may take with all its retries; the tool's own time is a little longer."""
 MAX_K = 100
 """The most passages of one query."""
 INLINE = 200_000
@@ -75,7 +78,8 @@ class LocalRetriever(ABC):
         check_k(k)
         if not queries:
             return []
-        return [[Hit(self.corpus[place], score) for place, score in ranking] for ranking in self.rank(queries, k)]
+        rankings = self.rank([clean(query) for query in queries], k)
+        return [[Hit(self.corpus[place], score) for place, score in ranking] for ranking in rankings]
 
     async def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         if len(queries) * len(self.corpus) <= INLINE:
@@ -89,6 +93,13 @@ class LocalRetriever(ABC):
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing: what is mapped is given back with the corpus
         """Give back what it holds."""
+
+
+def check_deadline(deadline_s: float, whose: str) -> None:
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise ConfigError(
+            f"{whose}: deadline_s is above 0 and at most {MAX_DEADLINE_S:g}, not {deadline_s!r}: a tool waits no longer"
+        )
 
 
 def check_k(k: int) -> None:

@@ -192,26 +192,32 @@ class SearchServer:
 
     async def _work(self) -> None:
         """Rank what is waiting, as much together as fits in a batch; meanwhile more arrives."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             batch = self._take()
-            queries = [query for each in batch for query in each.queries]
-            try:
-                k = max(each.k for each in batch)
-                found = await loop.run_in_executor(self._thread, self.retriever.find, queries, k)
-            except Exception as error:  # noqa: BLE001 - it belongs to those who asked
-                for each in batch:
-                    if not each.result.done():
-                        each.result.set_exception(error)
-                continue
-            self.batches += 1
-            self.queries += len(queries)
-            rest = iter(found)
-            for each in batch:
-                hits = [next(rest)[: each.k] for _ in each.queries]
-                if not each.result.done():
-                    each.result.set_result(hits)
+            error = await self._rank(batch)
+            for each in batch if error is not None else ():
+                # One request's query may be to blame: each has a try of its own before it is told.
+                alone = await self._rank([each]) if len(batch) > 1 else error
+                if alone is not None and not each.result.done():
+                    each.result.set_exception(alone)
+
+    async def _rank(self, batch: list[_Waiting]) -> Exception | None:
+        """Answer a batch, or say why it cannot be."""
+        queries = [query for each in batch for query in each.queries]
+        k = max(each.k for each in batch)
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._thread, self.retriever.find, queries, k)
+        except Exception as error:  # noqa: BLE001 - it belongs to those who asked
+            return error
+        self.batches += 1
+        self.queries += len(queries)
+        rest = iter(found)
+        for each in batch:
+            hits = [next(rest)[: each.k] for _ in each.queries]
+            if not each.result.done():
+                each.result.set_result(hits)
+        return None
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []

@@ -7,13 +7,16 @@
     "web:serper"             a provider of web search: serper, tavily, brave or searxng
 
 Local ones stay open as long as the process lives (they are mapped into memory, or small); a server's or provider's connections
-are closed with the last environment that uses them.
+are closed with the last environment that uses them. Each source is opened, and its index made, in one thread of its own: other
+sources and the event loop never wait for it, and it goes on when those who wanted it have left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,12 @@ from typing import Any
 from ...errors import ConfigError
 from .retrieval import LocalRetriever, Retriever
 
+log = logging.getLogger(__name__)
 RETRIEVERS = ("bm25", "dense", "hybrid")
+MAX_OPEN = 16
+"""A sweep over many corpora must not keep them all."""
+SAY_S = 5.0
+"""After so long a wait the log says what is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +63,86 @@ class Source:
 
 _local: dict[Source, LocalRetriever] = {}
 _corpora: dict[str, Any] = {}
-_lock = threading.RLock()
+_making: dict[Source, Future[LocalRetriever]] = {}
+_lock = threading.Lock()
+"""Held for a moment only, never while something is read or made."""
 _remote: dict[tuple[asyncio.AbstractEventLoop, Source], tuple[Retriever, int]] = {}
+_named: dict[str, None] = {}
 
 
 def open_local(source: Source) -> LocalRetriever:
     """A retriever over passages that are here, opened once. Blocks while an index is made."""
-    with _lock:
-        if source not in _local:
-            if len(_local) >= 16:  # a sweep over many corpora must not keep them all
-                _local.pop(next(iter(_local)))
-            _local[source] = _make(source)
-        return _local[source]
+    made = _local.get(source)
+    return _job(source).result() if made is None else made
 
 
-def acquire(source: Source) -> Retriever:
+def is_open(source: Source) -> bool:
+    return source in _local
+
+
+async def acquire(source: Source) -> Retriever:
     """A retriever for one environment of the running loop; give it back with `release`."""
     if source.local:
-        return open_local(source)
+        return await opened(source)
     key = asyncio.get_running_loop(), source
     retriever, users = _remote.get(key, (None, 0))
     if retriever is None:
         retriever = _connect(source)
     _remote[key] = (retriever, users + 1)
     return retriever
+
+
+async def opened(source: Source) -> LocalRetriever:
+    """The same as `open_local` without blocking. Whoever gives up waiting does not end the making: the next one finds it."""
+    made = _local.get(source)
+    if made is not None:
+        return made
+    waiting = asyncio.wrap_future(_job(source))
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=SAY_S)
+        if not done:
+            log.warning("%s is being read and its index made, which is kept for the next run: waiting for it", source.where)
+        return await waiting
+    finally:
+        waiting.cancel()  # of no effect on the making
+
+
+def _job(source: Source) -> Future[LocalRetriever]:
+    """The one thread that opens a source, for all who want it."""
+    with _lock:
+        job = _making.get(source)
+        if job is None:
+            job = _making[source] = Future()
+            job.set_running_or_notify_cancel()  # from now on nobody who waits can cancel it
+            # A thread of its own and no pool's: a call of a pool's that nobody waits for is stopped.
+            threading.Thread(target=_work, args=(source, job), name="search-index", daemon=True).start()
+        return job
+
+
+def _work(source: Source, job: Future[LocalRetriever]) -> None:
+    try:
+        made = _make(source)
+    except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
+        with _lock:
+            del _making[source]  # the next one tries again
+        job.set_exception(error)
+        return
+    with _lock:
+        if len(_local) >= MAX_OPEN:
+            _local.pop(next(iter(_local)))
+        _local[source] = made
+        del _making[source]
+    job.set_result(made)
+
+
+def name_corpus(where: str) -> None:
+    """Rows that were loaded name this corpus: a pool opens it before its first chain."""
+    _named[where] = None
+
+
+def named_corpora() -> list[str]:
+    """Those of them that are still there."""
+    return [where for where in _named if Path(where).is_file()]
 
 
 async def release(source: Source) -> None:
@@ -110,9 +174,8 @@ def _corpus(where: str) -> Any:
 
     name, _, seed = where.partition(":")
     if name in GENERATED and (not seed or seed.isdigit()):
-        if where not in _corpora:
-            _corpora[where] = MemoryCorpus(GENERATED[name](int(seed or 0)))
-        return _corpora[where]
+        known = _corpora.get(where)
+        return known if known is not None else _corpora.setdefault(where, MemoryCorpus(GENERATED[name](int(seed or 0))))
     if not Path(where).expanduser().is_file():
         raise ConfigError(
             f"no corpus {where!r}: it is neither a file of passages nor one of {', '.join(GENERATED)}; "
@@ -144,7 +207,3 @@ def _easy(seed: int) -> Any:
 
 
 GENERATED = {"encyclopaedia": _encyclopaedia, "easy_search": _easy}
-
-
-def is_open(source: Source) -> bool:
-    return source in _local

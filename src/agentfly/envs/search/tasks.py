@@ -22,6 +22,7 @@ from ...errors import ConfigError, DataError
 from .easy import easy_questions
 from .loaders import load_questions
 from .questions import Question, all_questions
+from .sources import name_corpus
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
@@ -69,6 +70,7 @@ def search_questions(
         rows = [row for row in rows if _bucket(row["question"]) == split]
     if corpus is not None:
         rows = [{"corpus": str(corpus), **row} for row in rows]
+        name_corpus(str(corpus))
     random.Random(f"questions {split} {seed}").shuffle(rows)
     if not rows:
         raise DataError(f"{file}: no question of it belongs to the split {split!r}")

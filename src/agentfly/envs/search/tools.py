@@ -12,13 +12,14 @@ from typing import Any
 from ...tools import Tool, tool
 from ...types import ToolResult
 from .env import SearchEnv
+from .retrieval import MAX_DEADLINE_S
 
 SYSTEM = (
     "You answer questions by searching. Search for one name at a time, read what is found, follow it from page to page, "
     "and answer with a name or a number alone."
 )
 """A first line of the prompt (`system` of `ReactAgent` or `SearchAgent`) for models that were not trained here."""
-TIMEOUT_S = 110.0
+TIMEOUT_S = MAX_DEADLINE_S + 10.0
 """Beyond what a server's client or a provider takes with all its retries."""
 
 

@@ -38,9 +38,18 @@ def read_id(id: Any) -> tuple[str, str]:  # noqa: A002
     text = str(id)
     if len(text) > MAX_ID:
         return "", f"The id has {len(text):,} characters, which no id has."
-    text = one_line(text)
-    text = text[1:-1].strip() if text.startswith("[") and text.endswith("]") else text
+    text = plain_id(text)
     return (text, "") if text else ("", "The id is empty. Give one of those that a search shows in brackets.")
+
+
+def plain_id(text: str) -> str:
+    """An id as it is kept, shown and asked for: on one line, without the brackets that it is shown in."""
+    if text.isalnum():
+        return text
+    text = one_line(text)
+    while len(text) > 1 and text[0] == "[" and text[-1] == "]":
+        text = text[1:-1].strip()
+    return text
 
 
 def show_hits(hits: Sequence[Hit], *, ids: bool = True, cut: int = 300) -> str:
@@ -75,5 +84,5 @@ def _line(passage: Passage, ids: bool, cut: int) -> str:
     text = shorten(one_line(passage.text), cut)
     if not ids:
         return text
-    title = one_line(passage.title)
-    return f"[{passage.id}] {title}: {text}" if title else f"[{passage.id}] {text}"
+    title, name = one_line(passage.title), plain_id(passage.id)
+    return f"[{name}] {title}: {text}" if title else f"[{name}] {text}"

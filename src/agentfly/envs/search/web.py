@@ -5,9 +5,9 @@
 
 The key is read from the environment alone, so it is in no config file; it stands in no message, log or record, also where a
 provider repeats it. Busy providers (429, 5xx) and broken connections are tried again within a deadline, then it is a
-WorldError; a refused key is a ConfigError. Requests keep the provider's rate. Answers are remembered (`web_cache.py`), and
-the same query asked by several chains at once goes out once. `get` knows the pages that were found lately, as the provider
-gave them: pages themselves are not fetched.
+WorldError; a refused key is a ConfigError. Requests keep the provider's rate (`turns.py`): a query that would come too late is
+refused at once. Answers that hold something are remembered (`web_cache.py`), and the same query asked by several chains at once
+goes out once. `get` knows the pages that were found lately, as the provider gave them: pages themselves are not fetched.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from ...errors import ConfigError, WorldError
+from ...tools.text import clean
 from ...tools.threads import run_in_thread
-from .retrieval import Hit, Passage, check_k
+from .retrieval import Hit, Passage, check_deadline, check_k
+from .turns import TooLate, Turns
 from .web_cache import Cache, open_cache
 
 log = logging.getLogger(__name__)
@@ -53,10 +55,25 @@ class Provider:
     method: str = "POST"
 
 
+class _NoAnswer(Exception):
+    """What came is JSON, but no list of results."""
+
+
 def _at(answer: Any, *path: str) -> list[dict[str, Any]]:
+    """The results; none where a provider left their field out. An empty answer that names a problem is no answer."""
+    found = answer
     for name in path:
-        answer = answer.get(name) if isinstance(answer, dict) else None
-    return [each for each in answer or [] if isinstance(each, dict)]
+        if not isinstance(found, dict):
+            raise _NoAnswer(f"something else than an object with {'.'.join(path)!r}")
+        found = found.get(name)
+        if found is None:
+            break
+    if not isinstance(found, list | None):
+        raise _NoAnswer(f"{'.'.join(path)!r} is no list")
+    for name in ("error", "errors", "unresponsive_engines") if not found else ():
+        if answer.get(name):
+            raise _NoAnswer(f"no results, but {name}: {json.dumps(answer[name])[:200]}")
+    return [each for each in found or () if isinstance(each, dict)]
 
 
 PROVIDERS = {
@@ -71,7 +88,10 @@ PROVIDERS = {
     "tavily": Provider(
         "https://api.tavily.com/search",
         "TAVILY_API_KEY",
-        lambda query, k, key: {"json": {"query": query, "max_results": k}, "headers": {"Authorization": f"Bearer {key}"}},
+        lambda query, k, key: {
+            "json": {"query": query, "max_results": min(k, 20)},
+            "headers": {"Authorization": f"Bearer {key}"},
+        },
         lambda answer: _at(answer, "results"),
         ("content",),
         longest=400,
@@ -96,6 +116,15 @@ PROVIDERS = {
         method="GET",
     ),
 }
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A query on its way, for so many `users`; `sent` once the provider was asked."""
+
+    task: asyncio.Task[list[Passage]] | None = None
+    users: int = 0
+    sent: bool = False
 
 
 class WebSearch:
@@ -128,15 +157,15 @@ class WebSearch:
         address = urlsplit(base)
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigError(f"the address of {provider} must look like https://host")
-        if min(timeout_s, deadline_s) <= 0 or retries < 0 or retry_s < 0 or (rate is not None and not rate > 0):
-            raise ConfigError("web search: timeout_s, deadline_s and rate are above 0, retries and retry_s not below 0")
+        if timeout_s <= 0 or retries < 0 or retry_s < 0 or (rate is not None and not rate > 0):
+            raise ConfigError("web search: timeout_s and rate are above 0, retries and retry_s not below 0")
+        check_deadline(deadline_s, "web search")
         self._url = base if provider != "searxng" or base.endswith("/search") else f"{base.rstrip('/')}/search"
         self._local = address.hostname in LOOPBACK
-        self._gap_s = 1 / (rate or self._row.rate)
+        self._turns = Turns(rate or self._row.rate)
         self._timeout_s, self._deadline_s, self._retries, self._retry_s = timeout_s, deadline_s, retries, retry_s
         self._cache: Cache | None = open_cache(cache, ttl_s)
-        self._free_at = 0.0
-        self._flying: dict[str, asyncio.Task[list[Passage]]] = {}
+        self._flying: dict[str, _Flight] = {}
         self._known: OrderedDict[str, Passage] = OrderedDict()
         self._client: Any = None
         self.requests = self.remembered = 0
@@ -153,9 +182,10 @@ class WebSearch:
         return self._known.get(id)
 
     async def close(self) -> None:
-        for task in self._flying.values():
+        tasks = [flight.task for flight in self._flying.values() if flight.task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._flying.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -163,14 +193,28 @@ class WebSearch:
             self._cache.close()
 
     async def _shared(self, query: str, k: int) -> list[Passage]:
-        """One request for all who ask the same at the same time; one who leaves does not take it from the others."""
-        query = query[: self._row.longest]
+        """One request for all who ask the same at the same time; one who leaves does not take it from the others.
+
+        A query that everybody has left before it was sent is not sent; one that was sent is finished and remembered.
+        """
+        query = clean(query[: self._row.longest])
         key = sha256(json.dumps([self.provider, self._url, query, k]).encode()).hexdigest()
-        task = self._flying.get(key)
-        if task is None:
-            task = self._flying[key] = asyncio.create_task(self._found(key, query, k))
-            task.add_done_callback(lambda done: self._landed(key, done))
-        passages = await asyncio.shield(task)
+        flight = self._flying.get(key)
+        if flight is None:
+            flight = self._flying[key] = _Flight()
+            flight.task = asyncio.create_task(self._found(flight, key, query, k))
+            flight.task.add_done_callback(lambda done: self._landed(key, done))
+        assert flight.task is not None
+        flight.users += 1
+        try:
+            passages = await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            if flight.users == 1 and not flight.sent:
+                self._flying.pop(key, None)
+                flight.task.cancel()
+            raise
+        finally:
+            flight.users -= 1
         for passage in passages:
             self._known[passage.id] = passage
             self._known.move_to_end(passage.id)
@@ -179,50 +223,51 @@ class WebSearch:
         return passages
 
     def _landed(self, key: str, task: asyncio.Task[list[Passage]]) -> None:
-        self._flying.pop(key, None)
+        flight = self._flying.get(key)
+        if flight is not None and flight.task is task:
+            del self._flying[key]
         if not task.cancelled():
             task.exception()  # seen, also where everybody who asked has left
 
-    async def _found(self, key: str, query: str, k: int) -> list[Passage]:
+    async def _found(self, flight: _Flight, key: str, query: str, k: int) -> list[Passage]:
         if self._cache is not None and self._cache.usable:
             text = await run_in_thread(self._cache.get, key)
-            if (known := _passages(text)) is not None:
+            if known := _passages(text):
                 self.remembered += 1
                 return known
-        passages = self._read(await self._ask(query, k), k)
-        if self._cache is not None and self._cache.usable:
+        passages = self._read(await self._ask(flight, query, k), k)
+        # Nothing found may be a provider's bad hour: it is asked again the next time.
+        if passages and self._cache is not None and self._cache.usable:
             rows = json.dumps([[each.id, each.title, each.text] for each in passages], ensure_ascii=False)
             await run_in_thread(self._cache.put, key, rows)
         return passages
 
-    async def _ask(self, query: str, k: int) -> Any:
+    async def _ask(self, flight: _Flight, query: str, k: int) -> list[dict[str, Any]]:
         last = ""
+        # An answer takes time too: a turn in the last moments would be wasted.
+        until = asyncio.get_running_loop().time() + self._deadline_s - min(self._timeout_s, self._deadline_s) / 4
         try:
             async with asyncio.timeout(self._deadline_s):
                 for attempt in range(self._retries + 1):
-                    await self._turn()
+                    await self._turns.take(until, again=attempt > 0)
+                    flight.sent = True
                     answer, last, wait_s = await self._once(query, k)
                     if answer is not None:
                         return answer
                     if wait_s is not None:
                         # It said how long it wants to be left alone: that holds for everybody who asks it.
-                        self._free_at = max(self._free_at, asyncio.get_running_loop().time() + wait_s)
+                        self._turns.rest(wait_s)
                     elif attempt < self._retries:
                         await asyncio.sleep(min(self._retry_s * 2**attempt, 20.0) * random.uniform(0.5, 1.0))
+        except TooLate as late:
+            why = f"its turn would come in {late.seconds:.1f} s, with {self._deadline_s:g} s for a query in all"
+            raise WorldError(f"{self.provider} is not asked: {why}{last and f' (the last time: {last})'}") from None
         except TimeoutError:
             raise WorldError(f"{self.provider} gave no answer within {self._deadline_s:g} s ({last})") from None
         raise WorldError(f"{self.provider} failed {self._retries + 1} times, the last time: {last}")
 
-    async def _turn(self) -> None:
-        """Wait until the provider's rate allows the next request; turns are given in the order of asking."""
-        now = asyncio.get_running_loop().time()
-        at = max(now, self._free_at)
-        self._free_at = at + self._gap_s
-        if at > now:
-            await asyncio.sleep(at - now)
-
-    async def _once(self, query: str, k: int) -> tuple[Any, str, float | None]:
-        """The answer; or None, why, and how long the provider wants to be left alone."""
+    async def _once(self, query: str, k: int) -> tuple[list[dict[str, Any]] | None, str, float | None]:
+        """The results; or None, why, and how long the provider wants to be left alone."""
         import httpx
 
         if self._client is None:
@@ -241,25 +286,29 @@ class WebSearch:
         text = self._safe(" ".join(body[:300].decode("utf-8", "replace").split()))
         status = answer.status_code
         if status in (401, 403):
-            raise ConfigError(f"{self.provider} refused the key in {self._row.key or 'no variable'}: HTTP {status}: {text}")
+            own = "to answer: its JSON format may be disabled (search.formats in settings.yml)"
+            what = f"the key in {self._row.key}" if self._row.key else own
+            raise ConfigError(f"{self.provider} refused {what}: HTTP {status}: {text}")
         if status in AGAIN:
             return None, f"HTTP {status}: {text}", _seconds(answer.headers.get("retry-after"))
         if status != 200:
             raise WorldError(f"{self.provider} refused the query: HTTP {status}: {text}")
         try:
-            return json.loads(body), "", None
+            return self._row.read(json.loads(body)), "", None
         except (ValueError, RecursionError):
             return None, f"the answer is not JSON: {text}", None
+        except _NoAnswer as problem:
+            return None, self._safe(f"the answer is of no use: {problem}"), None
 
-    def _read(self, answer: Any, k: int) -> list[Passage]:
+    def _read(self, rows: list[dict[str, Any]], k: int) -> list[Passage]:
         passages = []
-        for row in self._row.read(answer)[:k]:
+        for row in rows[:k]:
             link, title = str(row.get(self._row.link) or ""), str(row.get("title") or "")
             parts = [part for name in self._row.text for part in _several(row.get(name))]
             if link and (title or parts):
                 short = sha256(link.encode("utf-8", "replace")).hexdigest()[:8]
                 text = f"{self._safe(_TAGS.sub('', ' '.join(parts)))} ({self._safe(link)})".strip()
-                passages.append(Passage(short, self._safe(_TAGS.sub("", title)), text))
+                passages.append(Passage(short, clean(self._safe(_TAGS.sub("", title))), clean(text)))
         return passages
 
     def _safe(self, text: str) -> str:

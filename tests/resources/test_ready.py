@@ -1,0 +1,133 @@
+"""What a kind makes once for all its instances: before the first chain, outside every other deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, ClassVar
+
+import pytest
+
+from agentfly.errors import ConfigError, WorldError
+from agentfly.resources import Environment, ResourceManager, spec_of
+from agentfly.types import Task
+
+from .worlds import TASK
+
+
+class Mill(Environment):
+    """Needs a wheel, which takes longer to make than its reset may take."""
+
+    seen: ClassVar[list[Any]] = []
+    wheel: ClassVar[bool] = False
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    @classmethod
+    async def make_ready(cls, task: Task | None, name: str = "") -> None:
+        cls.seen.append((task and task.id, name))
+        if name == "none":
+            raise ConfigError("no mill is called none")
+        if name == "broken":
+            raise KeyError("wheel")
+        if not cls.wheel:
+            await asyncio.sleep(1.2)
+            cls.wheel = True
+
+    def reset(self, task: Task) -> str:
+        if not self.wheel:
+            raise RuntimeError("no wheel")
+        return "ready"
+
+    def cache(self) -> str | None:
+        return os.environ.get("AGENTFLY_CACHE")
+
+
+class Tidy(Environment):
+    """Has a method of that name, of its own."""
+
+    def make_ready(self) -> None:
+        raise AssertionError("it is not asked")
+
+    def reset(self, task: Task) -> None:
+        """Nothing to forget."""
+
+
+@pytest.fixture(autouse=True)
+def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mill, "seen", [])
+    monkeypatch.setattr(Mill, "wheel", False)
+
+
+def test_entering_waits_until_it_is_made_and_each_lease_asks_for_its_task() -> None:
+    async def main() -> None:
+        async with ResourceManager(None, spec_of(Mill, options={"name": "north"}, reset_timeout_s=1.0)) as manager:
+            assert Mill.wheel
+            async with manager.lease([Mill], TASK, timeout_s=60) as lease:
+                assert lease.observation(Mill) == "ready"
+        assert Mill.seen == [(None, "north"), ("t", "north")]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lease_or_a_warm_pool_without_entering_waits_for_it_outside_its_own_time(known: bool) -> None:
+    async def main() -> None:
+        manager = ResourceManager(None, *([spec_of(Mill, reset_timeout_s=1.0)] if known else []))
+        lease = await manager.acquire([Mill], TASK, timeout_s=1.0)
+        assert lease.observation(Mill) == "ready"
+        await lease.release()
+        Mill.wheel = False
+        assert await manager.warm(Mill, 1) >= 1
+        assert Mill.wheel
+        Mill.wheel = False
+        lease = await manager.acquire([], TASK, may=[Mill])
+        assert Mill.wheel, "a chain that may ask for it"
+        await lease.need([Mill])
+        await lease.release()
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_made_is_said_at_once_and_everything_is_closed() -> None:
+    async def main() -> None:
+        for name, error, says in (
+            ("none", ConfigError, "no mill is called none"),
+            ("broken", WorldError, "Mill could not be made"),
+        ):
+            manager = ResourceManager(None, spec_of(Mill, options={"name": name}, min_warm=1))
+            with pytest.raises(error, match=says):
+                async with manager:
+                    pytest.fail("it is not entered")
+            assert manager.closed
+
+    asyncio.run(main())
+
+
+def test_a_method_of_that_name_is_the_environments_own() -> None:
+    async def main() -> None:
+        async with ResourceManager(None, Tidy) as manager, manager.lease([Tidy], TASK):
+            pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="worker processes")
+def test_a_worker_process_knows_the_cache_that_things_are_kept_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
+
+    async def main() -> None:
+        spec = spec_of(Cached, placement="process", max=1)
+        async with ResourceManager(None, spec) as manager, manager.lease([Cached], TASK) as lease:
+            assert await lease.call(Cached, "cache") == str(tmp_path)
+
+    asyncio.run(main())
+
+
+class Cached(Mill):
+    make_ready = None  # type: ignore[assignment]
+
+    def reset(self, task: Task) -> str:
+        return "ready"
