@@ -20,7 +20,7 @@ import pytest
 from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
 from agentfly.faults import kill_worker
 from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.nursery import NURSERY
+from agentfly.resources.nursery import NURSERY, Born
 from agentfly.resources.wire import RemoteError
 from agentfly.testing import GuessEnv
 from agentfly.tools.threads import run_in_thread
@@ -298,6 +298,18 @@ def test_what_no_worker_could_import_is_refused_before_the_run() -> None:
         ResourceManager(None, spec_of(Local, placement="process"))
     with pytest.raises(ConfigError, match="options for a worker process must have a JSON form"):
         ResourceManager(None, spec_of(GuessEnv, placement="process", options={"n": object()}))
+
+
+def test_a_worker_whose_socket_is_closed_ends_its_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the trainer dies and the kernel closes the socket first."""
+    monkeypatch.setattr(Born, "kill", lambda self: None)
+
+    async def main() -> int:
+        async with ResourceManager(None, spec_of(Worker, max=1)) as manager:
+            lease = await manager.acquire([Worker], TASK, "c", 60)
+            return int(await lease.call(Worker, "spawn_child"))
+
+    assert soon_gone({asyncio.run(main())})
 
 
 def test_sigkill_of_the_trainer_leaves_no_process(tmp_path: Path) -> None:

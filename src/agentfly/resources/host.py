@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -169,10 +170,15 @@ def _nothing() -> None:
 
 
 def serve(channel: socket.socket, hello: dict[str, Any]) -> None:
-    """Answer calls until the socket is closed."""
+    """Answer calls until the socket is closed, and end with all that the environment has started.
+
+    When the trainer dies, its end of the socket may be closed before the ties of `worker` pull: nobody else would end them.
+    """
     if not isinstance(hello.get("target"), str):
         raise ConfigError("the first frame names no environment")
     asyncio.run(_serve(channel, hello))
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)  # threads of the environment must not hold the process up
 
 
