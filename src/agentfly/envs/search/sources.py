@@ -173,7 +173,7 @@ def _corpus(where: str) -> Any:
     from .corpus import MemoryCorpus, open_corpus
 
     name, _, seed = where.partition(":")
-    if name in GENERATED and (not seed or seed.isdigit()):
+    if name in GENERATED and (not seed or (seed.isascii() and seed.isdigit())):
         known = _corpora.get(where)
         return known if known is not None else _corpora.setdefault(where, MemoryCorpus(GENERATED[name](int(seed or 0))))
     if not Path(where).expanduser().is_file():
