@@ -214,21 +214,27 @@ def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: in
     assert stats["evicted"] > 0
 
 
-def test_a_shortage_that_is_over_leaves_nobody_waiting() -> None:
-    async def work(engine: Any) -> list[int]:
-        most = 0
+def test_a_shortage_that_is_over_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[int] = []
+    admit = paged_batch.PagedBatch._admit
 
-        async def short(number: int) -> None:
-            nonlocal most
-            await ask(engine, prompt_of(8, number), seed=number, max_tokens=20)
-            most = max(most, engine.stats()["running"])
+    def count(self: Any) -> None:
+        admit(self)
+        running.append(len(self.running))
 
+    monkeypatch.setattr(paged_batch.PagedBatch, "_admit", count)
+
+    async def work(engine: Any) -> None:
         await asyncio.gather(*(ask(engine, prompt_of(20, i), seed=i, max_tokens=600) for i in range(3)))
         assert engine.stats()["preempted"] > 0
-        await asyncio.gather(*(short(number) for number in range(40)))
-        return most
+        running.clear()
+        with engine.hold():  # they come all at once
+            asked = [asyncio.ensure_future(ask(engine, prompt_of(8, i), seed=i, max_tokens=20)) for i in range(40)]
+            await until(lambda: len(engine._inbox) == 40)
+        await asyncio.gather(*asked)
 
-    assert run(work, cache="pages", stop_ids=[], kv_tokens=1500, max_context=700, max_batch=40) > 20
+    run(work, cache="pages", stop_ids=[], kv_tokens=1500, max_context=700, max_batch=40)
+    assert max(running) > 20
 
 
 def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
