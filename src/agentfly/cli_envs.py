@@ -1,4 +1,4 @@
-"""`agentfly envs`: list the worlds, examine one, measure it, play it by hand, open its page.
+"""`agentfly envs`: list the worlds, examine one, measure it, play it by hand in the terminal or on a page.
 
     agentfly envs [list]
     agentfly envs check NAME
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
     for name, text, run in (
         ("play", "play a task by hand in the terminal", run_play),
-        ("open", "open the web page of a world that has one", run_open),
+        ("open", "play a task by hand on a web page", run_open),
     ):
         verb = _verb(verbs, name, text)
         verb.add_argument("--task-set", metavar="SET", help="a task set or a file; left out: the world's own")
@@ -182,12 +182,16 @@ def run_play(arguments: argparse.Namespace) -> int:
 
 
 def run_open(arguments: argparse.Namespace) -> int:
-    """A world with a page has a function `page(task)` on its class that serves it until Ctrl-C."""
+    """Until Ctrl-C. A world with a page of its own has `page(task)` on its class; others are played on a plain one."""
     world = _world(arguments)
+    task = _task(arguments, world)
     page = getattr(world.cls, "page", None)
-    if not callable(page):
-        raise ConfigError(f"{world.name} has no web page; play it in the terminal: agentfly envs play {world.name}")
-    page(_task(arguments, world))
+    if callable(page):
+        page(task)
+    else:
+        from .envs.game_page import open_game
+
+        open_game(world, task)
     return 0
 
 

@@ -32,7 +32,7 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     check_usable(world)
     # The loop stands still while the person thinks, so that Ctrl-C ends the wait for a line as it would anywhere.
     with asyncio.Runner() as runner:
-        game = _Game(world, task)
+        game = Game(world, task)
         try:
             runner.run(game.open())
             say(game.opening())
@@ -54,7 +54,7 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     return game.trajectory
 
 
-class _Game:
+class Game:
     def __init__(self, world: World, task: Task) -> None:
         self.world, self.task = world, task
         self.tools = tools_of_world(world)

@@ -15,10 +15,11 @@ from urllib.parse import urlencode
 import pytest
 
 from agentfly.data import load_tasks
+from agentfly.envs.pages import MAX_BODY
 from agentfly.envs.webshop import page as pages
 from agentfly.envs.webshop.catalogue import Catalogue, open_catalogue
 from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.page import MAX_BODY, Guest, ShopServer, open_page, render
+from agentfly.envs.webshop.page import Guest, ShopServer, open_page, render
 from agentfly.envs.webshop.products import Product
 from agentfly.envs.webshop.shop import Visit
 from agentfly.envs.webshop.solver import play
@@ -127,7 +128,7 @@ def test_bad_requests_are_answered(server):
     assert "<script>" not in page
     browser.send("POST", "&".join(f"a{number}=1" for number in range(50)))
     assert browser.status == 400
-    assert "no form of the shop" in browser.text
+    assert "no form of this page" in browser.text
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -1,44 +1,29 @@
 """The shop as a web page, for a person who wants to do the task by hand.
 
-In: an address and a first task. Out: plain HTML pages without script, on loopback. Each browser has a visit of its own, known
-by a cookie that only it has; what it does is sent by forms with that visit's token, so no other site can act for it, and a
-request for another host than this one is refused, so no other name can be made to stand for it. Every text of a catalogue or a
-person is escaped. Bodies are short, visits are few: the oldest makes room. Nothing is written anywhere.
+In: an address and a first task. Out: pages as in `envs.pages`. Each browser has a visit of its own, known by a cookie that only
+it has; what it does is sent by forms with that visit's token, so no other site can act for it. Every text of a catalogue or a
+person is escaped. Visits are few: the oldest makes room.
 """
 
 from __future__ import annotations
 
-import errno
-import re
 import secrets
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from http.cookies import CookieError, SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs
 
 from ...errors import ConfigError
 from ...types import Task
+from ..pages import HOST, PORT, PageHandler, PageServer, button, listen, serve
 from .catalogue import MADE_HERE, open_catalogue
 from .goals import KINDS, read_row
 from .shop import Visit
 
-HOST, PORT = "127.0.0.1", 8350
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-MAX_BODY = 8_192
 MAX_VISITS = 256
 NUM_MORE = 50
-READ_S = 30.0
-STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fafafa}
-form{display:inline}button,input{font:inherit;padding:.3rem .7rem;margin:.15rem;border:1px solid #999;border-radius:.3rem}
-button{background:#fff;cursor:pointer}button.on{background:#246;color:#fff}input{width:60%}.ask{background:#eef;padding:.8rem}
-li{margin:.6rem 0}.price{color:#060}.note{color:#900}"""
 
 
 @dataclass(slots=True)
@@ -51,10 +36,8 @@ class Guest:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class ShopServer(ThreadingHTTPServer):
+class ShopServer(PageServer):
     """Serves some tasks in turn; "another task" goes on to the next."""
-
-    daemon_threads = True
 
     def __init__(self, tasks: Sequence[Task], host: str = HOST, port: int = PORT) -> None:
         if not tasks:
@@ -64,15 +47,6 @@ class ShopServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._enter(0)  # a catalogue that cannot be opened is said now
         super().__init__((host, port), _Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of a page is nobody's trouble."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
 
     def guest(self, cookie: str) -> tuple[str, Guest]:
         """The guest of a cookie, or a new one with its own."""
@@ -97,41 +71,21 @@ class ShopServer(ThreadingHTTPServer):
         return Visit(catalogue, goal)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(PageHandler):
     server: ShopServer
-    timeout = READ_S
-    server_version = "agentfly-webshop"
-    sys_version = ""
+    title = "WebShop"
 
-    def do_GET(self) -> None:
-        if not self._is_for_here():
-            return
-        if self.path.partition("?")[0] != "/":
-            self._send(404, _frame("<p>There is no such page. <a href='/'>To the shop</a></p>"))
-            return
+    def show(self) -> None:
         cookie, guest = self.server.guest(self._cookie())
         with guest.lock:
             body = render(guest)
-        self._send(200, body, cookie)
+        self.send_page(200, body, cookie)
 
-    def do_POST(self) -> None:
-        if not self._is_for_here():
-            return
+    def act(self, sent: dict[str, str]) -> None:
         cookie, guest = self.server.guest(self._cookie())
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            self.close_connection = True
-            self._send(413, _frame("<p>That was too long.</p>"))
-            return
-        try:
-            form = parse_qs(self.rfile.read(int(length)).decode("utf-8", "replace"), max_num_fields=8)
-        except ValueError:
-            self._send(400, _frame("<p>That is no form of the shop. <a href='/'>To the shop</a></p>"), cookie)
-            return
-        sent = {name: values[0] for name, values in form.items()}
         with guest.lock:
             if not secrets.compare_digest(sent.get("token", "").encode(), guest.token.encode()):
-                self._send(403, _frame("<p>This form is not of your visit. <a href='/'>To the shop</a></p>"), cookie)
+                self.send_page(403, "<p>This form is not of your visit. <a href='/'>To the shop</a></p>", cookie)
                 return
             if "search" in sent:
                 guest.visit.step(f"search[{sent['search']}]")
@@ -141,23 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.restart(guest, guest.place)
             elif sent.get("visit") == "next":
                 self.server.restart(guest, guest.place + 1)
-        self.send_response(303)
-        self.send_header("Location", "/")
-        self.send_header("Content-Length", "0")
-        self._cookie_header(cookie)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-        """A person's clicks are nobody's log lines."""
-
-    def _is_for_here(self) -> bool:
-        """Whether the one host that is asked for is loopback, or what the server was told to listen on; else it is refused."""
-        hosts = [re.sub(r":\d*$", "", host.strip().lower()) for host in self.headers.get_all("Host", [])]
-        if len(hosts) == 1 and hosts[0] in (*LOOPBACK, str(self.server.server_address[0]).lower()):
-            return True
-        self.close_connection = True
-        self._send(403, _frame("<p>The shop is open for this machine alone.</p>"))
-        return False
+        self.send_back(cookie)
 
     def _cookie(self) -> str:
         try:
@@ -165,23 +103,6 @@ class _Handler(BaseHTTPRequestHandler):
         except CookieError:
             return ""
         return found.value if found else ""
-
-    def _send(self, status: int, body: str, cookie: str = "") -> None:
-        data = body.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cache-Control", "no-store")
-        self._cookie_header(cookie)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _cookie_header(self, cookie: str) -> None:
-        if cookie:
-            self.send_header("Set-Cookie", f"visit={cookie}; Path=/; HttpOnly; SameSite=Strict")
 
 
 def open_page(
@@ -197,12 +118,9 @@ def open_page(
     Without a `port` it is PORT, or any that is free where another shop is open there already.
     """
     more = list(tasks) if tasks is not None else _others(task)
-    with _listen([*([task] if task else []), *more], host, port) as server:
-        say(f"The shop is open at {server.url} (Ctrl-C closes it)")
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            say("The shop is closed")
+    shown = [*([task] if task else []), *more]
+    with listen(lambda host, port: ShopServer(shown, host, port), host, port, "the shop", PORT) as server:
+        serve(server, "The shop", say)
 
 
 def _others(task: Task | None) -> list[Task]:
@@ -220,17 +138,8 @@ def _others(task: Task | None) -> list[Task]:
     return []
 
 
-def _listen(tasks: Sequence[Task], host: str, port: int | None) -> ShopServer:
-    try:
-        return ShopServer(tasks, host, PORT if port is None else port)
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
-            return ShopServer(tasks, host, 0)
-        raise ConfigError(f"the shop cannot listen on {host}:{port or PORT}: {error.strerror or error}") from error
-
-
 def render(guest: Guest) -> str:
-    """The page that a visit is at, as HTML."""
+    """What the page that a visit is at shows, as HTML."""
     visit, token = guest.visit, guest.token
     parts = [f"<p class=ask><b>Your task.</b> {escape(visit.goal.instruction)}</p>"]
     if visit.note:
@@ -243,10 +152,8 @@ def render(guest: Guest) -> str:
             "<input name=search maxlength=400 placeholder='Search the shop' required autofocus><button>Search</button></form>"
         )
         parts.append(_PAGES.get(visit.page, _sub_page)(visit, token))
-    parts.append(
-        f"<hr><p>{_button(token, 'visit', 'again', 'Start again')}{_button(token, 'visit', 'next', 'Another task')}</p>"
-    )
-    return _frame("".join(parts))
+    parts.append(f"<hr><p>{button(token, 'visit', 'again', 'Start again')}{button(token, 'visit', 'next', 'Another task')}</p>")
+    return "".join(parts)
 
 
 def _start(visit: Visit, token: str) -> str:
@@ -300,20 +207,4 @@ _PAGES: dict[str, Callable[[Visit, str], str]] = {"start": _start, "results": _r
 
 
 def _click(token: str, what: str, chosen: bool = False) -> str:
-    return _button(token, "click", what, what, chosen)
-
-
-def _button(token: str, name: str, value: str, text: str, chosen: bool = False) -> str:
-    mark = " class=on aria-pressed=true" if chosen else ""
-    return (
-        f"<form method=post><input type=hidden name=token value='{token}'>"
-        f'<button name={name} value="{escape(value, quote=True)}"{mark}>{escape(text)}</button></form>'
-    )
-
-
-def _frame(body: str) -> str:
-    return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8><title>WebShop</title>"
-        "<meta name=viewport content='width=device-width,initial-scale=1'>"
-        f"<style>{STYLE}</style></head><body><h1>WebShop</h1>{body}</body></html>"
-    )
+    return button(token, "click", what, what, chosen)
