@@ -88,7 +88,7 @@ def test_a_page_is_opened_for_the_task_that_was_asked_for(tmp_path: Path, capsys
         (["bench"], "needs a name"),
         (["open"], "needs a name"),
         (["play", "gues"], "did you mean 'guess'"),
-        (["open", "guess"], "no web page"),
+        (["open", "guess", "--index", "7"], "only 2 such tasks"),
         (["play", "guess", "--index", "7"], "only 2 such tasks"),
         (["play", "guess", "--index", "-1"], "counts from 0"),
         (["play", "code", "--split", "tst"], "no split is called"),
