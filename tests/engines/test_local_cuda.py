@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from .tiny import FAMILIES, ask, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, make_model, prompt_of, run, until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -52,13 +52,9 @@ def test_chains_that_leave_come_again_and_do_not_fit_at_once_are_read_again_and_
         nonlocal seen
         prompt = [*prompt_of(rng.choice([10, 33])), *prompt_of(rng.randint(1, 20), number)]
         for turn in range(4):
-            asked = asyncio.ensure_future(ask(engine, prompt, f"{number}", seed=turn, max_tokens=rng.randint(1, 90)))
-            if rng.random() < 0.2:
-                await asyncio.sleep(rng.random() * 0.02)
-                asked.cancel()
-            try:
-                completion = await asked
-            except asyncio.CancelledError:
+            given = {"seed": turn, "max_tokens": rng.randint(1, 90)}
+            completion = await ask_or_leave(engine, rng, 0.2, prompt, f"{number}", **given)
+            if completion is None:
                 continue
             assert mean_gap(model, prompt, completion) < 2e-3
             seen += 1

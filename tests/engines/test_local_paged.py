@@ -20,7 +20,7 @@ from agentfly.engines.local.sampler import draw, draw_lanes
 from agentfly.errors import ConfigError
 from agentfly.types import Sampling
 
-from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, close_to, full_logprobs, make_model, prompt_of, run, until
 
 DRAWS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -342,13 +342,9 @@ def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_bal
     async def chain(engine: Any, number: int) -> None:
         prompt = [*prompt_of(rng.choice([10, 33, 64])), *prompt_of(rng.randint(1, 30), number)]
         for turn in range(rng.randint(1, 4)):
-            asked = asyncio.ensure_future(ask(engine, prompt, f"s{number % 17}", seed=turn, max_tokens=rng.randint(1, 12)))
-            if rng.random() < 0.3:
-                await asyncio.sleep(rng.random() * 0.02)
-                asked.cancel()
-            try:
-                completion = await asked
-            except asyncio.CancelledError:
+            given = {"seed": turn, "max_tokens": rng.randint(1, 12)}
+            completion = await ask_or_leave(engine, rng, 0.3, prompt, f"s{number % 17}", **given)
+            if completion is None:
                 continue
             assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
             cut = rng.randint(5, len(prompt)) if rng.random() < 0.2 else len(prompt)

@@ -108,6 +108,18 @@ async def ask(
     return await engine.generate(Request(ids, Sampling(**sampling), session, on_text=on_text))
 
 
+async def ask_or_leave(engine: LocalEngine, rng: Any, share: float, *asked: Any, **sampling: Any) -> Completion | None:
+    """As `ask`, but a share of those who ask gives up after a moment; None for them."""
+    going = asyncio.ensure_future(ask(engine, *asked, **sampling))
+    if rng.random() < share:
+        await asyncio.sleep(rng.random() * 0.02)
+        going.cancel()
+    try:
+        return await going
+    except asyncio.CancelledError:
+        return None
+
+
 async def until(happened: Callable[[], Any]) -> None:
     """Wait for something that the engine's thread does; `run` bounds the wait."""
     while not happened():

@@ -28,7 +28,7 @@ class GameServer(PageServer):
     """One game of one task at a time; `begin` starts it anew."""
 
     def __init__(self, world: World, task: Task, host: str = HOST, port: int = 0) -> None:
-        self.world, self.task = world, task
+        self.world, self.task, self.title = world, task, world.name
         self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
         self.log: list[tuple[str, str]] = []
@@ -87,15 +87,12 @@ class GameServer(PageServer):
             self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a game does carries deadlines of its own: its tools', its rewards' and those of its pool."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class _Handler(PageHandler):
     server: GameServer
-
-    @property
-    def title(self) -> str:  # type: ignore[override]
-        return self.server.world.name
 
     def show(self) -> None:
         with self.server.lock:

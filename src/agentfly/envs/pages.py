@@ -31,7 +31,10 @@ li{margin:.6rem 0}.price{color:#060}.note{color:#900}pre{white-space:pre-wrap;ov
 
 
 class PageServer(ThreadingHTTPServer):
+    """`title` stands on every page."""
+
     daemon_threads = True
+    title = "AgentFly"
 
     @property
     def url(self) -> str:
@@ -43,9 +46,9 @@ class PageServer(ThreadingHTTPServer):
 
 
 class PageHandler(BaseHTTPRequestHandler):
-    """`title` stands on every page; `show` and `act` are a page's own."""
+    """`show` and `act` are a page's own."""
 
-    title = "AgentFly"
+    server: PageServer
     timeout = READ_S
     server_version = "agentfly-page"
     sys_version = ""
@@ -84,16 +87,15 @@ class PageHandler(BaseHTTPRequestHandler):
 
     def _is_for_here(self) -> bool:
         """Whether the one host that is asked for is loopback, or what the server was told to listen on; else it is refused."""
-        server: Any = self.server
         hosts = [re.sub(r":\d*$", "", host.strip().lower()) for host in self.headers.get_all("Host", [])]
-        if len(hosts) == 1 and hosts[0] in (*LOOPBACK, str(server.server_address[0]).lower()):
+        if len(hosts) == 1 and hosts[0] in (*LOOPBACK, str(self.server.server_address[0]).lower()):
             return True
         self.close_connection = True
         self.send_page(403, "<p>This page is for this machine alone.</p>")
         return False
 
     def send_page(self, status: int, body: str, cookie: str = "") -> None:
-        data = frame(self.title, body).encode("utf-8", "replace")
+        data = frame(self.server.title, body).encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))

@@ -26,18 +26,13 @@ from agentfly.envs.webshop.solver import play
 from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 from agentfly.errors import ConfigError
 from agentfly.types import Task
+from tests.envs.serving import serving
 
 
 @pytest.fixture
 def server() -> Iterator[ShopServer]:
-    with ShopServer(load_tasks(webshop_tasks("test", 2)), port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join(60)
+    with serving(ShopServer(load_tasks(webshop_tasks("test", 2)), port=0)) as server:
+        yield server
 
 
 class Browser:

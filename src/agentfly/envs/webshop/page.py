@@ -39,6 +39,8 @@ class Guest:
 class ShopServer(PageServer):
     """Serves some tasks in turn; "another task" goes on to the next."""
 
+    title = "WebShop"
+
     def __init__(self, tasks: Sequence[Task], host: str = HOST, port: int = PORT) -> None:
         if not tasks:
             raise ConfigError("the shop's page needs at least one task")
@@ -73,7 +75,6 @@ class ShopServer(PageServer):
 
 class _Handler(PageHandler):
     server: ShopServer
-    title = "WebShop"
 
     def show(self) -> None:
         cookie, guest = self.server.guest(self._cookie())
