@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 import torch
@@ -141,6 +142,36 @@ def test_a_reply_that_spans_a_change_says_which_token_is_from_which_weights():
     assert 20 <= switch < 200
     assert done.versions == [0] * switch + [1] * (200 - switch)
     assert close_to(done.logprobs[switch:], full_logprobs(model, prompt, done.token_ids)[switch:])
+
+
+def test_whoever_holds_the_engine_up_waits_for_one_step_however_late_it_wakes():
+    class SlowToWake:
+        """The engine's lock for a thread that the system wakes late: it asks, sleeps, and only then tries to take it."""
+
+        def __init__(self, lock):
+            self.lock, self.release = lock, lock.release
+
+        def acquire(self, timeout):
+            time.sleep(0.2)
+            return self.lock.acquire(timeout=timeout)
+
+        def __enter__(self):
+            return self.lock.__enter__()
+
+        def __exit__(self, *why):
+            self.lock.__exit__(*why)
+
+    async def work(engine):
+        engine._forward = SlowToWake(engine._forward)
+        task = asyncio.create_task(ask(engine, prompt_of(30), temperature=1, seed=3, max_tokens=1500))
+        await until(lambda: engine.stats()["sampled_tokens"] >= 5)
+        before = engine.stats()["sampled_tokens"]
+        with engine.hold():
+            after = engine.stats()["sampled_tokens"]
+        task.cancel()
+        return after - before
+
+    assert run(work, stop_ids=(), max_context=1600) <= 2
 
 
 def test_a_step_that_overlapped_a_change_of_weights_leaves_nothing_behind():

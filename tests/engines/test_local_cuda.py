@@ -77,7 +77,7 @@ def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights_on_the_
     model = make_model().to("cuda")
 
     async def work(engine):
-        asked = [ask(engine, prompt_of(20, i), f"{i}", temperature=1, seed=i, max_tokens=2000) for i in range(8)]
+        asked = [ask(engine, prompt_of(20, i), f"{i}", temperature=1, seed=i, max_tokens=8000) for i in range(8)]
         going = asyncio.gather(*asked)
         await until(lambda: engine.stats()["sampled_tokens"] > 10)
         with engine.hold():
@@ -87,7 +87,7 @@ def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights_on_the_
             engine.publish(1)
         return await going
 
-    for number, completion in enumerate(run(work, model, stop_ids=[], max_context=2100, kv_tokens=8 * 2112)):
+    for number, completion in enumerate(run(work, model, stop_ids=[], max_context=8100, kv_tokens=8 * 8112)):
         assert sorted(completion.versions) == completion.versions
         assert completion.versions[-1] == 1
         first = completion.versions.index(1)

@@ -118,6 +118,7 @@ class LocalEngine:
         self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
         self._wake = threading.Condition()
         self._forward = threading.Lock()
+        self._holders = 0
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._published = 0
@@ -155,8 +156,15 @@ class LocalEngine:
     @contextmanager
     def hold(self, timeout_s: float = 60.0) -> Iterator[None]:
         """No forward pass runs inside: for a learner that updates the weights while chains are being sampled."""
-        if not self._forward.acquire(timeout=timeout_s):
-            raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
+        with self._wake:
+            self._holders += 1  # the thread takes no further step until we had our turn: locks know no queue
+        try:
+            if not self._forward.acquire(timeout=timeout_s):
+                raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
+        finally:
+            with self._wake:
+                self._holders -= 1
+                self._wake.notify_all()
         try:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # what was sent on its way has arrived
@@ -233,6 +241,8 @@ class LocalEngine:
     def _wait(self) -> bool:
         """Block until there is work. False: the thread is to end."""
         with self._wake:
+            while self._holders and self._failure is None:
+                self._wake.wait(IDLE_S)
             if not self._inbox and not self._batch.busy and self._failure is None:
                 self._wake.wait(IDLE_S)
             if self._failure is not None:
