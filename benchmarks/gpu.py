@@ -29,6 +29,7 @@ from gpu_learner import LONGEST, WAYS, learner_row
 from gpu_models import SHAPES, Limits, Shape, clean, make_model, measure_limits
 from gpu_sampling import agent_row, decode_row, gap_row
 
+HALF = (torch.bfloat16, torch.float16)
 PARTS = ("decode", "agent", "gap", "learner")
 KEYS = {"decode": ("shape", "chains"), "agent": ("shape", "chains"), "gap": ("shape", "dtype"), "learner": ("shape", "way")}
 COLUMNS: dict[str, list[tuple[str, str, str]]] = {
@@ -49,7 +50,8 @@ COLUMNS: dict[str, list[tuple[str, str, str]]] = {
     "gap": [
         ("shape", "shape", ""), ("type", "dtype", ""), ("tokens", "tokens", ","), ("slots mean", "slots_mean_gap", ".2g"),
         ("slots largest", "slots_largest_gap", ".2g"), ("pages mean", "pages_mean_gap", ".2g"),
-        ("pages largest", "pages_largest_gap", ".2g"), ("mean log-prob", "mean_logprob", ".2f"),
+        ("pages largest", "pages_largest_gap", ".2g"),
+        ("the format's own", "format_mean_gap", ".2g"), ("mean log-prob", "mean_logprob", ".2f"),
     ],
     "learner": [
         ("shape", "shape", ""), ("way", "way", ""), ("tokens", "tokens", ","), ("tokens/s", "tokens_per_s", ",.0f"),
@@ -161,7 +163,7 @@ def measure(options: argparse.Namespace, report: Report, limits: Limits) -> None
                     ))  # fmt: skip
             del model
         if "gap" in options.only:
-            for kind in dict.fromkeys((dtype, torch.float32)):
+            for kind in dict.fromkeys((dtype, *(HALF if device.type == "cuda" else ()), torch.float32)):
                 key = {"shape": shape.name, "dtype": str(kind).removeprefix("torch.")}
                 report.put("gap", key, lambda s=shape, k=kind: gap_of(s, device, k, options))
         if "learner" in options.only:

@@ -13,12 +13,14 @@ agent    chains of four turns, each at its own pace, `chains` of them in flight;
          tools, others sample. `generate` plays as many chains as are in flight, turn by turn, padded, all waiting for the
          longest reply and the slowest tool; the first few steps of a turn are timed and their time is multiplied (a whole run
          would take minutes; `generate_steps` 0 runs it whole).
-gap      mean and largest difference of the engine's log-probs and the learner's, over two turns.
+gap      mean and largest difference of the engine's log-probs and the learner's, over two turns; beside it what the format
+         alone does: transformers' own forward pass on the same ids against the same weights in float32.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import statistics
 import time
@@ -286,7 +288,27 @@ def gap_row(model: Any, shape: Shape, *, caches: Sequence[str], chains: int, pro
             "mean_logprob": float(drawn.mean()),
             "tokens": len(whole),
         }
+    if parameter.dtype != torch.float32:
+        row["format_mean_gap"] = _format_gap(model, samples)
     return row
+
+
+@torch.no_grad()
+def _format_gap(model: Any, samples: Sequence[Sample]) -> float:
+    """How far the log-probs of transformers' own forward pass, row by row, are from those of the same weights in float32."""
+    full = copy.deepcopy(model).float()
+    gaps = []
+    for sample in samples:
+        line = torch.tensor([sample.token_ids], device=model.device)
+        sampled = torch.tensor(sample.mask[1:], device=model.device, dtype=torch.bool)
+        ours, exact = (
+            torch.log_softmax(each(input_ids=line, use_cache=False).logits[0, :-1].float()[sampled], -1).gather(
+                1, line[0, 1:][sampled][:, None]
+            )
+            for each in (model, full)
+        )
+        gaps.append((ours - exact).abs().flatten())
+    return float(torch.cat(gaps).mean())
 
 
 async def _sample(engine: LocalEngine, vocabulary: int, chains: int, prompt: int, steps: int) -> list[Sample]:

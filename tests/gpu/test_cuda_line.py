@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize(("dtype", "gap"), [("float32", 1e-3), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(("dtype", "gap"), [("float32", 1e-3), ("bfloat16", 0.02), ("float16", 0.005)])
 def test_a_model_on_the_gpu_samples_what_the_learner_scores_and_improves(tmp_path: Path, dtype: str, gap: float) -> None:
     agent = tiny_agent(save_tiny_model(tmp_path / "model"), engine={"device": "cuda", "dtype": dtype, "kv_gib": 1})
     result = agentfly.train(

@@ -70,8 +70,10 @@ def test_it_sleeps_while_the_learner_updates_and_wakes_with_the_new_weights(fold
         done = ask(engine, max_tokens=12, seed=3)
         assert set(done.versions) == {2}
         assert mean_gap(engine, done) < 0.02
+        engine.rest()
     finally:
         engine.shut()
+    assert torch.cuda.mem_get_info()[0] > awake + 2**30  # given back, although it was closed in its sleep
 
 
 @pytest.mark.parametrize("learner", [{}, {"learner_device": "cpu"}], ids=["shared card, sleeping", "learner elsewhere"])

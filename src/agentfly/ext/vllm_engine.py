@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -221,6 +222,9 @@ class VllmEngine:
         await asyncio.to_thread(self.shut)
 
     def shut(self) -> None:
+        if self._asleep:  # what sleeps cannot be freed
+            with suppress(Exception):
+                self._thread.call(lambda engine: engine.wake_up(), self._handover_s, "wake up to be closed")
         self._thread.shut()
         self._forget_folder()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
+import sys
 import threading
 import time
 import weakref
@@ -119,6 +121,8 @@ class VllmThread:
         self._end(self._failure or "")
         if engine is not None:
             engine.engine_core.shutdown()
+            engine = None
+            _free_pools()
 
     def _wait(self) -> bool:
         with self._wake:
@@ -199,6 +203,17 @@ class VllmThread:
         for kind, what in left:
             if kind == "call":
                 what[1].set_exception(EngineError(sentence))
+
+
+def _free_pools() -> None:
+    """What a vLLM that can sleep took of a GPU stays taken after its end, and the next one in this process refuses to start."""
+    gc.collect()
+    made = getattr(getattr(sys.modules.get("vllm.device_allocator.cumem"), "CuMemAllocator", None), "instance", None)
+    pools = getattr(made, "allocator_and_pools", None)
+    if pools:
+        pools.clear()
+        gc.collect()
+        sys.modules["torch"].cuda.empty_cache()
 
 
 def _deliver(row: Row, error: Exception | None, new: list[int] | None) -> None:

@@ -132,6 +132,8 @@ class Learner:
                 values, returns = experience.values.double().cpu().numpy(), experience.returns.double().cpu().numpy()
                 metrics["train/explained_variance"] = explained_variance(values, returns)
         self._updates += 1
+        if self._optimizer.loss_scale is not None:
+            metrics["train/loss_scale"] = self._optimizer.loss_scale
         metrics["train/skipped"] = float(steps == 0)
         metrics["train/optimizer_steps"] = float(steps)
         return metrics | totals.means()
@@ -213,9 +215,27 @@ class Learner:
             weights[experience.tokens_of(chain)] = weight
         micro = list(self._batches(experience, rows))
         share = Share(weights.to(self.device), sum(lengths), 1.0 / len(micro), untouched)
-        whole = torch.zeros((), device=self.device)
         size = sum(batch.input_ids.numel() for batch in micro)
         totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in rows), size)
+        while True:
+            found = Totals()
+            whole = self._gradients(experience, micro, share, found, train_policy=train_policy, entropy=entropy)
+            if self._apply(whole, found, train_policy):
+                totals.take(found)
+                return
+
+    def _gradients(
+        self,
+        experience: Experience,
+        micro: Sequence[MicroBatch],
+        share: Share,
+        totals: Totals,
+        *,
+        train_policy: bool,
+        entropy: EntropyMode,
+    ) -> Tensor:
+        """Of the whole minibatch, on the parameters; its loss."""
+        whole = torch.zeros((), device=self.device)
         for batch in micro:
             if train_policy:
                 scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
@@ -223,16 +243,17 @@ class Learner:
                 if self._value_head is not None:
                     values = self._value_head(scores.hidden)
                     loss = loss + self.loss.value_coef * critic_loss(experience, self.loss, batch, values, share, totals)
-                loss.backward()  # type: ignore[no-untyped-call]
+                self._optimizer.backward(loss)
                 whole += loss.detach()
             if self._critic is not None:
+                assert self._critic_optimizer is not None  # it is made with the critic
                 loss = critic_loss(experience, self.loss, batch, self._critic(batch), share, totals)
-                loss.backward()  # type: ignore[no-untyped-call]
+                self._critic_optimizer.backward(loss)
                 whole += loss.detach()
-        self._apply(whole, totals, train_policy)
+        return whole
 
-    def _apply(self, whole: Tensor, totals: Totals, train_policy: bool) -> None:
-        """Step every optimizer, or none where the loss or a gradient is not finite."""
+    def _apply(self, whole: Tensor, totals: Totals, train_policy: bool) -> bool:
+        """Step every optimizer, or none where the loss or a gradient is not finite. False: compute the gradients again."""
         optimizers = {"train/grad_norm": self._optimizer} if train_policy else {}
         if self._critic_optimizer is not None:
             optimizers["train/critic_grad_norm"] = self._critic_optimizer
@@ -240,8 +261,11 @@ class Learner:
         loss, *found = torch.stack([whole.float(), *(length.float() for length in lengths)]).tolist()
         norms = dict(zip(optimizers, found, strict=True))
         if not all(math.isfinite(number) for number in (loss, *norms.values())):
+            retries = [optimizer.retry() for name, optimizer in optimizers.items() if not math.isfinite(norms[name])]
             for optimizer in optimizers.values():
                 optimizer.zero_grad()
+            if math.isfinite(loss) and all(retries):
+                return False
             told = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
             raise InvariantError(
                 f"step {self._updates}: the loss is {loss} ({told}); this optimizer step was not applied and the weights are "
@@ -251,6 +275,7 @@ class Learner:
         for name, optimizer in optimizers.items():
             totals.add(name, norms[name], 1)
             optimizer.step()
+        return True
 
     # -- what the weights say before they are changed -----------------------------------------------------------------------
 

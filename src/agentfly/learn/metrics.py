@@ -16,6 +16,7 @@ METRICS = {
     "train/clip_fraction": "Share of tokens whose ratio was cut.",
     "train/grad_norm": "Length of the policy's gradient before clipping (mean over optimizer steps).",
     "train/critic_grad_norm": "Length of the critic's gradient before clipping (PPO with a separate critic).",
+    "train/loss_scale": "What the loss of a float16 model is multiplied with so that small gradients are not lost.",
     "train/lr": "Learning rate of this step.",
     "train/samples": "Training rows made from this step's chains.",
     "train/tokens": "Sampled tokens in those rows.",

@@ -2,7 +2,8 @@
 
 In: gradients on the parameters. Out: changed parameters, in place, so that an engine that shares them sees the new weights.
 Where parameters are of low precision, the optimizer works on float32 masters and writes them back: added to a bfloat16
-weight itself, a small update would be rounded away every time. Refuses to step on a gradient that is not finite.
+weight itself, a small update would be rounded away every time. Where any is float16, gradients are computed of a scaled loss
+(`loss_scale`): whoever trains calls `backward` here, and computes a gradient again after `retry`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .loss_scale import LossScale
 from .settings import OptimSettings
 
 MAX_COPIED = 2**28
@@ -29,6 +31,8 @@ class Optimizer:
         self._parameters: list[Tensor] = []
         self._masters: list[Tensor] = []
         groups: list[dict[str, Any]] = []
+        modules = list(modules)
+        self._scale = LossScale(parameter for module, _ in modules for parameter in module.parameters())
         for module, lr in modules:
             parameters = [p for p in module.parameters() if p.requires_grad]
             masters = [p if p.dtype in _FULL else p.detach().float().requires_grad_() for p in parameters]
@@ -47,6 +51,21 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = group["base_lr"] * factor
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the loss's gradient to those of the parameters."""
+        scaled: Any = loss * self._scale.factor if self._scale.active else loss
+        scaled.backward()
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied with; None where no number is float16."""
+        return self._scale.factor if self._scale.active else None
+
+    def retry(self) -> bool:
+        """After a gradient whose length is not finite: forget it. True: it may be finite when it is computed again."""
+        self.zero_grad()
+        return self._scale.lower()
+
     def clip(self) -> Tensor:
         """Shorten the gradient to its longest allowed length; its length before."""
         for pairs in self._copied(with_grad=True):
@@ -55,11 +74,14 @@ class Optimizer:
             torch._foreach_copy_(full, short)
             for (parameter, master), grad in zip(pairs, full, strict=True):
                 master.grad, parameter.grad = grad, None
+        if self._scale.active:
+            torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
         return nn.utils.clip_grad_norm_(self._masters, self._max_norm)
 
     def step(self) -> None:
         """Apply the clipped gradient and forget it."""
         self._adam.step()
+        self._scale.stepped()
         with torch.no_grad():
             for pairs in self._copied():
                 torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
@@ -86,7 +108,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         masters = [m.detach() for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        return {"adam": self._adam.state_dict(), "masters": masters}
+        return {"adam": self._adam.state_dict(), "masters": masters, "loss_scale": self._scale.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # The settings of this run win over those of the saved one: only what Adam has averaged is taken over.
@@ -94,6 +116,8 @@ class Optimizer:
         self._adam.load_state_dict(state["adam"])
         for group, options in zip(self._adam.param_groups, kept, strict=True):
             group.update(options)
+        if "loss_scale" in state:
+            self._scale.load_state_dict(state["loss_scale"])
         own = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         with torch.no_grad():
             for master, saved in zip(own, state["masters"], strict=True):

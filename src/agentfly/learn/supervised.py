@@ -17,7 +17,7 @@ from torch import nn
 
 from ..errors import ConfigError, InvariantError
 from ..types import Sample
-from .batching import Rows, passes
+from .batching import MicroBatch, Rows, passes
 from .logprobs import Scorer
 from .optim import Optimizer
 from .settings import OptimSettings
@@ -67,21 +67,27 @@ class SupervisedLearner:
 
     def _step(self, rows: Rows, members: Sequence[int], totals: Totals) -> None:
         num_tokens = sum(len(rows.positions[row]) for row in members)
-        whole = torch.zeros((), device=self.device)
-        size = 0
-        for batch in rows.batches(members, self.optim.max_tokens_per_batch, self.device, packed=self._packed):
-            loss = -self._scorer(batch).logprobs.sum() / num_tokens
-            loss.backward()  # type: ignore[no-untyped-call]
-            whole += loss.detach()
-            size += batch.input_ids.numel()
+        micro = list(rows.batches(members, self.optim.max_tokens_per_batch, self.device, packed=self._packed))
+        size = sum(batch.input_ids.numel() for batch in micro)
         totals.add("train/padding_waste", size - sum(rows.lengths[row] for row in members), size)
-        loss_value, norm = float(whole), float(self._optimizer.clip())
+        loss_value, norm = self._gradients(micro, num_tokens)
+        while not math.isfinite(norm) and self._optimizer.retry() and math.isfinite(loss_value):
+            loss_value, norm = self._gradients(micro, num_tokens)
         if not (math.isfinite(loss_value) and math.isfinite(norm)):
             self._optimizer.zero_grad()
             raise InvariantError(f"step {self._version}: the loss is {loss_value}; this step was not applied: lower train.lr")
         self._optimizer.step()
         totals.add("train/loss", loss_value, 1)
         totals.add("train/grad_norm", norm, 1)
+
+    def _gradients(self, micro: Sequence[MicroBatch], num_tokens: int) -> tuple[float, float]:
+        """The loss of a minibatch and the length of its gradient, which lies on the parameters."""
+        whole = torch.zeros((), device=self.device)
+        for batch in micro:
+            loss = -self._scorer(batch).logprobs.sum() / num_tokens
+            self._optimizer.backward(loss)
+            whole += loss.detach()
+        return float(whole), float(self._optimizer.clip())
 
     @torch.no_grad()
     def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:

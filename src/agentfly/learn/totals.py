@@ -20,6 +20,11 @@ class Totals:
         self._sums[name] = self._sums.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0.0) + count
 
+    def take(self, other: Totals) -> None:
+        """All that another has gathered."""
+        for name, total in other._sums.items():
+            self.add(name, total, other._counts[name])
+
     def means(self) -> dict[str, float]:
         """The mean under each name; a name that counted nothing is left out."""
         counts = {name: float(count) for name, count in self._counts.items()}
