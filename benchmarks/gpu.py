@@ -207,7 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chains", type=counts, default=[64, 256, 512])
     parser.add_argument("--caches", type=words(("slots", "pages")), help="of slots, pages; without: the device's own")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the weights; without: bfloat16, on a CPU float32")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), help="of the weights; without: bfloat16, on a CPU float32"
+    )
     parser.add_argument("--steps", type=int, default=128, help="tokens that each chain decodes")
     parser.add_argument("--context", type=int, default=600, help="tokens of a chain in the middle of decoding")
     parser.add_argument("--reply", type=int, nargs=2, default=[64, 256], metavar=("LOW", "HIGH"), help="tokens of a reply")
