@@ -121,6 +121,7 @@ class VllmThread:
         self._end(self._failure or "")
         if engine is not None:
             engine.engine_core.shutdown()
+            _drop_caches(engine)
             engine = None
             _free_pools()
 
@@ -203,6 +204,14 @@ class VllmThread:
         for kind, what in left:
             if kind == "call":
                 what[1].set_exception(EngineError(sentence))
+
+
+def _drop_caches(engine: Any) -> None:
+    """A layer outlives its engine in settings that vLLM keeps, and must not take the cache along."""
+    settings = getattr(getattr(engine, "vllm_config", None), "compilation_config", None)
+    for layer in getattr(settings, "static_forward_context", {}).values():
+        if hasattr(layer, "kv_cache"):
+            layer.kv_cache = None
 
 
 def _free_pools() -> None:
