@@ -17,7 +17,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +53,8 @@ class VllmEngine:
     """
 
     reads: Literal["ids", "messages"] = "ids"
+    slept = False
+    """Whether this process has had an engine that sleeps."""
 
     def __init__(
         self,
@@ -139,6 +140,8 @@ class VllmEngine:
             **({} if gpu else _for_cpu(kv_gib or 1.0, self.max_context)),
             **({"gpu_memory_utilization": memory_fraction or (0.85 if self.sleeps else 0.5)} if gpu else {}),
         }
+        if self.sleeps:
+            _refuse_a_second_sleeper()
         self._saved: str | None = None
         source = self._copy.source()
         if source is None:
@@ -152,6 +155,7 @@ class VllmEngine:
         except Exception as error:
             self._forget_folder()
             raise ConfigError(f"vLLM cannot serve {str(name)!r}: {' '.join(str(error).split())[:400]}") from error
+        VllmEngine.slept = VllmEngine.slept or self.sleeps
 
     @property
     def model(self) -> Any:
@@ -222,9 +226,6 @@ class VllmEngine:
         await asyncio.to_thread(self.shut)
 
     def shut(self) -> None:
-        if self._asleep:  # what sleeps cannot be freed
-            with suppress(Exception):
-                self._thread.call(lambda engine: engine.wake_up(), self._handover_s, "wake up to be closed")
         self._thread.shut()
         self._forget_folder()
 
@@ -260,6 +261,15 @@ class VllmEngine:
             return found
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
+
+
+def _refuse_a_second_sleeper() -> None:
+    """vLLM's allocator for sleeping serves one engine in the life of a process, and stays taken after the engine's end."""
+    if VllmEngine.slept:
+        raise ConfigError(
+            "this process has had a vLLM engine that sleeps, and vLLM cannot make a second one: "
+            "start a new process, or set agent.engine.sleep = false"
+        )
 
 
 def _for_cpu(kv_gib: float, max_context: int) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import gc
-import sys
 import threading
 import time
 import weakref
@@ -121,9 +119,6 @@ class VllmThread:
         self._end(self._failure or "")
         if engine is not None:
             engine.engine_core.shutdown()
-            _drop_caches(engine)
-            engine = None
-            _free_pools()
 
     def _wait(self) -> bool:
         with self._wake:
@@ -204,25 +199,6 @@ class VllmThread:
         for kind, what in left:
             if kind == "call":
                 what[1].set_exception(EngineError(sentence))
-
-
-def _drop_caches(engine: Any) -> None:
-    """A layer outlives its engine in settings that vLLM keeps, and must not take the cache along."""
-    settings = getattr(getattr(engine, "vllm_config", None), "compilation_config", None)
-    for layer in getattr(settings, "static_forward_context", {}).values():
-        if hasattr(layer, "kv_cache"):
-            layer.kv_cache = None
-
-
-def _free_pools() -> None:
-    """What a vLLM that can sleep took of a GPU stays taken after its end, and the next one in this process refuses to start."""
-    gc.collect()
-    made = getattr(getattr(sys.modules.get("vllm.device_allocator.cumem"), "CuMemAllocator", None), "instance", None)
-    pools = getattr(made, "allocator_and_pools", None)
-    if pools:
-        pools.clear()
-        gc.collect()
-        sys.modules["torch"].cuda.empty_cache()
 
 
 def _deliver(row: Row, error: Exception | None, new: list[int] | None) -> None:
