@@ -73,7 +73,7 @@ def test_what_is_not_finite_at_any_factor_is_refused_and_changes_nothing():
     groups = make_groups(copy.deepcopy(half).float())
     half.model.norm.weight.data.fill_(6e4)  # the hidden states overflow, and so does the loss
     before = [p.detach().clone() for p in half.parameters()]
-    with pytest.raises(InvariantError, match="not applied"):
+    with pytest.raises(InvariantError, match="not applied.*take bfloat16"):
         learner.update(groups)
     for a, b in zip(half.parameters(), before, strict=True):
         assert torch.equal(a, b)

@@ -269,7 +269,7 @@ class Learner:
             told = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
             raise InvariantError(
                 f"step {self._updates}: the loss is {loss} ({told}); this optimizer step was not applied and the weights are "
-                f"those of version {self._version}: lower train.lr, or look for extreme rewards"
+                f"those of version {self._version}: lower train.lr, or look for extreme rewards{_range_of(self._optimizer)}"
             )
         totals.add("train/loss", loss, 1)
         for name, optimizer in optimizers.items():
@@ -346,3 +346,8 @@ class Learner:
         if self._critic_optimizer is not None:
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._version, self._updates = int(state["version"]), int(state["updates"])
+
+
+def _range_of(optimizer: Optimizer) -> str:
+    """What else it may be where numbers are float16."""
+    return "" if optimizer.loss_scale is None else ", or take bfloat16: a float16 holds nothing above 65,504"
