@@ -10,6 +10,7 @@ import pytest
 
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import Environment, ResourceManager, spec_of
+from agentfly.resources.serve import EnvServer
 from agentfly.types import Task
 
 from .worlds import TASK
@@ -102,6 +103,22 @@ def test_what_cannot_be_made_is_said_at_once_and_everything_is_closed() -> None:
                 async with manager:
                     pytest.fail("it is not entered")
             assert manager.closed
+
+    asyncio.run(main())
+
+
+def test_a_server_listens_when_it_is_made_and_not_at_all_when_it_cannot_be() -> None:
+    async def main() -> None:
+        async with EnvServer(Mill, options={"name": "north"}, placement="loop") as server:
+            assert Mill.wheel
+            pool = {"placement": "http", "url": server.url}
+            async with ResourceManager(None, spec_of(Mill, **pool)) as manager, manager.lease([Mill], TASK) as lease:
+                assert lease.observation(Mill) == "ready"
+        assert Mill.seen == [(None, "north")], "the trainer asks the server's machine for nothing"
+        server = EnvServer(Mill, options={"name": "broken"})
+        with pytest.raises(WorldError, match="Mill could not be made"):
+            await server.__aenter__()
+        assert server.port == 0
 
     asyncio.run(main())
 

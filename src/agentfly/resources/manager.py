@@ -31,12 +31,11 @@ from .facade import Grip, wrap
 from .lease import Kind, Lease
 from .ledger import is_stuck, measure
 from .pool import Member, Pool
+from .ready import make_ready
 
 DEFAULT_MAX = 64
 TIMEOUT_S = 300.0
 SWEEP_S = 1.0
-READY_S = 86_400.0
-"""For what a kind makes once for all its instances (`make_ready`): an index of millions of passages takes hours."""
 
 
 class ResourceManager:
@@ -353,16 +352,7 @@ class ResourceManager:
         """Have made what these kinds (left out: all) need before an instance is of use, for `task` or none in particular."""
         names = self._slow if kinds is None else self._slow.keys() & {self.name_of(kind) for kind in kinds}
         for name in list(names):
-            try:
-                made = self._slow[name](task)
-                if inspect.isawaitable(made):
-                    await within(wrap(made), READY_S)
-            except AgentFlyError:
-                raise
-            except Expired:
-                raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
-            except Exception as error:
-                raise WorldError(f"{name} could not be made ready: {type(error).__name__}: {error}") from error
+            await make_ready(name, self._slow[name], task)
 
     async def warm(self, kind: Kind, n: int, timeout_s: float | None = None) -> int:
         """Have `n` instances ready (or as many as the pool may have); how many there are. A start that fails is raised."""

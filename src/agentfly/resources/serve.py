@@ -29,9 +29,10 @@ from typing import Any
 
 from ..errors import ConfigError, DeadlineError, WorldError
 from ..tools.deadline import Expired, within
-from .env import Spec, spec_of
+from .env import Spec, ready_of, spec_of
 from .host import DROP, GET, NEW
 from .placements import Placed, home_of
+from .ready import make_ready
 from .websocket import MAX_HEAD, WebSocket, accept_word, parse_head
 from .wire import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
 
@@ -83,6 +84,10 @@ class EnvServer:
         return f"ws://{host}:{self.port}"
 
     async def __aenter__(self) -> EnvServer:
+        """Listen, once all is there that the instances need."""
+        ready = ready_of(self.spec)
+        if ready is not None:
+            await make_ready(self.spec.name, ready)
         try:
             self._server = await asyncio.start_server(self._accept, self._host, self.port, limit=MAX_HEAD)
         except OSError as error:
@@ -331,9 +336,9 @@ async def serve_until_told(server: EnvServer, say: Callable[[str], None]) -> Non
     """Serve until SIGTERM or Ctrl-C, then close every instance."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     async with server:
+        for number in (signal.SIGTERM, signal.SIGINT):  # not before: what is made ready may take hours, and ends as any program
+            loop.add_signal_handler(number, stop.set)
         guarded = "a token is asked for" if server._token is not None else "without a token, on this machine alone"
         where = f"at most {server.most} instances (placement {server.spec.placement})"
         say(f"serving {server._name} at {server.url}: {guarded}; {where}")
