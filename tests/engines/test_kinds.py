@@ -36,6 +36,7 @@ def test_a_kind_is_a_word_or_a_table(engine):
         ({**SERVER, "kv_gib": 1.0}, "no option 'kv_gib'"),
         ({**SERVER, "sleep": True}, "no option 'sleep'"),
         ({"kind": "local", "memory_fraction": 0.5}, "no option 'memory_fraction'"),
+        ({"kv_tokens": 5, "kv_fraction": 0.5}, "kv_tokens and kv_fraction all say how large the cache is"),
         ({"max_bach": 4}, "no option 'max_bach'; did you mean 'max_batch'"),
         ({**SERVER, "api_key": "sk-canary"}, "set OPENAI_API_KEY"),
     ],
@@ -53,6 +54,7 @@ BAD = [
     (LOCAL, "device", "tpu", "a device such as 'cpu', 'cuda' or 'cuda:1'"),
     (LOCAL, "kv_gib", -1, "a number above 0"),
     (LOCAL, "kv_gib", float("nan"), "a number above 0"),
+    (LOCAL, "kv_fraction", 1.5, "a number above 0 and at most 1"),
     (LOCAL, "max_batch", 0, "an integer of at least 1"),
     (LOCAL, "max_batch", "many", "an integer of at least 1"),
     (LOCAL, "max_batch", 2.5, "an integer of at least 1"),
@@ -125,7 +127,7 @@ def test_what_is_checked_without_importing_it_is_what_the_local_engine_has():
     from agentfly.engines.local.load import DTYPES
     from agentfly.engines.options import Dtype, options_of_local
 
-    hints = get_type_hints(LocalEngine.__init__)
+    hints = get_type_hints(LocalEngine.__init__, include_extras=True)
     inner = {"model", "tokenizer", "version", "return"}
     assert options_of_local() == {name: hint for name, hint in hints.items() if name not in inner}
     assert get_args(Dtype) == tuple(DTYPES)

@@ -227,10 +227,21 @@ def test_the_end_token_of_the_model_ends_replies_by_default():
     assert END in run(work)
 
 
-@pytest.mark.parametrize("option", ["max_context", "max_batch", "kv_tokens", "kv_gib", "max_step_tokens"])
+@pytest.mark.parametrize("option", ["max_context", "max_batch", "kv_tokens", "kv_gib", "kv_fraction", "max_step_tokens"])
 def test_a_limit_of_zero_is_refused(option):
     with pytest.raises(ConfigError, match=f"{option} must be more than 0"):
         run(None, **{option: 0})
+
+
+def test_the_cache_may_be_a_share_of_the_free_memory(monkeypatch):
+    async def work(engine):
+        return engine.max_context
+
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 300, "SC_PAGE_SIZE": 4096}[name])
+    whole, half = (run(work, max_context=10**6, kv_fraction=share) for share in (1.0, 0.5))
+    assert 2 * half <= whole <= 2 * half + 1 < 10**6
+    with pytest.raises(ConfigError, match="kv_gib and kv_fraction all say"):
+        run(None, kv_gib=1, kv_fraction=0.5)
 
 
 def test_a_model_whose_attention_is_of_another_kind_is_refused():

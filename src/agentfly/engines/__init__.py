@@ -24,7 +24,7 @@ from .. import plugins
 from ..errors import ConfigError
 from ..types import Engine, Renderer, Sampling
 from .openai_http import is_address
-from .options import check_value, options_of, options_of_local
+from .options import check_cache_size, check_value, options_of, options_of_local
 from .prompt import cuts
 
 __all__ = ["check_engine", "engine_options", "open_engine"]
@@ -185,3 +185,5 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
             raise ConfigError(f"the engine has no option {key!r}; {hint}")
         if not (kind == "local" and key in _LOADING and type(value).__module__ == "torch"):  # torch's own names are known to it
             check_value(key, value, known[key], own=own)
+    if kind == "local":
+        check_cache_size(options)

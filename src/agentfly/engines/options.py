@@ -43,6 +43,9 @@ Key = Annotated[str, Rule(lambda text: True, "a string")]  # an empty one means 
 Pause = Annotated[float, Rule(lambda number: number >= 0, "a number of at least 0")]
 Share = Annotated[float, Rule(lambda number: 0 < number <= 1, "a number above 0 and at most 1")]
 
+CACHE_SIZES = ("kv_tokens", "kv_gib", "kv_fraction")
+"""Ways to say how large the local engine's cache is: one at a time, or the others would be ignored."""
+
 _OWN = {
     int: Rule(lambda number: number >= 1, "an integer of at least 1"),
     float: Rule(lambda number: number > 0, "a number above 0"),
@@ -67,9 +70,16 @@ def options_of_local() -> dict[str, Any]:
     tree = ast.parse((Path(__file__).parent / "local" / "engine.py").read_text(encoding="utf-8"))
     made = next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == "LocalEngine")
     init = next(part for part in made.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
-    words = {"Any": Any, "Iterable": Iterable, "Literal": Literal, "Mapping": Mapping, "Path": Path}
+    words = {"Any": Any, "Iterable": Iterable, "Literal": Literal, "Mapping": Mapping, "Path": Path, "Share": Share}
     hints = {part.arg: eval(ast.unparse(part.annotation), words) for part in init.args.kwonlyargs if part.annotation}
     return {name: hint for name, hint in hints.items() if name != "version"}
+
+
+def check_cache_size(options: Mapping[str, Any]) -> None:
+    """Refuse a size that is said twice."""
+    said = [name for name in CACHE_SIZES if options.get(name) is not None]
+    if len(said) > 1:
+        raise ConfigError(f"agent.engine: {' and '.join(said)} all say how large the cache is: keep one of them")
 
 
 def check_value(key: str, value: Any, hint: Any, *, own: bool) -> None:

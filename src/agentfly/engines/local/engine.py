@@ -26,6 +26,7 @@ import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Request
+from ..options import Share, check_cache_size
 from .batch import Batch, Row
 from .cache import SlotCache
 from .paged import Pools
@@ -45,8 +46,10 @@ class LocalEngine:
     max_batch         how many requests run at once; more wait their turn. None: 256, on a GPU 512
     max_step_tokens   how many prompt tokens one step may read, so that long prompts do not hold up those who are sampling.
                       None: 1,024, on a GPU 4,096
-    kv_tokens         how many tokens all caches may hold together; None: from `kv_gib`
-    kv_gib            the same in memory; None: 2 GiB, or less where less is free (on a GPU, 40 % of what is free)
+    kv_tokens         how many tokens all caches may hold together
+    kv_gib            the same in memory
+    kv_fraction       the same as a share of the device's free memory. None of the three: 0.4 on a GPU; elsewhere 0.25,
+                      and 2 GiB at most
     cache             "slots": grows as it is used; "pages": one pool of fixed size, decoding in flights of several steps (CUDA
                       graphs on a GPU). None: pages on a GPU, slots elsewhere
     stop_ids          ids that end every reply; None: the end tokens of the model's generation config
@@ -64,6 +67,7 @@ class LocalEngine:
         max_step_tokens: int | None = None,
         kv_tokens: int | None = None,
         kv_gib: float | None = None,
+        kv_fraction: Share | None = None,
         cache: Literal["slots", "pages"] | None = None,
         stop_ids: Iterable[int] | None = None,
         version: int = 0,
@@ -72,10 +76,13 @@ class LocalEngine:
             raise ConfigError(f"engine: cache is 'slots' or 'pages', not {cache!r}")
         for name, number in [
             ("max_context", max_context), ("max_batch", max_batch), ("max_step_tokens", max_step_tokens),
-            ("kv_tokens", kv_tokens), ("kv_gib", kv_gib),
+            ("kv_tokens", kv_tokens), ("kv_gib", kv_gib), ("kv_fraction", kv_fraction),
         ]:  # fmt: skip
             if number is not None and not number > 0:
                 raise ConfigError(f"engine: {name} must be more than 0, not {number}")
+        if kv_fraction is not None and kv_fraction > 1:
+            raise ConfigError(f"engine: kv_fraction is a share of at most 1, not {kv_fraction}")
+        check_cache_size({"kv_tokens": kv_tokens, "kv_gib": kv_gib, "kv_fraction": kv_fraction})
         self.model = model
         self.tokenizer = tokenizer
         self.version = version
@@ -89,10 +96,10 @@ class LocalEngine:
         self._twin = make_twin(model)
         probe = check_twin(model, self._twin, self.device)
         if kv_tokens is None:
-            kv_tokens = int(_kv_bytes(kv_gib, self.device) // probe.bytes_per_token)
+            kv_tokens = int(_kv_bytes(kv_gib, kv_fraction, self.device) // probe.bytes_per_token)
         self.max_context = min(max_context or _model_context(model), kv_tokens)
         if self.max_context < 2:
-            raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens or kv_gib")
+            raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens, kv_gib or kv_fraction")
         self.capacity = 2 * max_batch  # chains in flight: with more, what is cached of one is lost while its tools run
         self._on_pages = cache == "pages" or (cache is None and gpu)
         sizes: dict[str, Any] = {
@@ -358,17 +365,19 @@ def tune(weights: torch.Tensor) -> None:
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
 
 
-def _kv_bytes(kv_gib: float | None, device: torch.device) -> float:
+def _kv_bytes(kv_gib: float | None, fraction: float | None, device: torch.device) -> float:
     if kv_gib is not None:
         return kv_gib * 2**30
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return 0.4 * free
+        return (fraction or 0.4) * free
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not every system tells
+        if fraction is not None:
+            raise ConfigError("engine: this system does not say how much memory is free: set kv_gib, not kv_fraction") from None
         return 2 * 2**30
-    return min(2 * 2**30, 0.25 * free)
+    return min(2 * 2**30, 0.25 * free) if fraction is None else fraction * free
 
 
 @atexit.register
