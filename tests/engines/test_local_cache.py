@@ -148,10 +148,12 @@ def test_whoever_holds_the_engine_up_waits_for_one_step_however_late_it_wakes():
     class SlowToWake:
         """The engine's lock for a thread that the system wakes late: it asks, sleeps, and only then tries to take it."""
 
-        def __init__(self, lock):
-            self.lock, self.release = lock, lock.release
+        def __init__(self, engine):
+            self.engine, self.lock = engine, engine._forward
+            self.release = self.lock.release
 
         def acquire(self, timeout):
+            self.before = self.engine.stats()["sampled_tokens"]
             time.sleep(0.2)
             return self.lock.acquire(timeout=timeout)
 
@@ -162,14 +164,13 @@ def test_whoever_holds_the_engine_up_waits_for_one_step_however_late_it_wakes():
             self.lock.__exit__(*why)
 
     async def work(engine):
-        engine._forward = SlowToWake(engine._forward)
+        lock = engine._forward = SlowToWake(engine)
         task = asyncio.create_task(ask(engine, prompt_of(30), temperature=1, seed=3, max_tokens=1500))
         await until(lambda: engine.stats()["sampled_tokens"] >= 5)
-        before = engine.stats()["sampled_tokens"]
         with engine.hold():
             after = engine.stats()["sampled_tokens"]
         task.cancel()
-        return after - before
+        return after - lock.before
 
     assert run(work, stop_ids=(), max_context=1600) <= 2
 

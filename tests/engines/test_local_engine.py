@@ -233,6 +233,13 @@ def test_a_limit_of_zero_is_refused(option):
         run(None, **{option: 0})
 
 
+def test_a_float16_model_that_overflows_is_refused_with_the_cure():
+    model = make_model().to(torch.float16)
+    model.model.norm.weight.data.fill_(6e4)
+    with pytest.raises(ConfigError, match="a float16 holds nothing above 65,504: take bfloat16"):
+        run(None, model)
+
+
 def test_the_cache_may_be_a_share_of_the_free_memory(monkeypatch):
     async def work(engine):
         return engine.max_context

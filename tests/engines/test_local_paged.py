@@ -17,7 +17,7 @@ import torch
 from agentfly.engines.local import lanes, paged, paged_batch, reader
 from agentfly.engines.local.pages import PAGE, Pages
 from agentfly.engines.local.sampler import draw, draw_lanes
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
 
 from .tiny import FAMILIES, ask, ask_or_leave, close_to, full_logprobs, make_model, prompt_of, run, until
@@ -241,15 +241,62 @@ def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
     """A publish may exchange the lanes meanwhile."""
 
     async def work(engine: Any) -> None:
-        await ask(engine, prompt_of(9), max_tokens=2)
-        await until(lambda: not engine._batch.busy)
+        leaving = asyncio.ensure_future(ask(engine, prompt_of(9), max_tokens=1500))
+        await until(lambda: engine._batch.running)
         with engine.hold():
             asked = asyncio.ensure_future(ask(engine, prompt_of(9, 1), max_tokens=2))
+            leaving.cancel()
             await asyncio.sleep(0.1)
             assert not engine._batch.queue
+            assert len(engine._batch.running) == 1
         assert len((await asked).token_ids) == 2
+        await until(lambda: not engine._batch.running)
+
+    run(work, cache="pages", stop_ids=[], max_context=1600)
+
+
+def test_holding_up_an_idle_engine_does_not_end_its_thread() -> None:
+    async def work(engine: Any) -> None:
+        await ask(engine, prompt_of(9), max_tokens=2)
+        await until(lambda: not engine._batch.busy)
+        thread = engine._thread
+        with engine.hold():
+            pass
+        await asyncio.sleep(0.1)
+        assert engine._thread is thread
+        assert thread.is_alive()
 
     run(work, cache="pages", stop_ids=[])
+
+
+def test_a_device_that_fails_in_the_end_as_well_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, *given: Any) -> Any:
+        raise RuntimeError("the device is lost")
+
+    async def work(engine: Any) -> None:
+        monkeypatch.setattr(paged_batch.PagedBatch, "step", fail)
+        monkeypatch.setattr(paged_batch.PagedBatch, "_hold_up", fail)
+        with pytest.raises(EngineError, match="the device is lost"):
+            await asyncio.wait_for(ask(engine, prompt_of(9), max_tokens=2), 60)
+
+    run(work, cache="pages")
+
+
+def test_siblings_are_let_in_by_the_pages_that_they_hold_together() -> None:
+    prompt = prompt_of(20 * PAGE)
+
+    async def work(engine: Any) -> bool:
+        going = asyncio.gather(*(ask(engine, prompt, f"{n}", temperature=1, seed=n, max_tokens=140) for n in range(8)))
+        await until(lambda: len(engine._batch._seats) == 8)
+        with engine.hold():
+            batch = engine._batch
+            rows = list(batch.running)
+            found = batch._has_room(rows[0])
+            everything = sum(len(row.slot.pages) for row in rows)
+        await going
+        return bool(found and everything > batch.slots.num_pages)
+
+    assert run(work, cache="pages", stop_ids=[], kv_tokens=100 * PAGE, max_context=30 * PAGE)
 
 
 @pytest.mark.usefixtures("ahead")

@@ -12,7 +12,7 @@ import torch
 
 import agentfly
 from agentfly.engines import open_engine
-from agentfly.engines.openai_http import Server
+from agentfly.engines.openai_http import Again, Server
 from agentfly.engines.openai_served import ServedEngine
 from agentfly.errors import ConfigError, EngineError, InvariantError
 from agentfly.types import Completion, Engine, Request, Sampling
@@ -370,6 +370,27 @@ def test_weights_are_shown_again_for_new_connections_and_not_for_every_reply(fol
         counts = asyncio.run(main(engine_on(server), server))
     assert counts[0] >= 1
     assert sum(counts) <= 6, "replies that end together share one question, and kept connections need none"
+
+
+def test_a_busy_server_is_asked_for_its_weights_again_and_not_for_the_reply(folder, engine_on, monkeypatch):
+    asked = []
+
+    async def main(engine) -> None:
+        engine.publish(0)
+        post = engine._server.post
+
+        async def busy(url, body):
+            asked.append("probe" if "prompt_logprobs" in body else "reply")
+            if asked[-1] == "probe" and asked.count("probe") < 3:
+                raise Again("HTTP 503", 0.01)
+            return await post(url, body)
+
+        monkeypatch.setattr(engine._server, "post", busy)
+        await engine.generate(Request(PROMPT, Sampling(max_tokens=4, seed=1)))
+
+    with served(folder) as server:
+        asyncio.run(main(engine_on(server)))
+    assert asked == ["reply", "probe", "probe", "probe"]
 
 
 def test_weights_do_not_change_under_a_reply(folder, engine_on):

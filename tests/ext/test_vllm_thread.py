@@ -161,12 +161,38 @@ def test_replies_that_are_given_up_end_with_the_sentence(thread, engine):
         engine.pause_at = -1
         engine.hold.set()
         await done
+        with pytest.raises(EngineError, match="it sleeps"):
+            await play(thread, "early", 2)
+        await asyncio.to_thread(thread.call, lambda e: thread.welcome(), 60, "wake up")
         return await asyncio.gather(*asked, return_exceptions=True), await play(thread, "c", 2)
 
     ended, after = asyncio.run(main())
     assert [str(error) for error in ended] == ["it sleeps", "it sleeps"]
     assert sorted(engine.aborted) == ["a", "b"]
     assert after.ids == [0, 1]
+
+
+def test_replies_whose_loop_is_gone_are_given_up_with_the_others(thread, engine):
+    engine.pause_at = 3
+
+    async def leave():
+        thread.add(row_of("gone", 10))
+
+    asyncio.run(leave())
+
+    async def main():
+        asked = asyncio.create_task(play(thread, "here", 10))
+        await until(engine.paused.is_set)
+        done = asyncio.create_task(asyncio.to_thread(thread.call, lambda e: thread.give_up(e, "it sleeps"), 60, "sleep"))
+        await until(lambda: thread._inbox)
+        engine.pause_at = -1
+        engine.hold.set()
+        await done
+        with pytest.raises(EngineError, match="it sleeps"):
+            await asked
+
+    asyncio.run(main())
+    assert engine.running == {}
 
 
 def test_a_request_that_vllm_refuses_hurts_no_other(thread):

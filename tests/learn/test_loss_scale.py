@@ -139,6 +139,14 @@ def test_the_factor_grows_after_many_steps_and_is_saved(monkeypatch):
     assert scale_of(again).factor == scale_of(learner).factor != loss_scale.FIRST
 
 
+def test_a_run_that_goes_on_in_float16_begins_with_a_factor_of_its_own():
+    _, half = half_of(tiny_llama(VOCABULARY))
+    other, _ = step_of(copy.deepcopy(half).to(torch.bfloat16))
+    learner = learner_of(half)
+    learner.load_state_dict(other.state_dict())
+    assert scale_of(learner).factor == loss_scale.FIRST
+
+
 def test_other_formats_have_no_factor():
     for dtype in (torch.float32, torch.bfloat16):
         scale = loss_scale.LossScale([torch.zeros(1, dtype=dtype)])

@@ -45,6 +45,10 @@ class Mill(Environment):
         return os.environ.get("AGENTFLY_CACHE")
 
 
+class Other(Mill):
+    """A second kind."""
+
+
 class Tidy(Environment):
     """Has a method of that name, of its own."""
 
@@ -103,6 +107,23 @@ def test_what_cannot_be_made_is_said_at_once_and_everything_is_closed() -> None:
                 async with manager:
                     pytest.fail("it is not entered")
             assert manager.closed
+
+    asyncio.run(main())
+
+
+def test_it_is_asked_once_for_a_lease_however_often_tools_ask_for_the_environment() -> None:
+    async def main() -> None:
+        Mill.wheel = True
+        async with ResourceManager(None) as manager:
+            lease = await manager.acquire([], TASK, may=[Mill])
+            for _ in range(3):
+                await lease.need([Mill])
+            await lease.release()
+            assert Mill.seen == [("t", "")]
+            lease = await manager.acquire([], TASK)
+            await lease.need([Other])
+            await lease.release()
+            assert Mill.seen == [("t", ""), ("t", "")], "a class that is new here, too"
 
     asyncio.run(main())
 

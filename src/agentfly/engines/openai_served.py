@@ -178,7 +178,9 @@ class ServedEngine:
             if connected < self._shown:  # while we waited for our turn
                 return
             ids, asked = self._copy.probe_ids(), time.monotonic()
-            answer = await self._server.post(self._dialect.url, self._dialect.score_body(ids))
+            score = self._dialect.score_body(ids)
+            # Tried again by itself: the reply that it is for is not sampled anew.
+            answer = await self._server.retry(lambda: self._server.post(self._dialect.url, score))
             if not self._copy.still(self._dialect.read_scores(answer, ids), self._max_gap):
                 raise EngineError(f"{self._server.who} came back with other weights than those of version {self.version}")
             self._shown = max(self._shown, asked)

@@ -70,8 +70,7 @@ def options_of_local() -> dict[str, Any]:
     tree = ast.parse((Path(__file__).parent / "local" / "engine.py").read_text(encoding="utf-8"))
     made = next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == "LocalEngine")
     init = next(part for part in made.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
-    words = {"Any": Any, "Iterable": Iterable, "Literal": Literal, "Mapping": Mapping, "Path": Path, "Share": Share}
-    hints = {part.arg: eval(ast.unparse(part.annotation), words) for part in init.args.kwonlyargs if part.annotation}
+    hints = {part.arg: eval(ast.unparse(part.annotation), globals()) for part in init.args.kwonlyargs if part.annotation}
     return {name: hint for name, hint in hints.items() if name != "version"}
 
 

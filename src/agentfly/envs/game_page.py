@@ -17,17 +17,16 @@ from typing import Any, TypeVar
 from ..errors import AgentFlyError
 from ..types import Task
 from .pages import HOST, PageHandler, PageServer, button, listen, serve
-from .play import Game
+from .play import HELP, STOP, Game
 from .worlds import World, check_usable
 
-STOPPED = ("quit", "exit")
 T = TypeVar("T")
 
 
 class GameServer(PageServer):
     """One game of one task at a time; `begin` starts it anew."""
 
-    def __init__(self, world: World, task: Task, host: str = HOST, port: int = 0) -> None:
+    def __init__(self, world: World, task: Task, port: int = 0) -> None:
         self.world, self.task, self.title = world, task, world.name
         self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
@@ -39,7 +38,7 @@ class GameServer(PageServer):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="game", daemon=True)
         self._thread.start()
-        super().__init__((host, port), _Handler)  # closes itself where it cannot listen
+        super().__init__((HOST, port), _Handler)  # closes itself where it cannot listen
         try:
             self.begin()
         except BaseException:
@@ -58,10 +57,10 @@ class GameServer(PageServer):
         game = self._game
         if game is None or self.scores or not line:
             return
-        if line in STOPPED:
+        if line in STOP:
             self.scores = self._run(game.score())
             return
-        if line not in ("help", "?"):
+        if line not in HELP:
             self.log.append((line, self._run(game.act(line))))
         if game.over:
             self.scores = self._run(game.score())
@@ -109,7 +108,7 @@ class _Handler(PageHandler):
                 if sent.get("game") == "again":
                     server.begin()
                 elif sent.get("game") == "end":
-                    server.act(STOPPED[0])
+                    server.act(STOP[0])
                 else:
                     server.act(sent.get("line", "").strip())
         except AgentFlyError as error:
@@ -118,10 +117,10 @@ class _Handler(PageHandler):
         self.send_back()
 
 
-def open_game(world: World, task: Task, host: str = HOST, port: int | None = None, say: Callable[[str], None] = print) -> None:
+def open_game(world: World, task: Task, port: int | None = None, say: Callable[[str], None] = print) -> None:
     """Serve the game until Ctrl-C."""
     check_usable(world)
-    with listen(lambda host, port: GameServer(world, task, host, port), host, port, world.name) as server:
+    with listen(lambda port: GameServer(world, task, port), port, world.name) as server:
         serve(server, world.name, say)
 
 

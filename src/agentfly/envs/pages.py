@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 from ..errors import ConfigError
 
 HOST, PORT = "127.0.0.1", 8350
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+NAMES = (HOST, "localhost")
 MAX_BODY = 8_192
 READ_S = 30.0
 STYLE = """
@@ -86,9 +86,9 @@ class PageHandler(BaseHTTPRequestHandler):
         """A person's clicks are nobody's log lines."""
 
     def _is_for_here(self) -> bool:
-        """Whether the one host that is asked for is loopback, or what the server was told to listen on; else it is refused."""
+        """Whether the one host that is asked for is loopback; else it is refused."""
         hosts = [re.sub(r":\d*$", "", host.strip().lower()) for host in self.headers.get_all("Host", [])]
-        if len(hosts) == 1 and hosts[0] in (*LOOPBACK, str(self.server.server_address[0]).lower()):
+        if len(hosts) == 1 and hosts[0] in NAMES:
             return True
         self.close_connection = True
         self.send_page(403, "<p>This page is for this machine alone.</p>")
@@ -123,14 +123,14 @@ class PageHandler(BaseHTTPRequestHandler):
 S = TypeVar("S", bound=PageServer)
 
 
-def listen(make: Callable[[str, int], S], host: str, port: int | None, what: str, usual: int = PORT) -> S:
+def listen(make: Callable[[int], S], port: int | None, what: str) -> S:
     """A server on `port`; without one on the usual port, or on any that is free where another page is open there already."""
     try:
-        return make(host, usual if port is None else port)
+        return make(PORT if port is None else port)
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
-            return make(host, 0)
-        raise ConfigError(f"{what} cannot listen on {host}:{port or usual}: {error.strerror or error}") from error
+            return make(0)
+        raise ConfigError(f"{what} cannot listen on {HOST}:{port or PORT}: {error.strerror or error}") from error
 
 
 def serve(server: PageServer, what: str, say: Callable[[str], None]) -> None:

@@ -24,6 +24,7 @@ from ..types import Completion, Message, Outcome, Task, ToolCall, Trajectory, Tu
 from .worlds import World, check_usable, rewards_of_world, tools_of_world
 
 DAY_S = 86_400.0
+STOP, HELP = ("quit", "exit"), ("help", "?")
 WORDS = "Write an action; `help` lists what is possible, `answer TEXT` gives a final answer, `quit` stops."
 
 
@@ -41,9 +42,9 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
                     line = ask("> ").strip()
                 except EOFError:
                     break
-                if line in ("quit", "exit"):
+                if line in STOP:
                     break
-                if line in ("help", "?"):
+                if line in HELP:
                     say(runner.run(game.help()))
                 elif line:
                     say(runner.run(game.act(line)))

@@ -119,6 +119,7 @@ class VllmEngine:
         self.max_context = max_context or self._copy.context
         self.proof: Proof | None = None
         self.handover_took_s = 0.0
+        self.capacity = 2 * max_batch  # while some chains wait for their tools, others sample
         self._asleep = False
         self._handover_s, self._deadline_s = handover_s, deadline_s
         self._ids = itertools.count()
@@ -200,6 +201,7 @@ class VllmEngine:
             if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise InvariantError("vLLM took the new weights but could not empty its cache")
             self._thread.version = version
+            self._thread.welcome()
 
         self._thread.call(take, self._handover_s, "take the new weights")
         self._asleep = False

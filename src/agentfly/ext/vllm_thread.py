@@ -53,6 +53,7 @@ class VllmThread:
         self._rows: dict[str, Row] = {}
         self._wake = threading.Condition()
         self._failure: str | None = None
+        self._refusal: str | None = None
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(make,), name="agentfly-vllm", daemon=True)
         self._thread.start()
@@ -81,11 +82,16 @@ class VllmThread:
             raise DeadlineError(f"vLLM did not {what} within {timeout_s:g} s") from None
 
     def give_up(self, engine: Any, sentence: str) -> None:
-        """In the thread: every reply that is under way ends with this sentence."""
-        for row in self._rows.values():
+        """In the thread: every reply that is under way, or asked for before `welcome`, ends with this sentence."""
+        self._refusal = sentence
+        for row in list(self._rows.values()):
             engine.abort_request([row.id])
             self._tell(row, EngineError(sentence))
         self._rows.clear()
+
+    def welcome(self) -> None:
+        """In the thread: replies may be asked for again."""
+        self._refusal = None
 
     def shut(self, timeout_s: float = 30.0) -> None:
         self._fail("the engine was closed")
@@ -146,6 +152,9 @@ class VllmThread:
                 self._take(output, version)
 
     def _admit(self, engine: Any, row: Row) -> None:
+        if self._refusal is not None:
+            self._tell(row, EngineError(self._refusal))
+            return
         try:
             engine.add_request(row.id, {"prompt_token_ids": row.prompt}, row.params)
         except (ValueError, TypeError) as error:

@@ -10,12 +10,18 @@ or Triton, nothing is replaced.
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..engines.local.parts import replace_parts
+
+
+def at(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, this thread launches on the device: a thread begins on the first one, whatever device its tensors are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def find_kernels(device: torch.device) -> Any:

@@ -27,6 +27,7 @@ from .algorithms import Algorithm, Chains, find_algorithm
 from .batching import MicroBatch, passes
 from .critic import Critic, ValueHead, hidden_width
 from .experience import Experience, gather
+from .faster import at
 from .logprobs import EntropyMode, Scorer
 from .lora import copy_sharing_frozen
 from .losses import kl_divergence, token_weights
@@ -77,15 +78,17 @@ class Learner:
         self._version = 0
         self._updates = 0
         self._scorer = Scorer(self.model, temperature=temperature, chunk=self.optim.logprob_chunk)
-        self._packed = self._scorer.prepare(self.optim)
-        self._make_critic()
+        with at(self.device):
+            self._packed = self._scorer.prepare(self.optim)
+            self._make_critic()
         self._own_reference = reference is None
         self._reference: Scorer | None = None
         if self.loss.kl_coef > 0:
             frozen = copy_sharing_frozen(self.model) if reference is None else reference.to(self.device)
             frozen.requires_grad_(False).eval()
             self._reference = Scorer(frozen, temperature=temperature, chunk=self.optim.logprob_chunk)
-            self._reference.prepare(self.optim)
+            with at(self.device):
+                self._reference.prepare(self.optim)
 
     def _make_critic(self) -> None:
         self._critic: Critic | None = None
@@ -110,6 +113,10 @@ class Learner:
 
     def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         """Improve the policy on the chains of this step, siblings together. The metrics are those of `metrics.METRICS`."""
+        with at(self.device):
+            return self._update(groups)
+
+    def _update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
         experience = gather(groups, version=self._version, device=self.device)
         self.last_samples = experience.samples
         factor = self.optim.lr_factor(self._updates)
@@ -269,7 +276,7 @@ class Learner:
             told = ", ".join(f"{name.removeprefix('train/')} {norm}" for name, norm in norms.items())
             raise InvariantError(
                 f"step {self._updates}: the loss is {loss} ({told}); this optimizer step was not applied and the weights are "
-                f"those of version {self._version}: lower train.lr, or look for extreme rewards{_range_of(self._optimizer)}"
+                f"those of version {self._version}: lower train.lr, or look for extreme rewards{self._optimizer.range_hint}"
             )
         totals.add("train/loss", loss, 1)
         for name, optimizer in optimizers.items():
@@ -346,8 +353,3 @@ class Learner:
         if self._critic_optimizer is not None:
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])
         self._version, self._updates = int(state["version"]), int(state["updates"])
-
-
-def _range_of(optimizer: Optimizer) -> str:
-    """What else it may be where numbers are float16."""
-    return "" if optimizer.loss_scale is None else ", or take bfloat16: a float16 holds nothing above 65,504"

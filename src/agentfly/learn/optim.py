@@ -61,6 +61,11 @@ class Optimizer:
         """What the loss is multiplied with; None where no number is float16."""
         return self._scale.factor if self._scale.active else None
 
+    @property
+    def range_hint(self) -> str:
+        """What else it may be that a number is not finite, for the end of a sentence."""
+        return ", or take bfloat16: a float16 holds nothing above 65,504" if self._scale.active else ""
+
     def retry(self) -> bool:
         """After a gradient whose length is not finite: forget it. True: it may be finite when it is computed again."""
         self.zero_grad()
@@ -108,7 +113,8 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         masters = [m.detach() for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        return {"adam": self._adam.state_dict(), "masters": masters, "loss_scale": self._scale.state_dict()}
+        scale = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
+        return {"adam": self._adam.state_dict(), "masters": masters, **scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # The settings of this run win over those of the saved one: only what Adam has averaged is taken over.
@@ -116,7 +122,7 @@ class Optimizer:
         self._adam.load_state_dict(state["adam"])
         for group, options in zip(self._adam.param_groups, kept, strict=True):
             group.update(options)
-        if "loss_scale" in state:
+        if "loss_scale" in state:  # not from a run of another number format
             self._scale.load_state_dict(state["loss_scale"])
         own = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         with torch.no_grad():

@@ -18,6 +18,7 @@ from torch import nn
 from ..errors import ConfigError, InvariantError
 from ..types import Sample
 from .batching import MicroBatch, Rows, passes
+from .faster import at
 from .logprobs import Scorer
 from .optim import Optimizer
 from .settings import OptimSettings
@@ -38,7 +39,8 @@ class SupervisedLearner:
         self.model.eval()
         self.device = next(self.model.parameters()).device
         self._scorer = Scorer(self.model, chunk=self.optim.logprob_chunk)
-        self._packed = self._scorer.prepare(self.optim)
+        with at(self.device):
+            self._packed = self._scorer.prepare(self.optim)
         self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
         self._seed = seed
         self._version = 0
@@ -57,7 +59,8 @@ class SupervisedLearner:
         self._optimizer.set_lr(factor)
         order = f"{self._seed}/{self._version}"
         for members in passes(len(rows), epochs=self.optim.epochs, minibatches=self.optim.minibatches, seed=order):
-            self._step(rows, members, totals)
+            with at(self.device):
+                self._step(rows, members, totals)
         self._version += 1
         return totals.means() | {
             "train/lr": self.optim.lr * factor,
@@ -75,7 +78,10 @@ class SupervisedLearner:
             loss_value, norm = self._gradients(micro, num_tokens)
         if not (math.isfinite(loss_value) and math.isfinite(norm)):
             self._optimizer.zero_grad()
-            raise InvariantError(f"step {self._version}: the loss is {loss_value}; this step was not applied: lower train.lr")
+            raise InvariantError(
+                f"step {self._version}: the loss is {loss_value}; this step was not applied: lower train.lr"
+                f"{self._optimizer.range_hint}"
+            )
         self._optimizer.step()
         totals.add("train/loss", loss_value, 1)
         totals.add("train/grad_norm", norm, 1)
@@ -94,7 +100,8 @@ class SupervisedLearner:
         """Mean negative log-likelihood of held-out rows, per token."""
         rows, totals = Rows(samples), Totals()
         for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, packed=self._packed):
-            logprobs = self._scorer(batch).logprobs
+            with at(self.device):
+                logprobs = self._scorer(batch).logprobs
             totals.add("eval/loss", -logprobs.sum(), len(logprobs))
         return totals.means()
 

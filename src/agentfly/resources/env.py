@@ -66,7 +66,7 @@ class Environment:
     A world that is shared (`max_chains` above 1) is reset when its first chain comes, not for those that join it.
 
     What all its instances need and what may take long to make, such as an index, belongs into a static method or class method
-    `make_ready(task, **options)`, sync or async: see `ready_of`.
+    `make_ready(task, **options)`: async, or quick and giving an awaitable or nothing. See `ready_of`.
     """
 
     cost: ClassVar[Cost] = Cost()

@@ -23,9 +23,12 @@ Kind = Any
 
 
 class Lease:
-    """`may` are the kinds that it may ask for, `claim` those that it has a claim on (see `claims`), `held` how many it has."""
+    """`may` are the kinds that it may ask for, `claim` those that it has a claim on (see `claims`), `held` how many it has.
 
-    __slots__ = ("_lock", "_manager", "claim", "grips", "held", "holder", "may", "over", "task")
+    `ready` are those that were made ready for its task.
+    """
+
+    __slots__ = ("_lock", "_manager", "claim", "grips", "held", "holder", "may", "over", "ready", "task")
 
     def __init__(self, manager: ResourceManager, task: Task, holder: str, may: frozenset[str] = frozenset()) -> None:
         self._manager = manager
@@ -35,6 +38,7 @@ class Lease:
         self.claim: frozenset[str] = frozenset()
         self.grips: dict[str, Grip] = {}
         self.held = 0
+        self.ready: frozenset[str] = frozenset()
         self.over = False
         self._lock: asyncio.Lock | None = None
 

@@ -197,10 +197,7 @@ class ResourceManager:
         """A lease of one instance of each kind, reset for `task`. Give it back with `release`. `may`: what else it may need."""
         lease = Lease(self, task, holder or f"lease {next(self._count)}")
         self._enter()
-        for kind in kinds:
-            self._pool(kind)  # a class that is new here is taken up
-        if self._slow:
-            await self.make_ready((*kinds, *may), task)
+        await self._ready_for(lease, (*kinds, *may))
         if len(kinds) == 1 and not may:
             now = time.monotonic()
             await self._grant(self._pool(kinds[0]), lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
@@ -212,8 +209,7 @@ class ResourceManager:
     async def add(self, lease: Lease, kinds: Sequence[Kind], timeout_s: float | None) -> None:
         """All of `kinds`, or none: what was taken before a failure is given back."""
         self._enter()
-        if self._slow:
-            await self.make_ready(kinds, lease.task)
+        await self._ready_for(lease, kinds)
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.grips}
         taken: list[str] = []
@@ -353,6 +349,13 @@ class ResourceManager:
         names = self._slow if kinds is None else self._slow.keys() & {self.name_of(kind) for kind in kinds}
         for name in list(names):
             await make_ready(name, self._slow[name], task)
+
+    async def _ready_for(self, lease: Lease, kinds: Iterable[Kind]) -> None:
+        """Once for a lease and a kind, however often its tools ask for it."""
+        names = {self.name_of(kind) for kind in kinds} - lease.ready
+        if self._slow and names:
+            await self.make_ready(names, lease.task)
+            lease.ready |= names
 
     async def warm(self, kind: Kind, n: int, timeout_s: float | None = None) -> int:
         """Have `n` instances ready (or as many as the pool may have); how many there are. A start that fails is raised."""

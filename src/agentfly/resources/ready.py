@@ -1,4 +1,4 @@
-"""What a kind of environment needs before an instance of it is of use: made once, outside every other deadline.
+"""What a kind of environment needs before an instance of it is of use: made outside the deadlines of its start and reset.
 
 In: a kind's name and its `make_ready` (see `env.ready_of`), for a task or none in particular. Out: nothing, once it is made;
 else an error that names the kind.

@@ -170,6 +170,8 @@ def test_bad_requests_are_answered_with_a_sentence_and_the_server_goes_on(method
     [
         (b"nonsense\r\n\r\n", b"400"),
         (b"POST /search HTTP/1.1\r\nContent-Length: minus\r\n\r\n", b"400"),
+        (b"POST /search HTTP/1.1\r\nContent-Length: 999999999999\r\n\r\n", b"413"),  # without waiting for such a body
+        (b"POST /x HTTP/1.1\r\nContent-Length: " + b"0" * 30 + b"9\r\nConnection: close\r\n\r\n" + b"GET / HTTP", b"404"),
         (b"POST /search HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
         (b"GET /health HTTP/1.1\r\nX: " + b"y" * 40_000 + b"\r\n\r\n", b"431"),
         (b"GET /health HTTP/1.1\r\nbroken header\r\n\r\n", b"400"),

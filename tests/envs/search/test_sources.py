@@ -135,11 +135,28 @@ def test_what_a_loaded_task_set_names_is_opened_before_the_first_chain(gate, wri
     assert (gate.made, gate.before) == (1, 0)
 
 
-def test_a_corpus_that_was_loaded_and_is_malformed_stops_only_those_who_ask_for_it(write_jsonl, caplog):
+def test_a_corpus_that_was_loaded_and_is_malformed_stops_only_those_who_ask_for_it(write_jsonl, caplog, monkeypatch):
     sources.name_corpus(str(write_jsonl(["{"], "broken.jsonl")))
+    large = str(write_jsonl(ROWS, "large.jsonl"))
+    sources.name_corpus(large)
+    make = sources._make
+
+    def too_large(source):
+        if source.where == large:
+            raise MemoryError("too large")
+        return make(source)
+
+    monkeypatch.setattr(sources, "_make", too_large)
     (one,) = agent({}).run_sync([{"question": "?", "answer": "x", "corpus": "easy_search"}])
     assert one.reward == 1.0
     assert "broken.jsonl" in caplog.text
+    assert "large.jsonl" in caplog.text
+
+
+def test_a_source_that_was_opened_a_moment_ago_is_not_opened_again(write_jsonl):
+    source = sources.Source(str(write_jsonl(ROWS)), "bm25", None, ())
+    made = sources.open_local(source)
+    assert sources._job(source).result(60) is made  # as one does who looked just before
 
 
 def test_a_source_that_cannot_be_opened_is_said_before_the_first_chain(write_jsonl):

@@ -59,6 +59,22 @@ def test_one_who_leaves_in_the_moment_of_being_called_leaves_the_turn_too():
     asyncio.run(main())
 
 
+def test_one_who_leaves_in_that_moment_does_not_end_the_rest_of_a_provider():
+    async def main() -> None:
+        turns = Turns(1000)
+        await turns.take(math.inf)
+        leaving = asyncio.create_task(turns.take(math.inf))
+        await asyncio.sleep(0)
+        turns._call()
+        turns.rest(3600)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        with pytest.raises(TooLate):
+            await turns.take(asyncio.get_running_loop().time() + 60)
+
+    asyncio.run(main())
+
+
 def test_a_turn_that_would_come_too_late_is_refused_at_once_and_used_by_nobody():
     async def main() -> None:
         turns, loop = Turns(1 / 100), asyncio.get_running_loop()

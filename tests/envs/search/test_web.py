@@ -155,6 +155,15 @@ def test_the_key_is_in_no_error_and_no_log_even_if_the_provider_repeats_it(statu
     assert isinstance(found.value, ConfigError) == (status in (401, 403))
 
 
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("before", range(140, 310, 10))
+def test_no_part_of_the_key_is_told_where_a_long_answer_is_cut(status, before):
+    answer = {"error": "x" * before + KEY} if status == 200 else (500, {}, "x" * before + KEY)
+    with running(FakeProvider([answer])) as server, pytest.raises(WorldError) as found:
+        ask("x", url=server.url, retries=0)
+    assert KEY[:4] not in str(found.value)
+
+
 def test_the_key_is_in_no_passage_and_no_representation():
     answer = {"organic": [{"title": f"t {KEY}", "link": f"https://x/?k={KEY}", "snippet": f"s {KEY}"}]}
     with running(FakeProvider([answer])) as server:

@@ -133,7 +133,7 @@ def test_bad_requests_are_answered(server):
         ("127.0.0.1", 200),
         ("127.0.0.1:{port}", 200),
         ("LocalHost:9", 200),
-        ("[::1]:{port}", 200),
+        ("[::1]:{port}", 403),
         ("shop.example:{port}", 403),
         ("127.0.0.1.shop.example", 403),
         ("localhost@shop.example", 403),

@@ -170,6 +170,9 @@ class Batch:
         self.running, self.queue = [], deque()
         return rows
 
+    def settle(self) -> None:
+        """Whoever gets the memory next gets it after all that is under way on the device."""
+
     def step(self, version: int, valid: Callable[[], bool]) -> list[Row]:
         """One forward pass. Nothing of it is kept where `valid()` says afterwards that the weights changed meanwhile."""
         self._admit()

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -244,14 +244,15 @@ class LocalEngine:
             self._failure = self._failure or f"the local engine stopped: {type(error).__name__}: {error}"
         if self._failure is not None:
             self._fail_all(self._failure)
+            with suppress(RuntimeError):  # a device that has failed fails again, and has nothing under way
+                self._batch.settle()
 
     def _wait(self) -> bool:
         """Block until there is work. False: the thread is to end."""
         with self._wake:
             while self._holders and self._failure is None:
                 self._wake.wait(IDLE_S)
-            if not self._inbox and not self._batch.busy and self._failure is None:
-                self._wake.wait(IDLE_S)
+            self._wake.wait_for(lambda: self._inbox or self._batch.busy or self._failure is not None, IDLE_S)
             if self._failure is not None:
                 return False
             if not self._inbox and not self._batch.busy:
@@ -352,7 +353,8 @@ def _model_context(model: Any) -> int:
 
 
 def tune(weights: torch.Tensor) -> None:
-    """Switch off two libraries that cost far more than they save here. The switches are the process's: the learner gains too.
+    """Switch off two libraries that cost far more than they save here, for the whole process: the learner gains too. And make
+    the weights' device that of this thread.
 
     oneDNN prepares every float32 product anew on ARM, ten times the work of a small layer. cuDNN's attention plans anew for
     every shape it meets, 3 ms each, and a batch that rows join and leave has a new shape at nearly every step. And Triton

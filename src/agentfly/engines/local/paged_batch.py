@@ -131,8 +131,10 @@ class PagedBatch(Batch):
         for row in self.running:
             self._leave(row)
         self._sent.clear()
-        self._hold_up()  # whoever gets the memory next gets it after the last pass
         return super().clear()
+
+    def settle(self) -> None:
+        self._hold_up()
 
     def forget(self) -> None:
         """The weights have changed. Every row that runs is read again; what is on its way says by itself that it is void."""
@@ -158,8 +160,10 @@ class PagedBatch(Batch):
 
     def _has_room(self, row: Row) -> bool:
         """Whether there are pages for it beside all that those who run hold and will hold after a page more each."""
-        held = sum(max(len(_place(each).pages), _num_pages(len(each.tokens))) + 1 for each in self.running)
-        return held + _num_pages(len(row.tokens)) < self.slots.num_pages  # type: ignore[no-any-return]
+        places = [(_place(each).pages, _num_pages(len(each.tokens))) for each in self.running]
+        held = len({page for pages, _ in places for page in pages})  # siblings hold those of their prompt together
+        more = sum(max(0, needed - len(pages)) + 1 for pages, needed in places)
+        return held + more + _num_pages(len(row.tokens)) < self.slots.num_pages  # type: ignore[no-any-return]
 
     def _read(self) -> None:
         """The next tokens of prompts, all but each one's last, in order of arrival."""

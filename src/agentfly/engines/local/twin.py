@@ -10,6 +10,7 @@ pieces and compares.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,8 @@ def _compare(model: Any, read: Callable[[list[int]], torch.Tensor], device: torc
     if not gap <= limit * max(1.0, float(want.abs().max())):
         capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
         hint = "; load it with attn_implementation='eager'" if capped else ""
+        if next(model.parameters()).dtype == torch.float16 and not math.isfinite(gap):
+            hint = "; a float16 holds nothing above 65,504: take bfloat16"
         name = type(model).__name__
         raise ConfigError(
             f"the local engine cannot serve {name}: its log-probs differ from the model's own by {gap:.3g} nats{hint}"

@@ -192,7 +192,7 @@ async def _open_all(sources: list[Source], *, must: bool) -> None:
     for source in sources:
         try:
             await opened(source)
-        except ConfigError as error:
+        except Exception as error:  # whatever it was, it is said: here, or by the chain that asks for it
             if must:
                 raise
             log.warning("%s could not be opened ahead of the chains: %s", source.where, error)

@@ -111,10 +111,12 @@ def _head(head: bytes) -> tuple[str, str, dict[str, str], bool]:
 
 async def _thrown_away(reader: asyncio.StreamReader, length: int) -> bool:
     """Read a body that nobody wants; whether some of it was left."""
-    left = min(length, MAX_THROWN)
+    if length > MAX_THROWN:
+        return True
+    left = length
     while left and (chunk := await reader.read(min(left, 1 << 16))):
         left -= len(chunk)
-    return left > 0 or length > MAX_THROWN
+    return left > 0
 
 
 def _length(headers: Mapping[str, str]) -> int:
@@ -123,4 +125,4 @@ def _length(headers: Mapping[str, str]) -> int:
     text = headers.get("content-length", "0")
     if not text.isascii() or not text.isdigit():
         raise HttpError(400, "Content-Length must be a number", ends=True)
-    return int(text[:18])
+    return int(text.lstrip("0")[:18] or "0")

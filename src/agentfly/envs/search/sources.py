@@ -108,10 +108,13 @@ async def opened(source: Source) -> LocalRetriever:
 
 
 def _job(source: Source) -> Future[LocalRetriever]:
-    """The one thread that opens a source, for all who want it."""
+    """The one thread that opens a source, for all who want it; done already where it was opened a moment ago."""
     with _lock:
         job = _making.get(source)
-        if job is None:
+        if job is None and source in _local:
+            job = Future()
+            job.set_result(_local[source])
+        elif job is None:
             job = _making[source] = Future()
             job.set_running_or_notify_cancel()  # from now on nobody who waits can cancel it
             # A thread of its own and no pool's: a call of a pool's that nobody waits for is stopped.
@@ -136,7 +139,7 @@ def _work(source: Source, job: Future[LocalRetriever]) -> None:
 
 
 def name_corpus(where: str) -> None:
-    """Rows that were loaded name this corpus: a pool opens it before its first chain."""
+    """Rows that were loaded name this corpus: every pool of this process opens it before its first chain."""
     _named[where] = None
 
 

@@ -25,6 +25,8 @@ class Turns:
     def __init__(self, rate: float) -> None:
         self._gap_s = 1 / rate
         self._free_at = 0.0
+        self._given = 0.0
+        """What `_free_at` became with the last turn that was called: another value is somebody's rest."""
         self._line: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -49,7 +51,7 @@ class Turns:
         except asyncio.CancelledError:
             if ticket in self._line:
                 self._line.remove(ticket)
-            elif not ticket.cancelled():  # it was called in this very moment
+            elif not ticket.cancelled() and self._free_at == self._given:  # it was called in this very moment
                 self._free_at = min(self._free_at, loop.time())
             self._arm()
             raise
@@ -72,7 +74,7 @@ class Turns:
             ticket = self._line.popleft()
             if not ticket.done():
                 # From now, not from when it was due: a loop that was busy must not send what it missed in a burst.
-                self._free_at = asyncio.get_running_loop().time() + self._gap_s
+                self._free_at = self._given = asyncio.get_running_loop().time() + self._gap_s
                 ticket.set_result(None)
                 break
         self._arm()

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 KEPT = 10_000
 MAX_ANSWER = 4 << 20
+SEEN, SHOWN = 8_192, 300
+"""Of an answer that is of no use: bytes that are looked at, and characters that are told. The key is taken out in between."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TAGS = re.compile(r"</?(?:b|strong|em|i|span|mark)[^>]{0,80}>")
 
@@ -72,7 +74,7 @@ def _at(answer: Any, *path: str) -> list[dict[str, Any]]:
         raise _NoAnswer(f"{'.'.join(path)!r} is no list")
     for name in ("error", "errors", "unresponsive_engines") if not found else ():
         if answer.get(name):
-            raise _NoAnswer(f"no results, but {name}: {json.dumps(answer[name])[:200]}")
+            raise _NoAnswer(f"no results, but {name}: {json.dumps(answer[name])}")
     return [each for each in found or () if isinstance(each, dict)]
 
 
@@ -283,7 +285,7 @@ class WebSearch:
                         raise WorldError(f"{self.provider} answered with more than {MAX_ANSWER >> 20} MB")
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             return None, self._safe(f"{type(error).__name__}: {error}".rstrip(": ")), None
-        text = self._safe(" ".join(body[:300].decode("utf-8", "replace").split()))
+        text = self._safe(" ".join(body[:SEEN].decode("utf-8", "replace").split()))[:SHOWN]
         status = answer.status_code
         if status in (401, 403):
             own = "to answer: its JSON format may be disabled (search.formats in settings.yml)"
@@ -298,7 +300,7 @@ class WebSearch:
         except (ValueError, RecursionError):
             return None, f"the answer is not JSON: {text}", None
         except _NoAnswer as problem:
-            return None, self._safe(f"the answer is of no use: {problem}"), None
+            return None, self._safe(f"the answer is of no use: {problem}")[:SHOWN], None
 
     def _read(self, rows: list[dict[str, Any]], k: int) -> list[Passage]:
         passages = []

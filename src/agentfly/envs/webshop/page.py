@@ -41,14 +41,14 @@ class ShopServer(PageServer):
 
     title = "WebShop"
 
-    def __init__(self, tasks: Sequence[Task], host: str = HOST, port: int = PORT) -> None:
+    def __init__(self, tasks: Sequence[Task], port: int = PORT) -> None:
         if not tasks:
             raise ConfigError("the shop's page needs at least one task")
         self.tasks = list(tasks)
         self._guests: OrderedDict[str, Guest] = OrderedDict()
         self._lock = threading.Lock()
         self._enter(0)  # a catalogue that cannot be opened is said now
-        super().__init__((host, port), _Handler)
+        super().__init__((HOST, port), _Handler)
 
     def guest(self, cookie: str) -> tuple[str, Guest]:
         """The guest of a cookie, or a new one with its own."""
@@ -107,7 +107,6 @@ class _Handler(PageHandler):
 
 
 def open_page(
-    host: str = HOST,
     port: int | None = None,
     *,
     task: Task | None = None,
@@ -120,7 +119,7 @@ def open_page(
     """
     more = list(tasks) if tasks is not None else _others(task)
     shown = [*([task] if task else []), *more]
-    with listen(lambda host, port: ShopServer(shown, host, port), host, port, "the shop", PORT) as server:
+    with listen(lambda port: ShopServer(shown, port), port, "the shop") as server:
         serve(server, "The shop", say)
 
 
