@@ -1,0 +1,141 @@
+"""Values to bytes and back: MessagePack with three extension types, for the wire and for the store. No pickle.
+
+    None, bool, int, float, str, bytes, list, dict    as MessagePack writes them
+    TUPLE       ext 1: the items
+    WIDE_INT    ext 2: an integer of more than 64 bits, in hexadecimal
+    RECORD      ext 3: [name of a dataclass, its field values...]
+
+A record is a dataclass that `register` knows; reading never imports or calls anything else. msgpack falls back to pure Python, so
+a worker that has no compiled packages (another Python inside a container) reads the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from .types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
+
+TUPLE, WIDE_INT, RECORD = 1, 2, 3
+_SCALARS = frozenset((str, int, float, bool, type(None), bytes))
+_names: dict[type, str] = {}
+_records: dict[str, tuple[type, tuple[str, ...], Callable[[Any], None] | None]] = {}
+
+
+class NotEncodable(TypeError):
+    """A value has no encoded form; the sentence names its type."""
+
+
+class NotDecodable(ValueError):
+    """Bytes that `encode` did not write, or a record that its check refuses."""
+
+
+def register(cls: type, check: Callable[[Any], None] | None = None) -> None:
+    """Let instances of a dataclass be encoded. `check(instance)` runs after decoding; it raises ValueError for bad field values."""
+    _names[cls] = cls.__name__
+    _records[cls.__name__] = (cls, tuple(each.name for each in fields(cls)), check)
+
+
+def encode(value: Any) -> bytes:
+    """Raises `NotEncodable` for a value that is not listed above, or is nested more than about 500 levels deep."""
+    import msgpack
+
+    try:
+        data: bytes = msgpack.packb(value, default=_extend, strict_types=True, unicode_errors="surrogatepass")
+    except NotEncodable:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise NotEncodable(f"it has no encoded form: {error}") from None
+    return data
+
+
+def check_keys(value: Any) -> None:
+    """Raises `NotEncodable` if a dict has a key that is not a string: `decode` refuses those unless `any_keys` is set."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        for item in value:
+            if type(item) not in _SCALARS:
+                check_keys(item)
+    elif kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise NotEncodable(f"the key {key!r} of a dict is not a string")
+            if type(item) not in _SCALARS:
+                check_keys(item)
+
+
+def decode(data: bytes | bytearray | memoryview, *, any_keys: bool = False) -> Any:
+    """Raises `NotDecodable`.
+
+    Integer keys can be chosen so that they collide in a dict, which makes building it quadratic. `any_keys` is therefore for
+    bytes that this machine has stored, not for those of a peer.
+    """
+    import msgpack
+
+    read = _read_stored if any_keys else _read
+    try:
+        return msgpack.unpackb(data, ext_hook=read, strict_map_key=not any_keys, unicode_errors="surrogatepass")
+    except NotDecodable:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
+        raise NotDecodable(f"{type(error).__name__}: {error}") from None
+
+
+def _extend(value: Any) -> Any:
+    """What msgpack calls for each value that it cannot write. `strict_types` sends tuples and subclasses here, too."""
+    import msgpack
+
+    kind = type(value)
+    if kind is tuple:
+        return msgpack.ExtType(TUPLE, encode(list(value)))
+    name = _names.get(kind)
+    if name is not None:
+        return msgpack.ExtType(RECORD, encode([name, *(getattr(value, each) for each in _records[name][1])]))
+    if kind is int:
+        return msgpack.ExtType(WIDE_INT, hex(value).encode())
+    if isinstance(value, Outcome):
+        return value.value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of numpy or torch
+        return value.item()
+    raise NotEncodable(f"a {kind.__name__} has no encoded form")
+
+
+def _read(code: int, data: bytes, any_keys: bool = False) -> Any:
+    if code == TUPLE:
+        return tuple(decode(data, any_keys=any_keys))
+    if code == WIDE_INT:
+        return int(data, 16)
+    if code != RECORD:
+        raise NotDecodable(f"unknown extension {code}")
+    name, *values = decode(data, any_keys=any_keys)
+    if not isinstance(name, str) or name not in _records:
+        raise NotDecodable(f"unknown record {name!r}")
+    cls, names, check = _records[name]
+    if len(values) != len(names):
+        raise NotDecodable(f"a {name} with {len(values)} fields; it has {len(names)}")
+    found = cls(**dict(zip(names, values, strict=True)))
+    if check is not None:
+        check(found)
+    return found
+
+
+_read_stored = partial(_read, any_keys=True)
+
+
+def _check_result(result: ToolResult) -> None:
+    if not isinstance(result.observation, str) or not isinstance(result.done, bool):
+        raise NotDecodable("a ToolResult whose observation is not text, or whose `done` is not a bool")
+    if result.reward is not None and (isinstance(result.reward, bool) or not isinstance(result.reward, int | float)):
+        raise NotDecodable("a ToolResult whose reward is not a number")
+
+
+def _check_trajectory(trajectory: Trajectory) -> None:
+    trajectory.outcome = Outcome(trajectory.outcome)  # written as its text
+
+
+for _cls in (ToolCall, Message, Task, Completion, Turn):
+    register(_cls)
+register(ToolResult, _check_result)
+register(Trajectory, _check_trajectory)

@@ -1,0 +1,262 @@
+"""An ASGI application on uvicorn, with the limits that every server of the package has. Needs `agentfly[serve]`.
+
+    connection    at most `max_connections`; one that sends no complete request head within READ_S is closed
+    head          at most MAX_HEAD bytes
+    body          at most `max_body` bytes, within READ_S
+    request       Host, Origin and token are checked by the `Guard` before the application sees it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+from ..errors import ConfigError, MissingExtra
+from .address import url_of
+from .guard import Guard
+
+log = logging.getLogger(__name__)
+MAX_HEAD = 16 << 10
+READ_S = 30.0
+CLOSE_S = 5
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class WebServer:
+    """Serves `app` in the running event loop: `async with WebServer(app, guard) as server: server.url`.
+
+    `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        guard: Guard,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        fallback_port: bool = False,
+        max_connections: int = 1024,
+        max_body: int = 1 << 20,
+    ) -> None:
+        self.host, self.port = host, port
+        self._app = _Limits(app, guard, max_body)
+        self._fallback_port = fallback_port
+        self._max_connections = max_connections
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        return url_of("http", self.host, self.port)
+
+    async def __aenter__(self) -> WebServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError if the address cannot be bound, MissingExtra without `agentfly[serve]`."""
+        server_class, protocol = _uvicorn()
+        import uvicorn
+
+        sock = self._bind()
+        config = uvicorn.Config(
+            self._app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=self._max_connections,
+            timeout_keep_alive=300,
+            timeout_graceful_shutdown=CLOSE_S,
+            h11_max_incomplete_event_size=MAX_HEAD,
+        )
+        self._server = server_class(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[sock]))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise ConfigError(f"the server on {self.host}:{self.port} stopped while it started")
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Stop listening and end every connection; a request that is being handled has CLOSE_S to end. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._server.should_exit = True
+            await asyncio.wait([task], timeout=CLOSE_S + 5)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=CLOSE_S)
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            try:
+                sock.bind((self.host, self.port))
+            except OSError as error:
+                if not self._fallback_port or error.errno != errno.EADDRINUSE:
+                    raise
+                sock.bind((self.host, 0))
+        except OSError as error:
+            sock.close()
+            raise ConfigError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
+        self.port = sock.getsockname()[1]
+        return sock
+
+
+async def serve_until_stopped(server: WebServer, say: Callable[[str], None], opening: str, closing: str = "stopped") -> None:
+    """Serve until SIGTERM or Ctrl-C. `opening` may contain "{url}"."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with server:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            say(opening.format(url=server.url))
+            await stop.wait()  # the server's whole life
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+    say(closing)
+
+
+class _Limits:
+    """The middleware: refuses by the guard, bounds the body in size and time, and answers what the application raises with 500."""
+
+    def __init__(self, app: App, guard: Guard, max_body: int) -> None:
+        self._app, self._guard, self._max_body = app, guard, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        refusal = self._guard.refuse(headers)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+        try:
+            body = await self._body(receive)
+        except _Refused as refused:
+            await _answer(send, refused.status, str(refused))
+            return
+        if body is None:
+            return
+        started = False
+
+        async def receive_all() -> MutableMapping[str, Any]:
+            nonlocal body
+            if body is None:
+                return await receive()  # the next event is the disconnect
+            data, body = body, None
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send_and_note(event: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(event)
+
+        try:
+            await self._app(scope, receive_all, send_and_note)
+        except Exception:
+            log.exception("a request for %s failed", scope["path"][:80])
+            if not started:
+                await _answer(send, 500, "the server failed; its log says how")
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The whole body; None if the client disconnected."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(READ_S):
+                while True:
+                    event = await receive()
+                    if event["type"] == "http.disconnect":
+                        return None
+                    body += event.get("body", b"")
+                    if len(body) > self._max_body:
+                        raise _Refused(413, f"a request's body has at most {self._max_body} bytes")
+                    if not event.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise _Refused(408, "the request's body arrived too slowly") from None
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+async def _answer(send: Send, status: int, sentence: str) -> None:
+    import json
+
+    body = json.dumps({"error": sentence}).encode() + b"\n"
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _uvicorn() -> tuple[Any, Any]:
+    """A uvicorn server that leaves signals alone, and its HTTP protocol with a deadline for request heads."""
+    try:
+        import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"a server needs {error.name!r}: pip install 'agentfly[serve]'") from error
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # signals belong to the program, which may train beside this server
+
+    class Protocol(H11Protocol):
+        """uvicorn waits without limit for the head of a request: idle connections would take every place."""
+
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._deadline = self.loop.call_later(READ_S, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            if self._deadline is None and self._is_between_requests():
+                self._deadline = self.loop.call_later(READ_S, self.transport.abort)
+            super().data_received(data)
+            if not self._is_between_requests():
+                self._cancel_deadline()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel_deadline()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            # A request that was sent whole in one packet is over: only the next one's head gets a new deadline.
+            self._cancel_deadline()
+            super().on_response_complete()
+
+        def _is_between_requests(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _cancel_deadline(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return Server, Protocol
