@@ -199,7 +199,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """One kind of environment for trainers elsewhere, until Ctrl-C."""
     import asyncio
 
-    from .resources.serve import EnvServer, read_options, serve_until_told, token_from
+    from .resources.rpc.env_server import EnvServer, read_options, serve_until_told, token_from
 
     if arguments.name is None:
         known = ", ".join(plugins.names("envs"))

@@ -5,8 +5,8 @@
     WIDE_INT    ext 2: an integer of more than 64 bits, in hexadecimal
     RECORD      ext 3: [name of a dataclass, its field values...]
 
-A record is a dataclass that `register` knows; reading never imports or calls anything else. msgpack falls back to pure Python, so
-a worker that has no compiled packages (another Python inside a container) reads the same bytes.
+A record is a dataclass that `register` knows; reading never imports or calls anything else. msgpack falls back to pure
+Python, so a worker that has no compiled packages (another Python inside a container) reads the same bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NotDecodable(ValueError):
 
 
 def register(cls: type, check: Callable[[Any], None] | None = None) -> None:
-    """Let instances of a dataclass be encoded. `check(instance)` runs after decoding; it raises ValueError for bad field values."""
+    """Let instances of a dataclass be encoded. `check(instance)` runs after decoding; it raises ValueError for bad values."""
     _names[cls] = cls.__name__
     _records[cls.__name__] = (cls, tuple(each.name for each in fields(cls)), check)
 

@@ -21,7 +21,7 @@ from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .learn.algorithms import find_algorithm
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
-from .resources.env import check_settings
+from .resources.spec import check_settings
 from .types import Sampling
 
 

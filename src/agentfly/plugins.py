@@ -163,6 +163,9 @@ EXTRAS = {
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "websockets": "serve",
 }
 
 _registered: dict[str, dict[str, Any]] = {}

@@ -1,6 +1,6 @@
 """Stands for a Docker engine: its HTTP API on a unix socket, with each container a plain process that runs the real command.
 
-It knows what `agentfly.resources.docker_client` asks for and refuses the rest with 404. As the real engine it closes a
+It knows what `agentfly.resources.backends.docker` asks for and refuses the rest with 404. As the real engine it closes a
 container's input when the one who attached goes away, and removes it when it ends. It also keeps every config it was given, so
 that a test can read which walls were asked for.
 """

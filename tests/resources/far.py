@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agentfly.resources import Spec, spec_of
-from agentfly.resources.serve import EnvServer
+from agentfly.resources.rpc.env_server import EnvServer
 
 from . import fake_enroot
 from .fake_docker import FakeDocker

@@ -11,9 +11,9 @@ import pytest
 
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import ResourceManager, Spec, spec_of
-from agentfly.resources.containers import reap
-from agentfly.resources.docker_client import Docker, DockerError
-from agentfly.resources.owner import LABEL, own_label
+from agentfly.resources.backends.container import reap
+from agentfly.resources.backends.docker import Docker, DockerError
+from agentfly.resources.backends.owner import LABEL, own_label
 
 from .fake_docker import FakeDocker
 from .far import far_place

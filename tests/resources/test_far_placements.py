@@ -20,7 +20,7 @@ import pytest
 from agentfly.errors import DeadlineError, ToolError, WorldError
 from agentfly.faults import FaultSchedule, faulty
 from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.wire import RemoteError
+from agentfly.resources.rpc.frames import RemoteError
 from agentfly.types import ToolResult
 
 from .far import CONTAINERS, PLACES, Far, ServerThread, far_place, processes

@@ -20,8 +20,8 @@ import pytest
 from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
 from agentfly.faults import kill_worker
 from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.nursery import NURSERY, Born
-from agentfly.resources.wire import RemoteError
+from agentfly.resources.backends.spawn import NURSERY, Born
+from agentfly.resources.rpc.frames import RemoteError
 from agentfly.testing import GuessEnv
 from agentfly.tools.threads import run_in_thread
 from agentfly.types import Message, Task, ToolCall, ToolResult

@@ -13,10 +13,10 @@ from agentfly.agents import ReactAgent
 from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.bundle import PACKAGE, bundle_of
-from agentfly.resources.containers import container_config, enroot_words
-from agentfly.resources.owner import LABEL, is_dead, own_label
-from agentfly.resources.places import ContainerPlace
+from agentfly.resources.backends.bundle import PACKAGE, bundle_of
+from agentfly.resources.backends.container import container_config, enroot_words
+from agentfly.resources.backends.options import ContainerPlace
+from agentfly.resources.backends.owner import LABEL, is_dead, own_label
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 from .worlds import Board, Worker

@@ -10,7 +10,7 @@ import pytest
 
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import Environment, ResourceManager, spec_of
-from agentfly.resources.serve import EnvServer
+from agentfly.resources.rpc.env_server import EnvServer
 from agentfly.types import Task
 
 from .worlds import TASK

@@ -20,7 +20,7 @@ from ..data import check_fields, load_tasks
 from ..engines import engine_options, open_engine
 from ..errors import ConfigError
 from ..resources import Budget, ResourceManager, Spec, spec_of
-from ..resources.env import check_settings
+from ..resources.spec import check_settings
 from ..rewards import Reward, as_reward
 from ..rollout import Limits, Plan, controller, most_in_flight, prepare, run_chains
 from ..rollout.chain import Policy

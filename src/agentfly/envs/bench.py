@@ -25,8 +25,8 @@ from typing import Any
 
 from ..errors import AgentFlyError, ConfigError
 from ..resources import ResourceManager
-from ..resources.env import spec_of
 from ..resources.lease import Lease
+from ..resources.spec import spec_of
 from ..types import Task, ToolResult
 from .worlds import World, check_usable, find_world
 

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
-from ..resources.env import Spec, spec_of
+from ..resources.spec import Spec, spec_of
 from ..types import Task
 from .check_growth import grows
 from .check_report import Check, Failed, Report, Skipped, Status

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError, DeadlineError
-from ..resources.env import Spec
-from ..resources.placements import LoopPlaced, Placed, ThreadPlaced
+from ..resources.backends.base import LoopPlaced, Placed, ThreadPlaced
+from ..resources.spec import Spec
 from ..tools.deadline import Expired, within
 from ..types import Task, ToolResult
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..errors import ConfigError, RolloutError
 from ..resources import ResourceManager
-from ..resources.env import spec_of
 from ..resources.lease import Lease
+from ..resources.spec import spec_of
 from ..rewards import Reward, as_reward
 from ..tools import Context, Tool, call_tools
 from ..types import Completion, Message, Outcome, Task, ToolCall, Trajectory, Turn

@@ -16,12 +16,7 @@ def is_url(text: str, schemes: tuple[str, ...] = ("http", "https")) -> bool:
     """Whether `text` is a URL with a host, and without a user name or password."""
     try:
         parts = urlsplit(text)
-        return (
-            parts.scheme in schemes
-            and bool(parts.hostname)
-            and parts.port != 0
-            and not (parts.username or parts.password)
-        )
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and not (parts.username or parts.password)
     except ValueError:  # such as a port that is not a number
         return False
 

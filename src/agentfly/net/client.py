@@ -71,7 +71,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """`retries` follow the first attempt. Pauses start at `pause_s`, double up to `max_pause_s`, and are shortened at random."""
+    """`retries` follow the first attempt. Pauses start at `pause_s`, double up to `max_pause_s`, and are randomised."""
 
     retries: int = 5
     pause_s: float = 0.5
@@ -132,7 +132,7 @@ class HttpClient:
         return f"{type(self).__name__}({self.base_url!r})"
 
     async def send(self, method: str, url: str, **request: Any) -> Answer:
-        """One attempt; `request` takes httpx's `json`, `params`, `headers`. Raises Transient or Rejected unless the status is 200."""
+        """One attempt. `request` takes httpx's `json`, `params`, `headers`. Raises Transient or Rejected if it is not a 200."""
         import httpx
 
         try:

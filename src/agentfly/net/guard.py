@@ -1,8 +1,8 @@
 """Who may talk to a server: the rules on Host, Origin and token, as one check of a request's headers.
 
-A server on loopback is reachable by every web page that the user opens: a page can send requests to 127.0.0.1, and with a DNS name
-of its own that resolves to 127.0.0.1 (DNS rebinding) it can even read the answers. The Host header then names that DNS name, and
-the Origin header the page; so both are checked. A server that listens beyond loopback must have a token.
+A server on loopback is reachable by every web page that the user opens: a page can send requests to 127.0.0.1, and through a
+DNS name that resolves to 127.0.0.1 (DNS rebinding) it can even read the answers. The Host header then holds that DNS name,
+and the Origin header names the page; so both are checked. A server that listens beyond loopback must have a token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """An ASGI application on uvicorn, with the limits that every server of the package has. Needs `agentfly[serve]`.
 
-    connection    at most `max_connections`; one that sends no complete request head within READ_S is closed
-    head          at most MAX_HEAD bytes
-    body          at most `max_body` bytes, within READ_S
-    request       Host, Origin and token are checked by the `Guard` before the application sees it
+connection    at most `max_connections`; one that sends no complete request head within READ_S is closed
+head          at most MAX_HEAD bytes
+body          at most `max_body` bytes, within READ_S
+request       Host, Origin and token are checked by the `Guard` before the application sees it
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ async def serve_until_stopped(server: WebServer, say: Callable[[str], None], ope
 
 
 class _Limits:
-    """The middleware: refuses by the guard, bounds the body in size and time, and answers what the application raises with 500."""
+    """Middleware: asks the guard, bounds the body in size and time, and turns an exception of the application into a 500."""
 
     def __init__(self, app: App, guard: Guard, max_body: int) -> None:
         self._app, self._guard, self._max_body = app, guard, max_body

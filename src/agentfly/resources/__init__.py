@@ -11,24 +11,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .controller import Admission as Admission
-    from .env import Budget as Budget
-    from .env import Cost as Cost
-    from .env import Environment as Environment
-    from .env import Spec as Spec
-    from .env import spec_of as spec_of
+    from .admission import Admission as Admission
     from .lease import Lease as Lease
     from .manager import ResourceManager as ResourceManager
+    from .spec import Budget as Budget
+    from .spec import Cost as Cost
+    from .spec import Environment as Environment
+    from .spec import Spec as Spec
+    from .spec import spec_of as spec_of
 
 _HOMES = {
-    "Admission": "controller",
-    "Budget": "env",
-    "Cost": "env",
-    "Environment": "env",
+    "Admission": "admission",
+    "Budget": "spec",
+    "Cost": "spec",
+    "Environment": "spec",
     "Lease": "lease",
     "ResourceManager": "manager",
-    "Spec": "env",
-    "spec_of": "env",
+    "Spec": "spec",
+    "spec_of": "spec",
 }
 __all__ = ["Admission", "Budget", "Cost", "Environment", "Lease", "ResourceManager", "Spec", "spec_of"]
 

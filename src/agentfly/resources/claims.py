@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import WorldError
 from .deadlines import Deadlines
-from .env import Budget, Spec
+from .spec import Budget, Spec
 
 if TYPE_CHECKING:
     from .lease import Lease

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, WorldError
 from ..types import Task
-from .facade import Grip
+from .proxy import Grip
 
 if TYPE_CHECKING:
     from .manager import ResourceManager

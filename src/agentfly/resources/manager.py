@@ -26,12 +26,12 @@ from ..tools.deadline import Expired, within
 from ..types import Task
 from .claims import Claims
 from .deadlines import Deadlines
-from .env import Budget, Spec, ready_of, spec_of
-from .facade import Grip, wrap
 from .lease import Kind, Lease
-from .ledger import is_stuck, measure
 from .pool import Member, Pool
+from .proxy import Grip, wrap
 from .ready import make_ready
+from .spec import Budget, Spec, ready_of, spec_of
+from .stats import is_stuck, measure
 
 DEFAULT_MAX = 64
 TIMEOUT_S = 300.0
@@ -100,7 +100,7 @@ class ResourceManager:
         if self._loop is not None:
             self._open(spec.name)
         else:
-            from .placements import home_of
+            from .backends.base import home_of
 
             home_of(spec)  # an unknown placement, or what no worker can import, is refused before the run
         return spec.name

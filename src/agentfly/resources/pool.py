@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import AgentFlyError, WorldError
 from ..tools.deadline import Expired, within
+from .backends.base import Placed, home_of
 from .deadlines import Deadlines
-from .env import Spec
-from .placements import Placed, home_of
+from .spec import Spec
 
 if TYPE_CHECKING:
-    from .facade import Grip
+    from .proxy import Grip
 
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import AgentFlyError, DeadlineError, WorldError
 from ..tools.deadline import Expired, within
 from ..types import Task
-from .facade import wrap
+from .proxy import wrap
 
 READY_S = 86_400.0
 """For what a kind makes once for all its instances: an index of millions of passages takes hours."""

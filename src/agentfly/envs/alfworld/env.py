@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...errors import WorldError
-from ...resources.env import Cost, Environment
+from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
 from .engine import NOTHING, State
 from .oracle import plan

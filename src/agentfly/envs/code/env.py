@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
-from ...resources.env import Cost, Environment
+from ...resources.spec import Cost, Environment
 from ...types import Task
 from .session import CellResult, Session, check_tier, open_session
 

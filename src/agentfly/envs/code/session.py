@@ -20,13 +20,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from ...errors import ConfigError, WorldError
-from ...resources.env import Spec
-from ...resources.places import read_place
+from ...resources.backends.options import read_place
 from ...resources.sandbox.host import SandboxServer
 from ...resources.sandbox.limits import TIERS, CellResult
 from ...resources.sandbox.session import SandboxSession
 from ...resources.sandbox.shared import Shared, borrow
 from ...resources.sandbox.tiers import FAR, ORDER, WORDS, is_below, least_local, not_stopped
+from ...resources.spec import Spec
 
 __all__ = ["CellResult", "Session", "check_tier", "open_session", "session"]
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ _numbers = itertools.count(1)
 
 def _home(tier: str, options: dict[str, Any]) -> Any:
     """One for each place and loop; the first says what it stops."""
-    from ...resources.placements import home_of
+    from ...resources.backends.base import home_of
     from .env import CodeInterpreter
 
     homes = _homes.setdefault(asyncio.get_running_loop(), {})

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, MissingExtra, WorldError
-from ...resources.env import Cost, Environment
+from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
 from .clip import clipped
 from .java import NEEDS, missing

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
-from ...resources.env import Cost, Environment
+from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
 from .retrieval import MAX_K, Passage, Retriever
 from .sources import Source, acquire, is_open, named_corpora, opened, release

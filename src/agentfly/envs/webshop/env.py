@@ -12,7 +12,7 @@ import asyncio
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
-from ...resources.env import Cost, Environment
+from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
 from .catalogue import Catalogue, is_open, open_catalogue
 from .goals import read_row

@@ -38,7 +38,7 @@ _BOOT = (
     f"s = u.spec_from_file_location('agentfly_sandbox', {_HERE + '/__init__.py'!r}, submodule_search_locations=[{_HERE!r}])\n"
     "m = sys.modules['agentfly_sandbox'] = u.module_from_spec(s)\n"
     "s.loader.exec_module(m)\n"
-    "from agentfly_sandbox.warden import main\n"
+    "from agentfly_sandbox.supervisor import main\n"
     "main()\n"
 )
 

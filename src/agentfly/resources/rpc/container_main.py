@@ -133,7 +133,7 @@ def work(channel: socket.socket, config: dict[str, Any], walls: dict[str, Any] |
         if walls is not None:
             confine(walls)
         sys.path[:0] = config["path"]
-        from agentfly.resources.inside import take
+        from agentfly.resources.rpc.sandbox_main import take
 
         take(channel)
     except BaseException as error:  # noqa: BLE001 - a forked child must end here, and say why

@@ -27,14 +27,14 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ConfigError, DeadlineError, WorldError
-from ..tools.deadline import Expired, within
-from .env import Spec, ready_of, spec_of
-from .host import DROP, GET, NEW
-from .placements import Placed, home_of
-from .ready import make_ready
+from ...errors import ConfigError, DeadlineError, WorldError
+from ...tools.deadline import Expired, within
+from ..backends.base import Placed, home_of
+from ..ready import make_ready
+from ..spec import Spec, ready_of, spec_of
+from .frames import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
+from .server import DROP, GET, NEW
 from .websocket import MAX_HEAD, WebSocket, accept_word, parse_head
-from .wire import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
 
 log = logging.getLogger(__name__)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -22,15 +22,15 @@ import shutil
 import signal
 from typing import Any
 
-from ..errors import ConfigError, WorldError
+from ...errors import ConfigError, WorldError
+from ..rpc.client import RemoteHome, Vessel, Worker
+from ..rpc.frames import pack
+from ..spec import Spec
 from .bundle import PACKAGE, Bundle, bundle_of, hello_of
-from .docker_client import Docker, DockerError, Streams, socket_path
-from .env import Spec
-from .nursery import NURSERY, Born
+from .docker import Docker, DockerError, Streams, socket_path
+from .options import ContainerPlace
 from .owner import LABEL, VARIABLE, is_dead, own_label
-from .places import ContainerPlace
-from .remote import RemoteHome, Vessel, Worker
-from .wire import pack
+from .spawn import NURSERY, Born
 
 log = logging.getLogger(__name__)
 NOBODY = "65534:65534"
@@ -49,7 +49,8 @@ def keeper_words(place: ContainerPlace, bundle: Bundle, walls: dict[str, Any] | 
     config: dict[str, Any] = {"path": list(bundle.imports)}
     if walls is not None:
         config["walls"] = walls
-    program = ["-m", "agentfly.resources.keeper"] if place.code == "image" else [str(PACKAGE / "resources" / "keeper.py")]
+    script = PACKAGE / "resources" / "rpc" / "container_main.py"
+    program = ["-m", "agentfly.resources.rpc.container_main"] if place.code == "image" else [str(script)]
     return [place.python, "-I", "-X", "utf8", *program, json.dumps(config)]
 
 

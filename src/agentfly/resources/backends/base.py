@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigError, WorldError
-from ..tools.deadline import Expired, within
-from ..types import Task
-from .env import Spec
-from .threads import OwnThread
+from ...errors import ConfigError, WorldError
+from ...tools.deadline import Expired, within
+from ...types import Task
+from ..spec import Spec
+from ..threads import OwnThread
 
 log = logging.getLogger(__name__)
 
@@ -174,25 +174,25 @@ class Home:
 
 
 def _process(spec: Spec) -> Home:
-    from .remote import ProcessHome
+    from ..rpc.client import ProcessHome
 
     return ProcessHome(spec)
 
 
 def _sandbox(spec: Spec) -> Home:
-    from .sandboxed import SandboxHome
+    from .sandbox import SandboxHome
 
     return SandboxHome(spec)
 
 
 def _container(spec: Spec) -> Home:
-    from .containers import ContainerHome
+    from .container import ContainerHome
 
     return ContainerHome(spec)
 
 
 def _http(spec: Spec) -> Home:
-    from .web import HttpHome
+    from .http import HttpHome
 
     return HttpHome(spec)
 

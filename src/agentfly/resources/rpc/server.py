@@ -18,10 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import plugins
-from ..errors import ConfigError, WorldError
-from .threads import OwnThread
-from .wire import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
+from ... import plugins
+from ...errors import ConfigError, WorldError
+from ..threads import OwnThread
+from .frames import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
 
 NEW, GET, DROP = "@new", "@get", "@drop"
 """Methods of the host itself; the name of an environment's method never begins with @."""

@@ -14,7 +14,7 @@ import struct
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ..errors import ConfigError, WorldError
+from ...errors import ConfigError, WorldError
 
 DEFAULT_SOCKET = "/var/run/docker.sock"
 TIMEOUT_S = 60.0

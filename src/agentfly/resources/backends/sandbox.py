@@ -13,17 +13,17 @@ import json
 import os
 import stat
 
-from ..errors import ConfigError
+from ...errors import ConfigError
+from ..rpc.client import RemoteHome, Vessel, Worker
+from ..rpc.frames import pack
+from ..sandbox.limits import SandboxLimits
+from ..sandbox.session import SandboxSession
+from ..sandbox.shared import NUMERIC, Shared, borrow
+from ..spec import Spec
 from .bundle import bundle_of, hello_of
-from .env import Spec
-from .places import SandboxPlace
-from .remote import RemoteHome, Vessel, Worker
-from .sandbox.limits import SandboxLimits
-from .sandbox.session import SandboxSession
-from .sandbox.shared import NUMERIC, Shared, borrow
-from .wire import pack
+from .options import SandboxPlace
 
-PRELOAD = (*NUMERIC, "asyncio", "agentfly.resources.inside")
+PRELOAD = (*NUMERIC, "asyncio", "agentfly.resources.rpc.sandbox_main")
 WORDS_S = 2.0
 """How long a session that ended by itself may take to be reaped, which tells why."""
 
@@ -46,7 +46,7 @@ class SandboxVessel(Vessel):
         self._session = session = await server.session()
         channel = session.hand_over(
             f"import sys\nsys.path[:0] = {json.dumps(list(bundle.imports))}\n"
-            "from agentfly.resources.inside import from_sandbox\nfrom_sandbox()\n"
+            "from agentfly.resources.rpc.sandbox_main import from_sandbox\nfrom_sandbox()\n"
         )
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: worker, sock=channel)
         self._transport.write(pack(hello_of(self.spec, bundle, number)))

@@ -71,7 +71,7 @@ def main() -> None:
     tie_to(int(sys.argv[3]), int(sys.argv[2]))
     hello = read_hello(channel)
     sys.path[:] = hello["path"]
-    from agentfly.resources.host import serve
+    from agentfly.resources.rpc.server import serve
 
     serve(channel, hello)
 

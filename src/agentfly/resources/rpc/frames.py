@@ -18,9 +18,9 @@ import json
 import struct
 from typing import Any
 
-from .. import errors
-from ..types import Message, Task, ToolCall, ToolResult
-from .sandbox.limits import CellResult
+from ... import errors
+from ...types import Message, Task, ToolCall, ToolResult
+from ..sandbox.limits import CellResult
 
 MAX_FRAME = 64 << 20
 HEADER = struct.Struct(">I")

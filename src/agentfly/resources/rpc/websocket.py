@@ -16,9 +16,9 @@ import struct
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from ..errors import ConfigError, WorldError
-from .places import SCHEMES
-from .wire import MAX_FRAME
+from ...errors import ConfigError, WorldError
+from ..backends.options import SCHEMES
+from .frames import MAX_FRAME
 
 CONTINUE, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

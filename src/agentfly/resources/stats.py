@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .facade import Grip
     from .pool import Pool
+    from .proxy import Grip
 
 GAUGES = ("allocated", "idle", "warming", "closing", "waiting")
 COUNTERS = ("started", "recycled", "failed", "reaped")

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 LOCAL_TIERS = ("process", "landlock", "namespace")
 ENGINES = ("docker", "enroot")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from .. import plugins
 from ..errors import ConfigError
 from ..types import Task
-from .places import OPTIONS, PLACES, Place, read_place
+from .backends.options import OPTIONS, PLACES, Place, read_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 
-from ..errors import ConfigError, WorldError
-from .env import Spec
-from .places import HttpPlace
-from .remote import RemoteHome, Vessel, Worker
-from .websocket import WebSocket, connect
+from ...errors import ConfigError, WorldError
+from ..rpc.client import RemoteHome, Vessel, Worker
+from ..rpc.websocket import WebSocket, connect
+from ..spec import Spec
+from .options import HttpPlace
 
 CONNECT_S = 30.0
 

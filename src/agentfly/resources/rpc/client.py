@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..errors import DeadlineError, WorldError
-from .env import Spec, importable
-from .host import DROP, GET, NEW
-from .nursery import NURSERY, Born
-from .placements import Home, Placed
-from .wire import BadFrame, Frames, pack, pack_argument, unpack_error, unpack_value
+from ...errors import DeadlineError, WorldError
+from ..backends.base import Home, Placed
+from ..backends.spawn import NURSERY, Born
+from ..spec import Spec, importable
+from .frames import BadFrame, Frames, pack, pack_argument, unpack_error, unpack_value
+from .server import DROP, GET, NEW
 
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20) if hasattr(os, "sysconf") else 0.0
 

@@ -12,8 +12,8 @@ import socket
 import stat
 import sys
 
-from .host import serve
-from .worker import read_hello
+from .server import serve
+from .worker_main import read_hello
 
 
 def take(channel: socket.socket) -> None:

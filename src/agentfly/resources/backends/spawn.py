@@ -21,10 +21,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import ConfigError, WorldError
-from .threads import OwnThread
+from ...errors import ConfigError, WorldError
+from ..threads import OwnThread
 
-SCRIPT = Path(__file__).with_name("worker.py")
+SCRIPT = Path(__file__).parents[1] / "rpc" / "worker_main.py"
 _SYSTEM = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
 HARMLESS = (*_SYSTEM, "AGENTFLY_CACHE", "XDG_CACHE_HOME")
 """The last two, so that a worker finds what the trainer has made for it."""
