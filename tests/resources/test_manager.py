@@ -310,11 +310,11 @@ def test_a_chain_that_holds_too_long_or_gives_no_sign_of_life_loses_its_instance
                     greedy[Board].read()
             await greedy.release()
             silent = await manager.acquire([Chalk], TASK, "silent")
-            silent.grips["Chalk"].beat -= 60
+            silent.handles["Chalk"].beat -= 60
             silent.beat()  # just in time
             await asyncio.sleep(0.05)
             assert silent[Chalk].read() == []
-            silent.grips["Chalk"].beat -= 60
+            silent.handles["Chalk"].beat -= 60
             async with manager.lease([Chalk], TASK, "other", 60):
                 with pytest.raises(WorldError, match="silent gave no sign of life"):
                     silent[Chalk].read()

@@ -20,7 +20,7 @@ import pytest
 from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
 from agentfly.faults import kill_worker
 from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.backends.spawn import NURSERY, Born
+from agentfly.resources.backends.spawn import SPAWNER, WorkerProcess
 from agentfly.resources.rpc.frames import RemoteError
 from agentfly.testing import GuessEnv
 from agentfly.tools.threads import run_in_thread
@@ -64,7 +64,7 @@ def _nothing_is_left() -> Iterator[None]:
     assert left() == []
     assert children() == before[0]
     assert len(os.listdir("/proc/self/fd")) <= before[1]
-    assert NURSERY._home is None or not NURSERY._home.exists()
+    assert SPAWNER._home is None or not SPAWNER._home.exists()
 
 
 @pytest.mark.parametrize("placement", ["loop", "thread", "process"])
@@ -302,7 +302,7 @@ def test_what_no_worker_could_import_is_refused_before_the_run() -> None:
 
 def test_a_worker_whose_socket_is_closed_ends_its_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the trainer dies and the kernel closes the socket first."""
-    monkeypatch.setattr(Born, "kill", lambda self: None)
+    monkeypatch.setattr(WorkerProcess, "kill", lambda self: None)
 
     async def main() -> int:
         async with ResourceManager(None, spec_of(Worker, max=1)) as manager:

@@ -209,7 +209,7 @@ class _Examination:
                         raise Failed("a call that was given up does not end: its thread is still running")
                     continue
                 for method, arguments in calls:
-                    await _cancel_after(subject.placed.call(method, (), arguments), turns, self.timeout_s)
+                    await _cancel_after(subject.instance.call(method, (), arguments), turns, self.timeout_s)
                     try:
                         seen = await episode(subject, task, self.play, self.seed)
                     except ConfigError:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError, DeadlineError
-from ..resources.backends.base import LoopPlaced, Placed, ThreadPlaced
+from ..resources.backends.base import Instance, LoopInstance, ThreadInstance
 from ..resources.spec import Spec
 from ..tools.deadline import Expired, within
 from ..types import Task, ToolResult
@@ -45,7 +45,7 @@ class Subject:
 
     def __init__(self, spec: Spec, timeout_s: float, number: int) -> None:
         self.in_loop = inspect.iscoroutinefunction(getattr(spec.cls, "reset", None))
-        self.placed: Placed = LoopPlaced(spec, number) if self.in_loop else ThreadPlaced(spec, number)
+        self.instance: Instance = LoopInstance(spec, number) if self.in_loop else ThreadInstance(spec, number)
         self.before = set(threading.enumerate())
         self.timeout_s = timeout_s
         self.done = False
@@ -53,17 +53,17 @@ class Subject:
         self.last: Call | None = None
 
     async def start(self) -> Subject:
-        await self._within(self.placed.start(), "starting")
+        await self._within(self.instance.start(), "starting")
         return self
 
     @property
     def env(self) -> Any:
-        return self.placed.env
+        return self.instance.env
 
     @property
     def lives(self) -> bool:
         """Whether the thread that was made for it is still there."""
-        return any(thread.name.endswith(f"-{self.placed.number}") for thread in set(threading.enumerate()) - self.before)
+        return any(thread.name.endswith(f"-{self.instance.number}") for thread in set(threading.enumerate()) - self.before)
 
     async def choose(self, play: Play, rng: random.Random, observation: Any) -> Call:
         """The next call of somebody who acts at random."""
@@ -90,7 +90,7 @@ class Subject:
 
     async def reset(self, task: Task) -> Any:
         self.done, self.rewards, self.last = False, 0.0, None
-        return await self._within(self.placed.reset(task), "reset")
+        return await self._within(self.instance.reset(task), "reset")
 
     async def act(self, call: Call) -> Any:
         """What the call gave; an exception is a result too, except a missed deadline."""
@@ -103,11 +103,13 @@ class Subject:
         function = getattr(self.env, method, None)
         if not callable(function):
             raise ConfigError(f"the environment has no method {method!r}: see `actions`")
-        return await self._within(self.placed.call(method, (), arguments), method)
+        return await self._within(self.instance.call(method, (), arguments), method)
 
     async def run(self, function: Callable[..., Any], env: Any, *args: Any) -> Any:
         """A user's function over the environment, where the environment lives, with a longer deadline."""
-        return await self._within(self.placed.run(partial(function, env, *args)), getattr(function, "__name__", "function"), 10)
+        return await self._within(
+            self.instance.run(partial(function, env, *args)), getattr(function, "__name__", "function"), 10
+        )
 
     async def play(self, player: Callable[[Any, Task], Any], task: Task) -> Any:
         """Let a player act; what it does is written down as if we had acted."""
@@ -142,28 +144,28 @@ class Subject:
             loop.call_soon_threadsafe(begun.set)
             return getattr(self.env, call[0])(**call[1])
 
-        calling, beginning = asyncio.ensure_future(self.placed.run(work)), asyncio.ensure_future(begun.wait())
+        calling, beginning = asyncio.ensure_future(self.instance.run(work)), asyncio.ensure_future(begun.wait())
         await asyncio.wait([calling, beginning], timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         beginning.cancel()
         calling.cancel()
         await asyncio.wait([calling, beginning])
         if not calling.cancelled():
             calling.exception()  # it was over before; what it gave does not matter
-        self.placed.abandon()
+        self.instance.abandon()
         await self.discard()
 
     async def close(self) -> None:
-        await self._within(self.placed.call("close", (), {}), "close")
+        await self._within(self.instance.call("close", (), {}), "close")
 
     async def discard(self) -> None:
         """End it, whatever state it is in."""
-        await self.placed.close(self.timeout_s)
+        await self.instance.close(self.timeout_s)
 
     async def _within(self, coroutine: Any, what: str, times: float = 1) -> Any:
         try:
             return await within(coroutine, self.timeout_s * times)
         except Expired:
-            self.placed.abandon()
+            self.instance.abandon()
             raise DeadlineError(f"{what} did not return within {self.timeout_s * times:g} s") from None
 
 

@@ -179,7 +179,7 @@ class Claims:
         wanted = " and ".join(sorted(waiter.names))
         places = ", ".join(f"{self._counts[name]} of {self._places(name)} {name}" for name in sorted(waiter.names))
         some = [lease for _, lease in zip(range(5), self._leases, strict=False)]
-        holders = "; ".join(f"{lease.holder} holds {', '.join(lease.grips) or 'nothing yet'}" for lease in some)
+        holders = "; ".join(f"{lease.holder} holds {', '.join(lease.handles) or 'nothing yet'}" for lease in some)
         more = f"; and {self.taken - len(some)} more" if self.taken > len(some) else ""
         seconds = time.monotonic() - waiter.since
         return (

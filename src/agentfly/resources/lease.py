@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, WorldError
 from ..types import Task
-from .proxy import Grip
+from .proxy import Handle
 
 if TYPE_CHECKING:
     from .manager import ResourceManager
@@ -28,7 +28,7 @@ class Lease:
     `ready` are those that were made ready for its task.
     """
 
-    __slots__ = ("_lock", "_manager", "claim", "grips", "held", "holder", "may", "over", "ready", "task")
+    __slots__ = ("_lock", "_manager", "claim", "handles", "held", "holder", "may", "over", "ready", "task")
 
     def __init__(self, manager: ResourceManager, task: Task, holder: str, may: frozenset[str] = frozenset()) -> None:
         self._manager = manager
@@ -36,7 +36,7 @@ class Lease:
         self.holder = holder
         self.may = may
         self.claim: frozenset[str] = frozenset()
-        self.grips: dict[str, Grip] = {}
+        self.handles: dict[str, Handle] = {}
         self.held = 0
         self.ready: frozenset[str] = frozenset()
         self.over = False
@@ -54,49 +54,49 @@ class Lease:
             raise WorldError(f"the lease of {self.holder} is over")
 
     def __contains__(self, kind: Kind) -> bool:
-        return self._name(kind) in self.grips
+        return self._name(kind) in self.handles
 
     def __getitem__(self, kind: Kind) -> Any:
-        return self.grip(kind).facade
+        return self.handle(kind).proxy
 
-    def grip(self, kind: Kind) -> Grip:
+    def handle(self, kind: Kind) -> Handle:
         if self.over:
             raise WorldError(f"the lease of {self.holder} is over")
         name = self._name(kind)
         try:
-            return self.grips[name]
+            return self.handles[name]
         except KeyError:
-            held = ", ".join(self.grips) or "nothing"
+            held = ", ".join(self.handles) or "nothing"
             raise ConfigError(
                 f"{self.holder} does not hold {name!r} (it holds {held}): ask for it with `await lease.need`"
             ) from None
 
     def observation(self, kind: Kind) -> Any:
         """What `reset` returned."""
-        return self.grip(kind).observation
+        return self.handle(kind).observation
 
     async def call(self, kind: Kind, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method, wherever the environment lives."""
-        grip = self.grip(kind)
-        grip.check()
-        return await grip.call(method, grip.member.placed.call(method, args, kwargs))
+        handle = self.handle(kind)
+        handle.check()
+        return await handle.call(method, handle.member.instance.call(method, args, kwargs))
 
     async def get(self, kind: Kind, attribute: str) -> Any:
         """Read an attribute, wherever the environment lives."""
-        grip = self.grip(kind)
-        grip.check()
-        return await grip.call(attribute, grip.member.placed.get(attribute))
+        handle = self.handle(kind)
+        handle.check()
+        return await handle.call(attribute, handle.member.instance.get(attribute))
 
     def beat(self) -> None:
         """A sign of life; calls are signs too."""
         now = time.monotonic()
-        for grip in self.grips.values():
-            grip.beat = now
+        for handle in self.handles.values():
+            handle.beat = now
 
     def spoil(self, why: str) -> None:
         """What it holds is not to be trusted any more: close all of it."""
-        for grip in self.grips.values():
-            grip.spoil(why)
+        for handle in self.handles.values():
+            handle.spoil(why)
 
     async def release(self) -> None:
         """Give everything back. Calling it twice is fine."""
@@ -107,9 +107,9 @@ class Lease:
         if self.may and not self.over:
             self._manager.count_use(self)
         self.over = True
-        grips = self.grips
-        while grips:
-            self._manager.give_back(grips.popitem()[1])
+        handles = self.handles
+        while handles:
+            self._manager.give_back(handles.popitem()[1])
         if self.claim:
             self._manager.claims.drop(self)
 

@@ -28,7 +28,7 @@ from .claims import Claims
 from .deadlines import Deadlines
 from .lease import Kind, Lease
 from .pool import Member, Pool
-from .proxy import Grip, wrap
+from .proxy import Handle, wrap
 from .ready import make_ready
 from .spec import Budget, Spec, ready_of, spec_of
 from .stats import is_stuck, measure
@@ -54,7 +54,7 @@ class ResourceManager:
         self._names: dict[Any, str] = {}
         self._pools: dict[str, Pool] = {}
         self._by_kind: dict[Any, Pool] = {}
-        self._held: dict[str, list[Grip]] = {}
+        self._held: dict[str, list[Handle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._out_of_order = 0
         self._count = itertools.count(1)
@@ -100,9 +100,9 @@ class ResourceManager:
         if self._loop is not None:
             self._open(spec.name)
         else:
-            from .backends.base import home_of
+            from .backends.base import backend_of
 
-            home_of(spec)  # an unknown placement, or what no worker can import, is refused before the run
+            backend_of(spec)  # an unknown placement, or what no worker can import, is refused before the run
         return spec.name
 
     def name_of(self, kind: Kind) -> str:
@@ -211,7 +211,7 @@ class ResourceManager:
         self._enter()
         await self._ready_for(lease, kinds)
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
-        pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.grips}
+        pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.handles}
         taken: list[str] = []
         try:
             if pools and not lease.held and not lease.claim:
@@ -223,8 +223,8 @@ class ResourceManager:
                 taken.append(pool.spec.name)
         except BaseException:
             for name in taken:
-                if (grip := lease.grips.pop(name, None)) is not None:
-                    self.give_back(grip)
+                if (handle := lease.handles.pop(name, None)) is not None:
+                    self.give_back(handle)
             if lease.claim and not lease.held:
                 self.claims.drop(lease)
             raise
@@ -254,8 +254,8 @@ class ResourceManager:
                 break
             pool.shut(member)
             try:
-                if pool.quick and member.placed.alive:
-                    observation = member.placed.env.reset(lease.task)
+                if pool.quick and member.instance.alive:
+                    observation = member.instance.env.reset(lease.task)
                     if observation is not None and type(observation) is not str and inspect.isawaitable(observation):
                         observation = await within(wrap(observation), _time_left(pool.spec.reset_timeout_s, deadline))
                 else:
@@ -266,7 +266,7 @@ class ResourceManager:
                 member.seats -= 1
                 pool.lent -= 1
                 if isinstance(error, Expired) or not isinstance(error, Exception):
-                    member.placed.abandon()
+                    member.instance.abandon()
                 pool.discard(member, failed=True)
                 if not isinstance(error, Exception):
                     raise
@@ -274,14 +274,14 @@ class ResourceManager:
                     raise _why_not_ready(error, pool, lease.task) from error
                 again = True  # an instance that was used before may be to blame; a fresh one shows whether the task is
         now = time.monotonic()
-        grip = lease.grips[pool.spec.name] = Grip(lease, member, observation, now)
-        member.grips.append(grip)
+        handle = lease.handles[pool.spec.name] = Handle(lease, member, observation, now)
+        member.handles.append(handle)
         lease.held += 1
         held = self._held.get(holder)
         if held is None:
-            self._held[holder] = [grip]
+            self._held[holder] = [handle]
         else:
-            held.append(grip)
+            held.append(handle)
         pool.latencies.append(now - started)
         if pool.shared and member.seats == 1:
             pool.open(member)
@@ -289,7 +289,7 @@ class ResourceManager:
     async def _wait_holding(self, pool: Pool, holder: str, deadline: float, front: bool) -> Member:
         """Wait in line while holding something else: the only way into a deadlock."""
         waiter = pool.enqueue(holder, deadline, front)
-        backwards = any(grip.member.pool.order >= pool.order for grip in self._held[holder])
+        backwards = any(handle.member.pool.order >= pool.order for handle in self._held[holder])
         self._out_of_order += backwards
         try:
             if self._out_of_order and is_stuck(holder, self._pools.values(), self._held):
@@ -303,24 +303,24 @@ class ResourceManager:
 
     async def _ready(self, member: Member, task: Task, deadline: float) -> Any:
         """Look whether it is well, and reset it."""
-        placed, pool = member.placed, member.pool
+        instance, pool = member.instance, member.pool
         most = pool.spec.reset_timeout_s
-        if not placed.alive:
-            raise WorldError(placed.why or f"{pool.spec.name} is closed")
-        if pool.has_health and not await within(placed.call("healthy", (), {}), _time_left(most, deadline)):
+        if not instance.alive:
+            raise WorldError(instance.why or f"{pool.spec.name} is closed")
+        if pool.has_health and not await within(instance.call("healthy", (), {}), _time_left(most, deadline)):
             raise WorldError(f"{pool.spec.name} says that it is not healthy")
-        return await within(placed.reset(task), _time_left(most, deadline))
+        return await within(instance.reset(task), _time_left(most, deadline))
 
-    def give_back(self, grip: Grip) -> None:
+    def give_back(self, handle: Handle) -> None:
         """One instance comes back; those who wait are served."""
-        member = grip.member
+        member = handle.member
         try:
-            member.grips.remove(grip)
+            member.handles.remove(handle)
         except ValueError:
             return  # it was taken back before
-        spoiled = grip.why is not None or grip.busy != 0
-        grip.end("the lease is over")
-        lease = grip.lease
+        spoiled = handle.why is not None or handle.busy != 0
+        handle.end("the lease is over")
+        lease = handle.lease
         lease.held -= 1
         if lease.claim and not lease.held:
             self.claims.drop(lease)  # also where the reaper took its last: a chain that hangs keeps no place
@@ -328,19 +328,19 @@ class ResourceManager:
         if len(held) == 1:
             del self._held[lease.holder]
         else:
-            held.remove(grip)
+            held.remove(handle)
         pool = member.pool
         now = time.monotonic()
-        pool.lease_times.append(now - grip.since)
-        if spoiled and member.seats == 1 and (grip.busy or not member.retiring):
-            member.placed.abandon()
+        pool.lease_times.append(now - handle.since)
+        if spoiled and member.seats == 1 and (handle.busy or not member.retiring):
+            member.instance.abandon()
         pool.give_back(member, spoiled and not member.retiring, now)
 
-    def _take_back(self, grip: Grip, why: str) -> None:
+    def _take_back(self, handle: Handle, why: str) -> None:
         """The reaper's: the holder finds out at its next call."""
-        grip.member.pool.reaped += 1
-        grip.end(why)
-        self.give_back(grip)
+        handle.member.pool.reaped += 1
+        handle.end(why)
+        self.give_back(handle)
 
     # ---- ahead of demand
 
@@ -396,7 +396,7 @@ class ResourceManager:
         """A lease ends: which of the kinds that it might have asked for it did."""
         for name in lease.may:
             if (pool := self._pools.get(name)) is not None:
-                pool.count_use(name in lease.grips)
+                pool.count_use(name in lease.handles)
 
     # ---- life
 
@@ -454,13 +454,13 @@ class ResourceManager:
                     if waiter.wanted:
                         waiter.wanted = False
                         pool.refuse(waiter, WorldError("the resource manager was closed"))
-                for grip in list(pool.grips()):
-                    grip.end("the resource manager was closed")
+                for handle in list(pool.handles()):
+                    handle.end("the resource manager was closed")
                 for task in list(pool.start_tasks):
                     task.cancel()
                 for member in list(pool.members):
                     if member.seats:
-                        member.placed.abandon()
+                        member.instance.abandon()
                     pool.discard(member)
             self.deadlines.close()
         slack = 10.0 + max((max(spec.close_timeout_s, spec.start_timeout_s) for spec, _ in self._specs.values()), default=0.0)
@@ -473,12 +473,12 @@ class ResourceManager:
     def pids(self, kind: Kind) -> list[int]:
         """The worker processes of a kind."""
         pool = self._pools.get(self.name_of(kind))
-        found = (member.placed.pid for member in pool.members) if pool is not None else ()
+        found = (member.instance.pid for member in pool.members) if pool is not None else ()
         return sorted({pid for pid in found if pid is not None})
 
     def holders(self) -> Mapping[str, list[str]]:
         """Who holds what."""
-        return {holder: [grip.member.pool.spec.name for grip in grips] for holder, grips in self._held.items()}
+        return {holder: [handle.member.pool.spec.name for handle in handles] for holder, handles in self._held.items()}
 
     def who_holds_what(self) -> str:
         """The same in words, of the first few."""

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import AgentFlyError, WorldError
 from ..tools.deadline import Expired, within
-from .backends.base import Placed, home_of
+from .backends.base import Instance, backend_of
 from .deadlines import Deadlines
 from .spec import Spec
 
 if TYPE_CHECKING:
-    from .proxy import Grip
+    from .proxy import Handle
 
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""
@@ -51,14 +51,14 @@ class Owner(Protocol):
 class Member:
     """One instance in the pool."""
 
-    __slots__ = ("baseline_mb", "born", "grips", "idle_since", "live", "placed", "pool", "retiring", "seats", "uses")
+    __slots__ = ("baseline_mb", "born", "handles", "idle_since", "instance", "live", "pool", "retiring", "seats", "uses")
 
-    def __init__(self, pool: Pool, placed: Placed) -> None:
+    def __init__(self, pool: Pool, instance: Instance) -> None:
         self.pool = pool
-        self.placed = placed
+        self.instance = instance
         self.born = self.idle_since = time.monotonic()
         self.baseline_mb: float | None = None
-        self.grips: list[Grip] = []
+        self.handles: list[Handle] = []
         self.seats = 0
         self.uses = 0
         self.live = True
@@ -91,7 +91,7 @@ class Pool:
         self.order = order
         self.loop = loop
         self.home_thread = threading.get_ident()
-        self.home = home_of(spec)
+        self.backend = backend_of(spec)
         self.shared = spec.max_chains > 1
         self.has_health = callable(getattr(spec.cls, "healthy", None))
         self.quick = spec.placement == "loop" and not self.has_health
@@ -176,9 +176,9 @@ class Pool:
 
     def _used_up(self, member: Member) -> bool:
         if self.plain_use:
-            return not member.placed.alive
+            return not member.instance.alive
         spec = self.spec
-        if (member.uses and not spec.reusable) or not member.placed.alive:
+        if (member.uses and not spec.reusable) or not member.instance.alive:
             return True
         if spec.max_uses is not None and member.uses >= spec.max_uses:
             return True
@@ -189,7 +189,7 @@ class Pool:
     @staticmethod
     def _grown(member: Member) -> float:
         """Measured from the end of its first lease, when what it loads once is loaded."""
-        now = member.placed.memory_mb()
+        now = member.instance.memory_mb()
         if now is None:
             return 0.0
         if member.baseline_mb is None:
@@ -290,10 +290,10 @@ class Pool:
     def explain(self, waiter: Waiter) -> str:
         """Why there is none: who holds what."""
         now = time.monotonic()
-        grips = [grip for _, grip in zip(range(5), self.grips(), strict=False)]
-        holders = ", ".join(f"{grip.lease.holder} for {now - grip.since:.1f} s" for grip in grips) or "nobody"
+        handles = [handle for _, handle in zip(range(5), self.handles(), strict=False)]
+        holders = ", ".join(f"{handle.lease.holder} for {now - handle.since:.1f} s" for handle in handles) or "nobody"
         num_held = sum(member.seats for member in self.members)
-        more = f" and {num_held - len(grips)} more" if grips and num_held > len(grips) else ""
+        more = f" and {num_held - len(handles)} more" if handles and num_held > len(handles) else ""
         failed = f"; the last start failed: {self.last_error}" if self.last_error is not None else ""
         return (
             f"{waiter.holder} waited {now - waiter.since:.1f} s for {self.spec.name} and got none: {num_held} of "
@@ -301,9 +301,9 @@ class Pool:
             f"being closed, {self.waiting} wait{failed}"
         )
 
-    def grips(self) -> Iterator[Grip]:
+    def handles(self) -> Iterator[Handle]:
         for member in self.members:
-            yield from member.grips
+            yield from member.handles
 
     # ---- birth and death
 
@@ -347,9 +347,9 @@ class Pool:
             task.add_done_callback(self.start_tasks.discard)
 
     async def _start(self, number: int) -> None:
-        placed = self.home.place(number)
+        instance = self.backend.create(number)
         try:
-            await within(placed.start(), self.spec.start_timeout_s)
+            await within(instance.start(), self.spec.start_timeout_s)
         except Expired:
             error: Exception | None = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
         except AgentFlyError as raised:
@@ -358,19 +358,19 @@ class Pool:
             error = WorldError(f"{self.spec.name} did not start: {type(raised).__name__}: {raised}")
         except BaseException:
             self.starting -= 1
-            self._close_later(placed)
+            self._close_later(instance)
             raise
         else:
             error = None
         self.starting -= 1
         if error is not None or self.owner.closed:
-            self._close_later(placed)
+            self._close_later(instance)
         if error is not None:
             self._start_failed(error)
         elif not self.owner.closed:
             self._failures, self.last_error = 0, None
-            member = Member(self, placed)
-            placed.on_death = lambda: self._died(member)
+            member = Member(self, instance)
+            instance.on_death = lambda: self._died(member)
             self.members[member] = None
             self.idle.append(member)
             self.pump()
@@ -390,7 +390,7 @@ class Pool:
 
     def _died(self, member: Member) -> None:
         if member.live:
-            self.discard(member, failed=True, why=member.placed.why)
+            self.discard(member, failed=True, why=member.instance.why)
 
     def spoil(self, member: Member, why: str) -> None:
         """A call was given up in the middle."""
@@ -399,7 +399,7 @@ class Pool:
         if member.seats > 1:
             self.retire(member)
         else:
-            member.placed.abandon()
+            member.instance.abandon()
             self.discard(member, failed=True, why=why)
 
     def retire(self, member: Member) -> None:
@@ -421,37 +421,37 @@ class Pool:
             self.failed += 1
         else:
             self.recycled += 1
-        for grip in member.grips:
-            grip.end(why or f"{self.spec.name} was closed")
-        self._close_later(member.placed)
+        for handle in member.handles:
+            handle.end(why or f"{self.spec.name} was closed")
+        self._close_later(member.instance)
 
-    def _close_later(self, placed: Placed) -> None:
-        placed.on_death = None
+    def _close_later(self, instance: Instance) -> None:
+        instance.on_death = None
         self.closing += 1
-        self.owner.spawn(self._close(placed))
+        self.owner.spawn(self._close(instance))
 
-    async def _close(self, placed: Placed) -> None:
+    async def _close(self, instance: Instance) -> None:
         try:
-            await placed.close(self.spec.close_timeout_s)
+            await instance.close(self.spec.close_timeout_s)
         finally:
             self.closing -= 1
             self.owner.freed()
             self._tell()
 
-    def sweep(self, now: float, end: Callable[[Grip, str], None]) -> None:
+    def sweep(self, now: float, end: Callable[[Handle, str], None]) -> None:
         """Now and then: take back what is held too long, close what nobody needs, start what is missing."""
         spec = self.spec
-        for grip in list(self.grips()):
-            if now - grip.since > spec.max_hold_s:
-                end(grip, f"{grip.lease.holder} held {spec.name} for more than {spec.max_hold_s:g} s; it was taken back")
-            elif spec.heartbeat_s is not None and not grip.busy and now - grip.beat > spec.heartbeat_s:
-                end(grip, f"{grip.lease.holder} gave no sign of life for {spec.heartbeat_s:g} s; {spec.name} was taken back")
+        for handle in list(self.handles()):
+            if now - handle.since > spec.max_hold_s:
+                end(handle, f"{handle.lease.holder} held {spec.name} for more than {spec.max_hold_s:g} s; it was taken back")
+            elif spec.heartbeat_s is not None and not handle.busy and now - handle.beat > spec.heartbeat_s:
+                end(handle, f"{handle.lease.holder} gave no sign of life for {spec.heartbeat_s:g} s; {spec.name} is taken back")
         for member in list(self.idle):
             unneeded = now - member.idle_since > spec.idle_s and len(self.members) > self.floor
             if unneeded or self._used_up(member):
                 self.discard(member)
         for member in self.members:
-            member.placed.tidy()
+            member.instance.tidy()
         self.grow()
 
     def _tell(self) -> None:

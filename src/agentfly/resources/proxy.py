@@ -1,8 +1,8 @@
 """What a chain is given in place of an environment: it behaves like the environment, and can be taken back.
 
-A `Grip` is one chain's hold on one instance; its `Facade` is the object that tools and rewards see. Methods are passed on
-with a deadline. A call that is cancelled or runs out of time spoils the grip: the instance is closed, never lent again, and
-whatever the chain does with the facade afterwards is a `WorldError` that says why.
+A `Handle` is one chain's hold on one instance; its `EnvProxy` is the object that tools and rewards see. Methods are passed on
+with a deadline. A call that is cancelled or runs out of time spoils the handle: the instance is closed, never lent again, and
+whatever the chain does with the proxy afterwards is a `WorldError` that says why.
 
 Where the environment lives in the loop, methods and attributes are as its author wrote them. Where it lives elsewhere (a
 thread, a worker, a server), a method called on the event loop returns an awaitable, and one called from any other thread (a
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .pool import Member
 
 
-class Grip:
+class Handle:
     """One chain's hold on one instance. `why` is None while it holds."""
 
     __slots__ = ("beat", "busy", "lease", "member", "observation", "since", "view", "why")
@@ -39,12 +39,12 @@ class Grip:
         self.since = self.beat = now
         self.busy = 0
         self.why: str | None = None
-        self.view: Facade | None = None
+        self.view: EnvProxy | None = None
 
     @property
-    def facade(self) -> Facade:
+    def proxy(self) -> EnvProxy:
         if self.view is None:
-            self.view = Facade(self)
+            self.view = EnvProxy(self)
         return self.view
 
     def end(self, why: str) -> None:
@@ -105,33 +105,33 @@ async def wrap(awaitable: Any) -> Any:
 _KEPT = "__agentfly_grip__"
 
 
-class Facade:
-    """Stands for the environment. `isinstance(facade, TheEnvironment)` holds where its class is known."""
+class EnvProxy:
+    """Stands for the environment. `isinstance(proxy, TheEnvironment)` holds where its class is known."""
 
     __slots__ = ("__agentfly_grip__", "__dict__")
 
-    def __init__(self, grip: Grip) -> None:
-        object.__setattr__(self, _KEPT, grip)
+    def __init__(self, handle: Handle) -> None:
+        object.__setattr__(self, _KEPT, handle)
 
     def __getattr__(self, name: str) -> Any:
         if name[:2] == "__":
             raise AttributeError(name)
-        grip: Grip = _grips(self)
-        grip.check()
-        placed = grip.member.placed
+        handle: Handle = _grips(self)
+        handle.check()
+        instance = handle.member.instance
         if name == "close":
-            return lambda: _close(grip)
-        if placed.local:
-            value = getattr(placed.env, name)
+            return lambda: _close(handle)
+        if instance.local:
+            value = getattr(instance.env, name)
             if not callable(value) or isinstance(value, type):
                 return value
-            bound = _local(grip, name, value)
-        elif _is_method(grip, name):
-            bound = _remote(grip, name)
-        elif threading.get_ident() != grip.member.pool.home_thread:
-            return grip.wait_for(grip.call(name, placed.get(name)))
+            bound = _local(handle, name, value)
+        elif _is_method(handle, name):
+            bound = _remote(handle, name)
+        elif threading.get_ident() != handle.member.pool.home_thread:
+            return handle.wait_for(handle.call(name, instance.get(name)))
         else:
-            spec = placed.spec
+            spec = instance.spec
             raise AttributeError(
                 f"{spec.name}.{name} is not a method, and {spec.name} lives elsewhere (placement {spec.placement!r}): "
                 f"read it in a sync function, or with `await lease.get({spec.name!r}, {name!r})`"
@@ -140,76 +140,76 @@ class Facade:
         return bound
 
     def __setattr__(self, name: str, value: Any) -> None:
-        grip: Grip = _grips(self)
-        grip.check()
-        placed = grip.member.placed
-        if not placed.local:
-            spec = placed.spec
+        handle: Handle = _grips(self)
+        handle.check()
+        instance = handle.member.instance
+        if not instance.local:
+            spec = instance.spec
             raise AttributeError(
                 f"{spec.name} lives elsewhere (placement {spec.placement!r}): set {name!r} through a method of it"
             )
-        setattr(placed.env, name, value)
+        setattr(instance.env, name, value)
 
     def __repr__(self) -> str:
-        grip: Grip = _grips(self)
-        return f"<{grip.member.pool.spec.name} lent to {grip.lease.holder}{'' if grip.why is None else ', over'}>"
+        handle: Handle = _grips(self)
+        return f"<{handle.member.pool.spec.name} lent to {handle.lease.holder}{'' if handle.why is None else ', over'}>"
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return _grips(self).member.pool.spec.cls or Facade
+        return _grips(self).member.pool.spec.cls or EnvProxy
 
 
-def _grips(facade: Facade) -> Grip:
-    grip: Grip = object.__getattribute__(facade, _KEPT)
-    return grip
+def _grips(proxy: EnvProxy) -> Handle:
+    handle: Handle = object.__getattribute__(proxy, _KEPT)
+    return handle
 
 
-def _local(grip: Grip, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _local(handle: Handle, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if grip.why is not None:
-            raise WorldError(grip.why)
-        grip.busy += 1
+        if handle.why is not None:
+            raise WorldError(handle.why)
+        handle.busy += 1
         try:
             value = function(*args, **kwargs)
         except Exception as error:
-            mark_as_environments(error, f"{grip.member.pool.spec.name}.{name}")
+            mark_as_environments(error, f"{handle.member.pool.spec.name}.{name}")
             raise
         except BaseException:
             # Its thread was told to stop in the middle (this may not be the loop's): the instance is closed when it comes back.
-            grip.end(f"a call of {grip.member.pool.spec.name}.{name} was stopped; the environment is closed")
+            handle.end(f"a call of {handle.member.pool.spec.name}.{name} was stopped; the environment is closed")
             raise
         finally:
-            grip.busy -= 1
-            grip.beat = time.monotonic()
-        return grip.call(name, value) if inspect.isawaitable(value) else value
+            handle.busy -= 1
+            handle.beat = time.monotonic()
+        return handle.call(name, value) if inspect.isawaitable(value) else value
 
     return call
 
 
-def _remote(grip: Grip, name: str) -> Callable[..., Any]:
-    home = grip.member.pool.home_thread
+def _remote(handle: Handle, name: str) -> Callable[..., Any]:
+    home = handle.member.pool.home_thread
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if grip.why is not None:
-            raise WorldError(grip.why)
-        coroutine = grip.call(name, grip.member.placed.call(name, args, kwargs))
-        return coroutine if threading.get_ident() == home else grip.wait_for(coroutine)
+        if handle.why is not None:
+            raise WorldError(handle.why)
+        coroutine = handle.call(name, handle.member.instance.call(name, args, kwargs))
+        return coroutine if threading.get_ident() == home else handle.wait_for(coroutine)
 
     return call
 
 
-def _is_method(grip: Grip, name: str) -> bool:
+def _is_method(handle: Handle, name: str) -> bool:
     """Methods are told from attributes by the class; a function that builds environments does not say, so all are methods."""
-    cls = grip.member.pool.spec.cls
+    cls = handle.member.pool.spec.cls
     if cls is None:
         return True
     value = inspect.getattr_static(cls, name, None)
     return callable(value) or isinstance(value, staticmethod | classmethod)
 
 
-def _close(grip: Grip) -> None:
+def _close(handle: Handle) -> None:
     """The chain says that it is done with the environment for good: it is closed, not lent again."""
-    loop = grip.member.pool.loop
-    why = f"{grip.member.pool.spec.name} was closed by its chain"
-    grip.end(why)
-    loop.call_soon_threadsafe(grip.member.pool.retire, grip.member)
+    loop = handle.member.pool.loop
+    why = f"{handle.member.pool.spec.name} was closed by its chain"
+    handle.end(why)
+    loop.call_soon_threadsafe(handle.member.pool.retire, handle.member)

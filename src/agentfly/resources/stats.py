@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .pool import Pool
-    from .proxy import Grip
+    from .proxy import Handle
 
 GAUGES = ("allocated", "idle", "warming", "closing", "waiting")
 COUNTERS = ("started", "recycled", "failed", "reaped")
@@ -64,7 +64,7 @@ def _write(
     figures[f"resources/{kind}/lease_s"] = sum(lease_times) / len(lease_times) if lease_times else 0.0
 
 
-def is_stuck(holder: str, pools: Iterable[Pool], held: Mapping[str, list[Grip]]) -> bool:
+def is_stuck(holder: str, pools: Iterable[Pool], held: Mapping[str, list[Handle]]) -> bool:
     """Whether `holder` waits for something that can never come back.
 
     Whoever does not wait will end and give back what it holds; then those who wait for that can go on, and end too. Who is
@@ -79,17 +79,17 @@ def is_stuck(holder: str, pools: Iterable[Pool], held: Mapping[str, list[Grip]])
         for waiter in pool.waiters:
             if waiter.wanted and waiter.holder in held:
                 wanted.setdefault(waiter.holder, []).append(pool)
-    for name, grips in held.items():
+    for name, handles in held.items():
         if name not in wanted:
-            for grip in grips:
-                free[grip.member.pool] += 1
+            for handle in handles:
+                free[handle.member.pool] += 1
     moved = True
     while moved and holder in wanted:
         moved = False
         for name in list(wanted):
             if all(free[pool] > 0 for pool in wanted[name]):
                 del wanted[name]
-                for grip in held[name]:
-                    free[grip.member.pool] += 1
+                for handle in held[name]:
+                    free[handle.member.pool] += 1
                 moved = True
     return holder in wanted

@@ -129,9 +129,9 @@ _homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str
 _numbers = itertools.count(1)
 
 
-def _home(tier: str, options: dict[str, Any]) -> Any:
+def _backend(tier: str, options: dict[str, Any]) -> Any:
     """One for each place and loop; the first says what it stops."""
-    from ...resources.backends.base import home_of
+    from ...resources.backends.base import backend_of
     from .env import CodeInterpreter
 
     homes = _homes.setdefault(asyncio.get_running_loop(), {})
@@ -142,33 +142,33 @@ def _home(tier: str, options: dict[str, Any]) -> Any:
         else:
             inner = {"tier": "process"}  # the container is the wall
             spec = Spec(name="code", make=CodeInterpreter, options=inner, placement="container", place=options)
-        homes[key] = home_of(spec)
+        homes[key] = backend_of(spec)
         log.info("%s", " ".join((WORDS[tier], *not_stopped(tier, {}))))
     return homes[key]
 
 
 async def _open_far(tier: str, min_tier: str | None, options: dict[str, Any]) -> Session:
-    home = _home(tier, options)
-    placed = home.place(next(_numbers))
+    home = _backend(tier, options)
+    instance = home.create(next(_numbers))
     try:
         async with asyncio.timeout(home.spec.start_timeout_s):
-            await placed.start()
+            await instance.start()
             got, report = tier, (WORDS[tier], *not_stopped(tier, {}))
             if tier == "remote":
-                got, theirs = await _look(placed, min_tier)
+                got, theirs = await _look(instance, min_tier)
                 report += theirs
     except TimeoutError:
-        await placed.close(10)
+        await instance.close(10)
         raise WorldError(f"a session of the tier {tier!r} did not come up within {home.spec.start_timeout_s:g} s") from None
     except BaseException:
-        await placed.close(10)
+        await instance.close(10)
         raise
-    return _Far(placed, got, report, here=tier != "remote")
+    return _Far(instance, got, report, here=tier != "remote")
 
 
-async def _look(placed: Any, min_tier: str | None) -> tuple[str, tuple[str, ...]]:
+async def _look(instance: Any, min_tier: str | None) -> tuple[str, tuple[str, ...]]:
     """What a server says of its own sessions; weaker ones than we want are refused."""
-    about = await placed.call("about", (), {})
+    about = await instance.call("about", (), {})
     theirs, report = (about.get("tier"), about.get("report")) if isinstance(about, dict) else (None, None)
     if theirs not in ORDER or not isinstance(report, list):
         raise WorldError("the server does not say which tier its sessions have")
@@ -184,8 +184,8 @@ async def _look(placed: Any, min_tier: str | None) -> tuple[str, tuple[str, ...]
 class _Far:
     """A session behind a wire, in an instance of its own; `here`: on this machine."""
 
-    def __init__(self, placed: Any, tier: str, report: tuple[str, ...], here: bool) -> None:
-        self.placed, self.tier, self._report, self._here = placed, tier, report, here
+    def __init__(self, instance: Any, tier: str, report: tuple[str, ...], here: bool) -> None:
+        self.instance, self.tier, self._report, self._here = instance, tier, report, here
 
     def report(self) -> tuple[str, ...]:
         return self._report
@@ -193,25 +193,25 @@ class _Far:
     async def run(self, code: str, timeout_s: float) -> CellResult:
         try:
             async with asyncio.timeout(timeout_s + SLACK_S):
-                result = await self.placed.call("run", (code, timeout_s), {})
+                result = await self.instance.call("run", (code, timeout_s), {})
         except TimeoutError:
-            self.placed.abandon()
+            self.instance.abandon()
             return _lost("it did not answer when its time was over", timed_out=True)
         except WorldError as error:
-            self.placed.abandon()
+            self.instance.abandon()
             if not self._here:
                 raise  # a server that is gone is the world's failure; a container may well have died of the cell
             return _lost(str(error))
         except BaseException:
-            self.placed.abandon()
+            self.instance.abandon()
             raise
         if not isinstance(result, CellResult):
-            self.placed.abandon()
+            self.instance.abandon()
             raise WorldError("the far session sent something that is not the result of a cell")
         return result
 
     async def close(self) -> None:
-        await self.placed.close(10)
+        await self.instance.close(10)
 
 
 def _lost(why: str, timed_out: bool = False) -> CellResult:

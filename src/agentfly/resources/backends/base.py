@@ -1,7 +1,7 @@
 """Where an instance lives: `loop` (called directly), `thread` (a thread of its own), and on the other side of a wire
 (`remote`): `process` (a worker process), `sandbox`, `container`, `http` (a server).
 
-A `Home` belongs to one pool and makes `Placed` instances; what a placed instance can do is the same everywhere: start, be
+A `Backend` belongs to one pool and creates `Instance`s. An instance can do the same everywhere: start, be
 called, be abandoned in the middle of a call, be closed. A call here has no deadline of its own: the lease puts one around
 it. `close` never raises and always ends, within its time.
 """
@@ -24,7 +24,7 @@ from ..threads import OwnThread
 log = logging.getLogger(__name__)
 
 
-class Placed:
+class Instance:
     """One instance in its place. `on_death` is called once, on the loop, when it ends by itself."""
 
     local = False
@@ -84,7 +84,7 @@ class Placed:
         """Called now and then."""
 
 
-class LoopPlaced(Placed):
+class LoopInstance(Instance):
     local = True
 
     async def start(self) -> None:
@@ -112,7 +112,7 @@ class LoopPlaced(Placed):
             await self.call("close", (), {})
 
 
-class ThreadPlaced(Placed):
+class ThreadInstance(Instance):
     _thread: OwnThread | None = None
     _left = False
 
@@ -162,44 +162,44 @@ class ThreadPlaced(Placed):
             self.env = None
 
 
-class Home:
+class Backend:
     """Makes the instances of one pool."""
 
-    def __init__(self, spec: Spec, kind: type[Placed]) -> None:
+    def __init__(self, spec: Spec, kind: type[Instance]) -> None:
         self.spec = spec
         self._kind = kind
 
-    def place(self, number: int) -> Placed:
+    def create(self, number: int) -> Instance:
         return self._kind(self.spec, number)
 
 
-def _process(spec: Spec) -> Home:
-    from ..rpc.client import ProcessHome
+def _process(spec: Spec) -> Backend:
+    from ..rpc.client import ProcessBackend
 
-    return ProcessHome(spec)
-
-
-def _sandbox(spec: Spec) -> Home:
-    from .sandbox import SandboxHome
-
-    return SandboxHome(spec)
+    return ProcessBackend(spec)
 
 
-def _container(spec: Spec) -> Home:
-    from .container import ContainerHome
+def _sandbox(spec: Spec) -> Backend:
+    from .sandbox import SandboxBackend
 
-    return ContainerHome(spec)
-
-
-def _http(spec: Spec) -> Home:
-    from .http import HttpHome
-
-    return HttpHome(spec)
+    return SandboxBackend(spec)
 
 
-PLACEMENTS: dict[str, Callable[[Spec], Home]] = {
-    "loop": lambda spec: Home(spec, LoopPlaced),
-    "thread": lambda spec: Home(spec, ThreadPlaced),
+def _container(spec: Spec) -> Backend:
+    from .container import ContainerBackend
+
+    return ContainerBackend(spec)
+
+
+def _http(spec: Spec) -> Backend:
+    from .http import HttpBackend
+
+    return HttpBackend(spec)
+
+
+PLACEMENTS: dict[str, Callable[[Spec], Backend]] = {
+    "loop": lambda spec: Backend(spec, LoopInstance),
+    "thread": lambda spec: Backend(spec, ThreadInstance),
     "process": _process,
     "sandbox": _sandbox,
     "container": _container,
@@ -207,7 +207,7 @@ PLACEMENTS: dict[str, Callable[[Spec], Home]] = {
 }
 
 
-def home_of(spec: Spec) -> Home:
+def backend_of(spec: Spec) -> Backend:
     try:
         make = PLACEMENTS[spec.placement]
     except KeyError:

@@ -23,14 +23,14 @@ import signal
 from typing import Any
 
 from ...errors import ConfigError, WorldError
-from ..rpc.client import RemoteHome, Vessel, Worker
+from ..rpc.client import RemoteBackend, Worker, WorkerTransport
 from ..rpc.frames import pack
 from ..spec import Spec
 from .bundle import PACKAGE, Bundle, bundle_of, hello_of
 from .docker import Docker, DockerError, Streams, socket_path
 from .options import ContainerPlace
 from .owner import LABEL, VARIABLE, is_dead, own_label
-from .spawn import NURSERY, Born
+from .spawn import SPAWNER, WorkerProcess
 
 log = logging.getLogger(__name__)
 NOBODY = "65534:65534"
@@ -89,7 +89,7 @@ def container_config(spec: Spec, place: ContainerPlace, bundle: Bundle) -> dict[
     }
 
 
-class DockerVessel(Vessel):
+class DockerTransport(WorkerTransport):
     thing = "container"
 
     def __init__(self, spec: Spec, place: ContainerPlace, docker: Docker, reaping: asyncio.Future[int]) -> None:
@@ -122,7 +122,7 @@ class DockerVessel(Vessel):
         assert self._streams is not None
         self._streams.write(data)
 
-    async def bury(self, asked: bool) -> str:
+    async def terminate(self, asked: bool) -> str:
         tail = ""
         if self._creating is not None and not self._creating.done():
             await asyncio.wait([self._creating])  # it has a deadline of its own
@@ -176,13 +176,13 @@ def enroot_words(enroot: str, spec: Spec, place: ContainerPlace, bundle: Bundle)
     return [*words, "--", place.image, *keeper_words(place, bundle, walls)]
 
 
-class EnrootVessel(Vessel):
+class EnrootTransport(WorkerTransport):
     thing = "container"
 
     def __init__(self, spec: Spec, place: ContainerPlace, enroot: str, reaping: asyncio.Future[int]) -> None:
         super().__init__(spec)
         self._place, self._enroot, self._reaping = place, enroot, reaping
-        self._born: Born | None = None
+        self._born: WorkerProcess | None = None
         self._transport: asyncio.Transport | None = None
 
     async def open(self, worker: Worker, number: int) -> None:
@@ -190,7 +190,7 @@ class EnrootVessel(Vessel):
         bundle = bundle_of(self.spec, self._place.visible)
         command = enroot_words(self._enroot, self.spec, self._place, bundle)
         variables = [*_ENGINE_VARIABLES, *(name for name in os.environ if name.startswith("ENROOT_"))]
-        self._born = await NURSERY.spawn(number, variables, command)
+        self._born = await SPAWNER.spawn(number, variables, command)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: worker, sock=self._born.channel)
         self._transport.write(pack(hello_of(self.spec, bundle, number)))
@@ -199,7 +199,7 @@ class EnrootVessel(Vessel):
         assert self._transport is not None
         self._transport.write(data)
 
-    async def bury(self, asked: bool) -> str:
+    async def terminate(self, asked: bool) -> str:
         if self._born is None:
             return "before it began"
         if not asked:  # the keeper has its last line to write
@@ -210,7 +210,7 @@ class EnrootVessel(Vessel):
         tail = self._born.tail()
         if self._transport is not None:
             self._transport.abort()
-        await NURSERY.bury(self._born)
+        await SPAWNER.terminate(self._born)
         return f"by itself; it said: {tail}" if tail else "by itself"
 
     def tidy(self) -> None:
@@ -234,7 +234,7 @@ def reap_processes() -> int:
     return count
 
 
-class ContainerHome(RemoteHome):
+class ContainerBackend(RemoteBackend):
     def __init__(self, spec: Spec) -> None:
         place = spec.in_place
         if not isinstance(place, ContainerPlace):
@@ -252,14 +252,14 @@ class ContainerHome(RemoteHome):
         except ConfigError as error:
             raise ConfigError(f"environment {spec.name!r}: {error}") from None
 
-    def vessel(self) -> Vessel:
+    def transport(self) -> WorkerTransport:
         loop = asyncio.get_running_loop()
         if self._enroot:
             self._reaping = self._reaping or loop.create_task(asyncio.to_thread(reap_processes))
-            return EnrootVessel(self.spec, self._place, self._enroot, self._reaping)
+            return EnrootTransport(self.spec, self._place, self._enroot, self._reaping)
         docker = Docker(self._socket)
         self._reaping = self._reaping or loop.create_task(_reap_first(docker))
-        return DockerVessel(self.spec, self._place, docker, self._reaping)
+        return DockerTransport(self.spec, self._place, docker, self._reaping)
 
 
 def _find_enroot() -> str:

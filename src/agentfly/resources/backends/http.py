@@ -12,7 +12,7 @@ import asyncio
 import os
 
 from ...errors import ConfigError, WorldError
-from ..rpc.client import RemoteHome, Vessel, Worker
+from ..rpc.client import RemoteBackend, Worker, WorkerTransport
 from ..rpc.websocket import WebSocket, connect
 from ..spec import Spec
 from .options import HttpPlace
@@ -20,7 +20,7 @@ from .options import HttpPlace
 CONNECT_S = 30.0
 
 
-class HttpVessel(Vessel):
+class HttpTransport(WorkerTransport):
     thing = "server"
 
     def __init__(self, spec: Spec, place: HttpPlace) -> None:
@@ -45,7 +45,7 @@ class HttpVessel(Vessel):
         assert self._socket is not None
         self._socket.send(data)
 
-    async def bury(self, asked: bool) -> str:
+    async def terminate(self, asked: bool) -> str:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -69,7 +69,7 @@ def token_of(place: HttpPlace) -> str | None:
     return token
 
 
-class HttpHome(RemoteHome):
+class HttpBackend(RemoteBackend):
     def __init__(self, spec: Spec) -> None:
         place = spec.in_place
         if not isinstance(place, HttpPlace):
@@ -81,8 +81,8 @@ class HttpHome(RemoteHome):
         super().__init__(spec)
         self._place = place
 
-    def vessel(self) -> Vessel:
-        return HttpVessel(self.spec, self._place)
+    def transport(self) -> WorkerTransport:
+        return HttpTransport(self.spec, self._place)
 
     def check(self, about: object) -> None:
         """The server says first what it serves."""

@@ -14,7 +14,7 @@ import os
 import stat
 
 from ...errors import ConfigError
-from ..rpc.client import RemoteHome, Vessel, Worker
+from ..rpc.client import RemoteBackend, Worker, WorkerTransport
 from ..rpc.frames import pack
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
@@ -28,7 +28,7 @@ WORDS_S = 2.0
 """How long a session that ended by itself may take to be reaped, which tells why."""
 
 
-class SandboxVessel(Vessel):
+class SandboxTransport(WorkerTransport):
     thing = "sandbox"
 
     def __init__(self, spec: Spec, place: SandboxPlace) -> None:
@@ -55,7 +55,7 @@ class SandboxVessel(Vessel):
         assert self._transport is not None
         self._transport.write(data)
 
-    async def bury(self, asked: bool) -> str:
+    async def terminate(self, asked: bool) -> str:
         how = "before it began"
         if self._transport is not None:
             self._transport.abort()
@@ -69,7 +69,7 @@ class SandboxVessel(Vessel):
         return how
 
 
-class SandboxHome(RemoteHome):
+class SandboxBackend(RemoteBackend):
     def __init__(self, spec: Spec) -> None:
         place = spec.in_place
         if not isinstance(place, SandboxPlace):
@@ -80,8 +80,8 @@ class SandboxHome(RemoteHome):
         super().__init__(spec)
         self._place = place
 
-    def vessel(self) -> Vessel:
-        return SandboxVessel(self.spec, self._place)
+    def transport(self) -> WorkerTransport:
+        return SandboxTransport(self.spec, self._place)
 
 
 def _check_open(spec: Spec, paths: tuple[str, ...]) -> None:

@@ -32,7 +32,7 @@ PREFIX = "agentfly-workers-"
 LOG_LIMIT = 1 << 20
 
 
-class Born:
+class WorkerProcess:
     """A started worker: its process, our end of its socket, and its directory."""
 
     __slots__ = ("channel", "directory", "popen")
@@ -63,7 +63,7 @@ class Born:
                 os.truncate(self.directory / "log", 0)
 
 
-class Nursery:
+class Spawner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
@@ -72,13 +72,13 @@ class Nursery:
         self._lock_fd = -1
         self._life: tuple[int, int] = (-1, -1)
 
-    async def spawn(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None = None) -> Born:
+    async def spawn(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None = None) -> WorkerProcess:
         """Start one: `worker.py`, or a command of the caller's, which has the socket as its standard input and output. A
         cancelled call leaves nothing: what was started is buried."""
         if os.name != "posix":
             raise ConfigError("placement 'process' needs Linux or macOS; use placement 'thread'")
         thread = self._enter()
-        born: list[Born] = []
+        born: list[WorkerProcess] = []
         try:
             await thread.run(lambda: born.append(self._start(number, pass_env, command)))
         except BaseException as error:
@@ -89,7 +89,7 @@ class Nursery:
             raise
         return born[0]
 
-    async def bury(self, born: Born) -> None:
+    async def terminate(self, born: WorkerProcess) -> None:
         """Kill, reap, remove its directory. It goes on when the caller is cancelled."""
         born.kill()
         born.channel.close()
@@ -129,7 +129,7 @@ class Nursery:
         self._life = os.pipe()
         self._thread = OwnThread("nursery")
 
-    def _start(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None) -> Born:
+    def _start(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None) -> WorkerProcess:
         assert self._home is not None
         directory = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=self._home))
         ours, theirs = socket.socketpair()
@@ -153,9 +153,9 @@ class Nursery:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         ours.setblocking(False)
-        return Born(popen, ours, directory)
+        return WorkerProcess(popen, ours, directory)
 
-    def _bury_all(self, all_born: list[Born]) -> None:
+    def _bury_all(self, all_born: list[WorkerProcess]) -> None:
         for born in all_born:
             born.kill()
             born.channel.close()
@@ -202,6 +202,6 @@ def _ignore(value: object, error: BaseException | None) -> None:
     """Nobody waits for this."""
 
 
-NURSERY = Nursery()
+SPAWNER = Spawner()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=NURSERY.forget)
+    os.register_at_fork(after_in_child=SPAWNER.forget)

@@ -1,9 +1,9 @@
 """Environments on the other side of a wire: calls in, frames over a connection, answers out.
 
-A `Worker` is one other side with one or more instances; the `Vessel` under it is what it lives in (a process here, a sandbox,
-a container, a server elsewhere: one file each) and carries the bytes. When it dies, every call that waits on it fails with a
-`WorldError` that says how, and its instances report their death; nothing else is touched. A call that is given up kills the
-vessel when the instance is alone in it. Where several share one the instance is dropped, it takes no new ones, and it is
+A `Worker` is one other side with one or more instances; the `WorkerTransport` under it is what it lives in (a process here, a
+sandbox, a container, a server elsewhere: one file each) and carries the bytes. When it dies, every call that waits on it fails
+with a `WorldError` that says how, and its instances report their death; nothing else is touched. A call that is given up kills
+the transport when the instance is alone in it. Where several share one the instance is dropped, it takes no new ones, and it is
 killed when the last has left.
 """
 
@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from ...errors import DeadlineError, WorldError
-from ..backends.base import Home, Placed
-from ..backends.spawn import NURSERY, Born
+from ..backends.base import Backend, Instance
+from ..backends.spawn import SPAWNER, WorkerProcess
 from ..spec import Spec, importable
 from .frames import BadFrame, Frames, pack, pack_argument, unpack_error, unpack_value
 from .server import DROP, GET, NEW
@@ -27,8 +27,8 @@ from .server import DROP, GET, NEW
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20) if hasattr(os, "sysconf") else 0.0
 
 
-class Vessel:
-    """What a worker lives in, and the wire to it. One vessel is opened once, and buried once, whatever came of it."""
+class WorkerTransport:
+    """What a worker lives in, and the wire to it. One transport is opened once, and buried once, whatever came of it."""
 
     thing = "worker process"
     """What messages call it."""
@@ -45,7 +45,7 @@ class Vessel:
     def write(self, data: bytes) -> None:
         raise NotImplementedError
 
-    async def bury(self, asked: bool) -> str:
+    async def terminate(self, asked: bool) -> str:
         """End it for certain; how it ended. `asked`: we want it gone, and it need not be asked why. Never raises."""
         raise NotImplementedError
 
@@ -53,15 +53,15 @@ class Vessel:
         """Called now and then."""
 
 
-class ProcessVessel(Vessel):
+class ProcessTransport(WorkerTransport):
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self._born: Born | None = None
+        self._born: WorkerProcess | None = None
         self._transport: asyncio.Transport | None = None
 
     async def open(self, worker: Worker, number: int) -> None:
         target, options = importable(self.spec)
-        self._born = await NURSERY.spawn(number, self.spec.pass_env)
+        self._born = await SPAWNER.spawn(number, self.spec.pass_env)
         self.pid = self._born.popen.pid
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: worker, sock=self._born.channel)
@@ -72,14 +72,14 @@ class ProcessVessel(Vessel):
         assert self._transport is not None
         self._transport.write(data)
 
-    async def bury(self, asked: bool) -> str:
+    async def terminate(self, asked: bool) -> str:
         born = self._born
         if born is None:
             return "it was never born"
         tail = born.tail()
         if self._transport is not None:
             self._transport.abort()
-        await NURSERY.bury(born)
+        await SPAWNER.terminate(born)
         return f"({_how(born.popen.returncode)})" + (f"; it said: {tail}" if tail else "")
 
     def tidy(self) -> None:
@@ -88,18 +88,18 @@ class ProcessVessel(Vessel):
 
 
 class Worker(asyncio.Protocol):
-    """Our side of one vessel. `ready` is done when it answers, `gone` when it is dead and buried."""
+    """Our side of one transport. `ready` is done when it answers, `gone` when it is dead and buried."""
 
-    def __init__(self, spec: Spec, vessel: Vessel) -> None:
+    def __init__(self, spec: Spec, transport: WorkerTransport) -> None:
         loop = asyncio.get_running_loop()
         self.spec = spec
-        self.vessel = vessel
+        self.transport = transport
         self.alive = True
         self.tainted = False
         self.why = ""
         self.about: Any = None
         """What it said of itself when it came up."""
-        self.instances: dict[int, RemotePlaced] = {}
+        self.instances: dict[int, RemoteInstance] = {}
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -112,25 +112,25 @@ class Worker(asyncio.Protocol):
         answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[0] = answered  # its first frame
         try:
-            await self.vessel.open(self, number)
+            await self.transport.open(self, number)
             answer = await answered
             if answer.get("error"):  # a cell of a sandbox that ended before it became a worker
                 raise WorldError(str(answer["error"])[-500:])
             self.about = unpack_value(answer)
         except BaseException as error:
-            self.die(f"its {self.vessel.thing} did not start: {error}")
+            self.die(f"its {self.transport.thing} did not start: {error}")
             raise
-        self._write = self.vessel.write
+        self._write = self.transport.write
         if not self.ready.done():
             self.ready.set_result(None)
 
     @property
     def pid(self) -> int | None:
-        return self.vessel.pid if self.alive else None
+        return self.transport.pid if self.alive else None
 
     async def call(self, instance: int, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if not self.alive or self._write is None:
-            raise WorldError(self.why or f"{self.spec.name}: its {self.vessel.thing} is gone")
+            raise WorldError(self.why or f"{self.spec.name}: its {self.transport.thing} is gone")
         self._count += 1
         call_id = self._count
         message: dict[str, Any] = {"id": call_id, "i": instance, "m": method}
@@ -142,7 +142,7 @@ class Worker(asyncio.Protocol):
             data = pack(message)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(
-                f"an argument of {self.spec.name}.{method} cannot travel to its {self.vessel.thing}: {error}"
+                f"an argument of {self.spec.name}.{method} cannot travel to its {self.transport.thing}: {error}"
             ) from None
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
@@ -162,22 +162,22 @@ class Worker(asyncio.Protocol):
                 if future is not None and not future.done():
                     future.set_result(message)
         except BadFrame as error:
-            self.die(f"{self.spec.name}: its {self.vessel.thing} sent something that is not a frame ({error}) and was killed")
+            self.die(f"{self.spec.name}: its {self.transport.thing} sent no valid frame ({error}) and was killed")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.die("")
 
     def die(self, why: str) -> None:
-        """It is over: kill, reap, then tell everyone. Without a reason the vessel itself is asked for one."""
+        """It is over: kill, reap, then tell everyone. Without a reason the transport itself is asked for one."""
         if not self.alive:
             return
         self.alive, self.why = False, why
         self._burial = asyncio.get_running_loop().create_task(self._bury())
 
     async def _bury(self) -> None:
-        how = await self.vessel.bury(bool(self.why))
+        how = await self.transport.terminate(bool(self.why))
         if not self.why:
-            self.why = f"{self.spec.name}: its {self.vessel.thing} ended {how}"
+            self.why = f"{self.spec.name}: its {self.transport.thing} ended {how}"
         for future in list(self._calls.values()):
             if not future.done():
                 future.set_exception(WorldError(self.why))
@@ -186,11 +186,11 @@ class Worker(asyncio.Protocol):
             self.ready.set_exception(WorldError(self.why))
             self.ready.exception()
         self.gone.set_result(None)
-        for placed in list(self.instances.values()):
-            placed.died(self.why)
+        for instance in list(self.instances.values()):
+            instance.died(self.why)
 
     def leave(self, number: int) -> None:
-        """An instance is closed; the last one takes the vessel with it."""
+        """An instance is closed; the last one takes the transport with it."""
         self.instances.pop(number, None)
         if not self.instances:
             self.die(f"{self.spec.name} is closed")
@@ -205,10 +205,10 @@ def _how(code: int | None) -> str:
     return f"exit code {code}"
 
 
-class RemotePlaced(Placed):
-    def __init__(self, home: RemoteHome, number: int) -> None:
+class RemoteInstance(Instance):
+    def __init__(self, home: RemoteBackend, number: int) -> None:
         super().__init__(home.spec, number)
-        self._home = home
+        self._backend = home
         self._worker: Worker | None = None
 
     @property
@@ -216,10 +216,10 @@ class RemotePlaced(Placed):
         return self._worker.pid if self._worker is not None else None
 
     async def start(self) -> None:
-        worker = self._worker = self._home.room(self)
+        worker = self._worker = self._backend.room(self)
         if len(worker.instances) == 1:
             await worker.start(self.number)
-            self._home.check(worker.about)
+            self._backend.check(worker.about)
         else:
             await asyncio.shield(worker.ready)
         await worker.call(self.number, NEW)
@@ -247,7 +247,7 @@ class RemotePlaced(Placed):
             return
         self.alive = False
         if self.spec.per_process == 1:
-            worker.die(f"{self.spec.name}: a call was given up and its {worker.vessel.thing} was killed")
+            worker.die(f"{self.spec.name}: a call was given up and its {worker.transport.thing} was killed")
         else:
             worker.tainted = True  # its thread may hang in there for ever
 
@@ -258,7 +258,7 @@ class RemotePlaced(Placed):
         if self.alive:
             await super().close(timeout_s)
         elif worker.alive and self.spec.per_process > 1 and self.number in worker.instances:
-            self._home.spawn_task(worker.call(self.number, DROP), timeout_s)
+            self._backend.spawn_task(worker.call(self.number, DROP), timeout_s)
         worker.leave(self.number)
         if not worker.alive:
             await asyncio.shield(worker.gone)  # killed already; reaping has a deadline of its own
@@ -281,7 +281,7 @@ class RemotePlaced(Placed):
 
     def tidy(self) -> None:
         if self._worker is not None and self._worker.alive:
-            self._worker.vessel.tidy()
+            self._worker.transport.tidy()
 
     @property
     def about(self) -> Any:
@@ -289,33 +289,33 @@ class RemotePlaced(Placed):
         return None if self._worker is None else self._worker.about
 
 
-class RemoteHome(Home):
-    """The workers of one pool. A placement of its own overrides `vessel`."""
+class RemoteBackend(Backend):
+    """The workers of one pool. A placement of its own overrides `transport`."""
 
     def __init__(self, spec: Spec) -> None:
-        super().__init__(spec, Placed)
+        super().__init__(spec, Instance)
         self._workers: list[Worker] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def vessel(self) -> Vessel:
+    def transport(self) -> WorkerTransport:
         raise NotImplementedError
 
     def check(self, about: Any) -> None:
         """What the other side said of itself; for a placement that must look."""
 
-    def place(self, number: int) -> RemotePlaced:
-        return RemotePlaced(self, number)
+    def create(self, number: int) -> RemoteInstance:
+        return RemoteInstance(self, number)
 
-    def room(self, placed: RemotePlaced) -> Worker:
+    def room(self, instance: RemoteInstance) -> Worker:
         """A worker with room for one more, made if need be."""
         limit = self.spec.per_process
         self._workers = [worker for worker in self._workers if worker.alive]
         roomy = (worker for worker in self._workers if not worker.tainted and len(worker.instances) < limit)
         worker = next(roomy, None)
         if worker is None:
-            worker = Worker(self.spec, self.vessel())
+            worker = Worker(self.spec, self.transport())
             self._workers.append(worker)
-        worker.instances[placed.number] = placed
+        worker.instances[instance.number] = instance
         return worker
 
     def spawn_task(self, coroutine: Any, timeout_s: float) -> None:
@@ -324,13 +324,13 @@ class RemoteHome(Home):
         task.add_done_callback(partial(_forget, self._tasks))
 
 
-class ProcessHome(RemoteHome):
+class ProcessBackend(RemoteBackend):
     def __init__(self, spec: Spec) -> None:
         importable(spec)  # what no worker could import is refused before anything starts
         super().__init__(spec)
 
-    def vessel(self) -> Vessel:
-        return ProcessVessel(self.spec)
+    def transport(self) -> WorkerTransport:
+        return ProcessTransport(self.spec)
 
 
 def _forget(tasks: set[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from ...errors import ConfigError, DeadlineError, WorldError
 from ...tools.deadline import Expired, within
-from ..backends.base import Placed, home_of
+from ..backends.base import Instance, backend_of
 from ..ready import make_ready
 from ..spec import Spec, ready_of, spec_of
 from .frames import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
@@ -72,7 +72,7 @@ class EnvServer:
         self.most, self.lent = most, 0
         self.port = port
         self._host, self._token, self._ping_s = host, token, ping_s
-        self._home = home_of(self.spec)
+        self._backend = backend_of(self.spec)
         self._seats = asyncio.Semaphore(most)
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
@@ -138,7 +138,7 @@ class EnvServer:
                     "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                     f"Sec-WebSocket-Accept: {word}\r\n\r\n".encode()
                 )
-                await Lodger(self, WebSocket(reader, writer, client=False)).live()
+                await Connection(self, WebSocket(reader, writer, client=False)).live()
             finally:
                 self.lent -= 1
                 self._seats.release()
@@ -178,12 +178,12 @@ class EnvServer:
         return str(getattr(self.spec.make, "__name__", self.spec.name))
 
 
-class Lodger:
+class Connection:
     """One connection and its instance."""
 
     def __init__(self, server: EnvServer, socket: WebSocket) -> None:
         self.server, self.socket = server, socket
-        self.placed: Placed | None = None
+        self.instance: Instance | None = None
         self.calls: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
@@ -210,11 +210,11 @@ class Lodger:
         busy = list(self.calls)
         for task in busy:
             task.cancel()
-        placed, self.placed = self.placed, None
-        if placed is not None:
+        instance, self.instance = self.instance, None
+        if instance is not None:
             if busy:
-                placed.abandon()
-            closing = asyncio.ensure_future(placed.close(self.server.spec.close_timeout_s))
+                instance.abandon()
+            closing = asyncio.ensure_future(instance.close(self.server.spec.close_timeout_s))
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(closing)
             if not closing.done():  # the server is being closed: it may not be left half-way
@@ -241,35 +241,35 @@ class Lodger:
             raise WorldError("not a call")
         if method == NEW:
             return await self.begin()
-        placed = self.placed
-        if placed is None:
+        instance = self.instance
+        if instance is None:
             raise WorldError("the environment is closed")
         if method == DROP:
-            self.placed = None
-            await placed.close(self.server.spec.close_timeout_s)
+            self.instance = None
+            await instance.close(self.server.spec.close_timeout_s)
             return None
         unpacked = [unpack_argument(value) for value in args]
         name = unpacked[0] if method == GET and unpacked else method
         if not isinstance(name, str) or name.startswith(("_", "@")):
             raise AttributeError(f"{self.server._name} has no public {name!r}")
         if method == GET:
-            return await placed.get(name)
-        return await placed.call(name, unpacked, {key: unpack_argument(value) for key, value in kwargs.items()})
+            return await instance.get(name)
+        return await instance.call(name, unpacked, {key: unpack_argument(value) for key, value in kwargs.items()})
 
     async def begin(self) -> None:
-        if self.placed is not None:
+        if self.instance is not None:
             raise WorldError("one connection has one instance")
         spec = self.server.spec
-        self.placed = placed = self.server._home.place(next(self.server._numbers))
+        self.instance = instance = self.server._backend.create(next(self.server._numbers))
         try:
-            await within(placed.start(), spec.start_timeout_s)
+            await within(instance.start(), spec.start_timeout_s)
         except Expired:
             raise DeadlineError(f"{spec.name} did not come up within {spec.start_timeout_s:g} s") from None
-        placed.on_death = self.died
+        instance.on_death = self.died
 
     def died(self) -> None:
         """The instance ended by itself. Its calls have been told why; the trainer is, so that it takes another."""
-        why = self.placed.why if self.placed is not None else ""
+        why = self.instance.why if self.instance is not None else ""
         asyncio.get_running_loop().call_soon(self.socket.end, 1011, why)
 
 

@@ -27,7 +27,7 @@ NEW, GET, DROP = "@new", "@get", "@drop"
 """Methods of the host itself; the name of an environment's method never begins with @."""
 
 
-class Instance:
+class _HostedInstance:
     __slots__ = ("env", "tasks", "thread")
 
     def __init__(self, thread: OwnThread | None) -> None:
@@ -42,7 +42,7 @@ class Host(asyncio.Protocol):
         self.ended = ended
         self.loop = ended.get_loop()
         self.frames = Frames()
-        self.instances: dict[int, Instance] = {}
+        self.instances: dict[int, _HostedInstance] = {}
         self.make: Callable[..., Any] | None = None
         self.transport: asyncio.WriteTransport | None = None
 
@@ -67,7 +67,7 @@ class Host(asyncio.Protocol):
         call_id, number, method = message["id"], message["i"], message["m"]
         if method == NEW:
             thread = None if self.hello["per_process"] == 1 else OwnThread(f"instance-{number}")
-            instance = self.instances[number] = Instance(thread)
+            instance = self.instances[number] = _HostedInstance(thread)
             self.dispatch(call_id, instance, partial(self.build, instance), False)
             return
         found = self.instances.get(number)
@@ -89,13 +89,13 @@ class Host(asyncio.Protocol):
             return
         self.dispatch(call_id, found, partial(function, *args, **kwargs), inspect.iscoroutinefunction(function))
 
-    def build(self, instance: Instance) -> None:
+    def build(self, instance: _HostedInstance) -> None:
         if self.make is None:
             self.make = plugins.resolve("envs", self.hello["target"])
         assert self.make is not None
         instance.env = self.make(**self.hello["options"])
 
-    def dispatch(self, call_id: int, instance: Instance, call: Callable[[], Any], is_async: bool) -> None:
+    def dispatch(self, call_id: int, instance: _HostedInstance, call: Callable[[], Any], is_async: bool) -> None:
         if instance.thread is not None and not is_async:
 
             def done(value: Any, error: BaseException | None) -> None:
@@ -109,7 +109,7 @@ class Host(asyncio.Protocol):
             value, error = None, raised
         self.finish(call_id, instance, value, error)
 
-    def finish(self, call_id: int, instance: Instance, value: Any, error: BaseException | None) -> None:
+    def finish(self, call_id: int, instance: _HostedInstance, value: Any, error: BaseException | None) -> None:
         if isinstance(value, _Waiting):
             value = value.awaitable
         if error is None and inspect.isawaitable(value):
@@ -127,7 +127,7 @@ class Host(asyncio.Protocol):
         else:
             self.answer(call_id, value, None)
 
-    def drop(self, call_id: int, number: int, instance: Instance) -> None:
+    def drop(self, call_id: int, number: int, instance: _HostedInstance) -> None:
         """End an instance whose call was given up: stop what it does, close it, say so."""
         del self.instances[number]
         for task in instance.tasks:
