@@ -1,10 +1,14 @@
-"""The house guards itself: arrows point one way, heavy packages stay in their rooms, importing is light."""
+"""The house guards itself: arrows point one way and in no circle, heavy packages stay in their rooms, importing is light."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import io
 import subprocess
 import sys
+import tokenize
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -123,6 +127,106 @@ def test_heavy_packages_stay_in_their_rooms(path: Path) -> None:
             assert relative.startswith(HEAVY[package]), f"{relative}:{line} imports {package}"
 
 
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(("agentfly", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Every module and the modules it imports, late and type-only imports included."""
+    modules = {module_name(path): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                target = ".".join([*base, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    inner = f"{target}.{alias.name}"
+                    found.add(inner if inner in modules else target)
+        graph[name] = (found & set(modules)) - {name}
+    return graph
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Leaves are removed until none is left: what remains is in a circle, or depends on one."""
+    graph = import_graph()
+    while leaves := {name for name, targets in graph.items() if not targets}:
+        graph = {name: targets - leaves for name, targets in graph.items() if name not in leaves}
+    needed = {name for targets in graph.values() for name in targets}
+    circle = {name: sorted(targets) for name, targets in graph.items() if name in needed}
+    assert not circle, f"modules that import each other: {circle}"
+
+
+def test_the_circle_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = import_graph()
+    graph["agentfly.errors"] = {"agentfly.types"}
+    monkeypatch.setitem(globals(), "import_graph", lambda: graph)
+    with pytest.raises(AssertionError, match=r"agentfly\.types"):
+        test_no_modules_import_each_other_in_a_circle()
+
+
+MAX_FILES = 15
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda path: path.name)
+def test_a_folder_has_at_most_fifteen_modules(folder: Path) -> None:
+    files = sorted(path.name for path in folder.glob("*.py"))
+    # The package's own folder holds the rooms that are single files.
+    assert folder == SRC or len(files) <= MAX_FILES, f"{folder.name} has {len(files)} modules: {', '.join(files)}"
+
+
+def public_parts(thing: object) -> list[str]:
+    """The public methods and properties that a class defines itself."""
+    return [
+        name
+        for name, value in vars(thing).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod))
+    ]
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    import agentfly
+
+    missing = []
+    for name in agentfly.__all__:
+        thing = getattr(agentfly, name)
+        if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+            continue
+        if not thing.__doc__ or thing.__doc__.startswith(f"{name}("):  # a dataclass without one gets its signature
+            missing.append(name)
+        if inspect.isclass(thing):
+            missing += [f"{name}.{part}" for part in public_parts(thing) if not inspect.getdoc(getattr(thing, part))]
+    assert not missing, f"without a docstring: {', '.join(missing)}"
+
+
+MAX_LINES = 32_000
+
+
+def lines_of_code(path: Path) -> int:
+    """Lines that hold code: blank lines, comments and docstrings do not count."""
+    source = path.read_text()
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in layout:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
+def test_the_package_stays_small_enough_to_read() -> None:
+    total = sum(map(lines_of_code, FILES))
+    assert total <= MAX_LINES, f"{total} lines of code: remove something, or raise the limit on purpose"
+
+
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = f"import sys, agentfly, agentfly.cli; print(sorted({set(HEAVY)!r} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
@@ -138,6 +242,13 @@ def test_every_public_name_exists() -> None:
 
     for name in agentfly.__all__:
         assert getattr(agentfly, name) is not None
+
+
+def test_the_version_is_stated_once_more_in_pyproject() -> None:
+    import agentfly
+
+    project = tomllib.loads((SRC.parent.parent / "pyproject.toml").read_text())["project"]
+    assert project["version"] == agentfly.__version__
 
 
 def test_no_exception_is_swallowed() -> None:

@@ -16,6 +16,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from .errors import InvariantError
 from .types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
 TUPLE, WIDE_INT, RECORD = 1, 2, 3
@@ -79,7 +80,7 @@ def decode(data: bytes | bytearray | memoryview, *, any_keys: bool = False) -> A
         return msgpack.unpackb(data, ext_hook=read, strict_map_key=not any_keys, unicode_errors="surrogatepass")
     except NotDecodable:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, InvariantError, msgpack.UnpackException) as error:
         raise NotDecodable(f"{type(error).__name__}: {error}") from None
 
 

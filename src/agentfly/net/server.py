@@ -148,6 +148,10 @@ class _Limits:
         if scope["type"] != "http":
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        # h11 bounds a head only while it is incomplete: one that arrives in a single read may be larger.
+        if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
+            await _answer(send, 431, f"a request's head has at most {MAX_HEAD} bytes")
+            return
         refusal = self._guard.refuse(headers)
         if refusal is not None:
             await _answer(send, *refusal)
