@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test check format bench pocket pocket-worlds clean
+.PHONY: help setup quickstart test test-fast check format bench pocket pocket-worlds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -17,22 +17,25 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-setup: $(STAMP) ## make .venv and install everything into it
+setup: $(STAMP) ## create .venv and install the package and its tools into it
 
 quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (a few minutes on two cores, setup included)
 	$(BIN)/agentfly train recipes/quickstart.toml
 
-test: $(STAMP) ## run the tests
+test-fast: $(STAMP) ## run the tests that need no training and no documentation (about a minute on two cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test: $(STAMP) ## run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/sandbox
 	$(BIN)/python -m pytest tests/sandbox
 
-check: $(STAMP) ## lint, format, types and the house's own test
+check: $(STAMP) ## lint, format, types and the test of the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_house.py
 
-format: $(STAMP) ## let ruff mend what it can
+format: $(STAMP) ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
