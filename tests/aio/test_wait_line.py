@@ -121,7 +121,7 @@ def test_closing_refuses_those_that_wait_and_leaves_no_deadline_behind() -> None
         tasks = [asyncio.create_task(tickets.take(timeout_s=600)) for _ in range(5)]
         await turn()
         tasks[0].cancel()
-        tickets.line.close(ValueError("closed"))
+        tickets.line.close(lambda: ValueError("closed"))
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result).__name__ for result in results] == ["CancelledError", *["ValueError"] * 4]
         assert tickets.line.waiting == 0

@@ -114,10 +114,10 @@ def balanced(manager: ResourceManager) -> None:
     assert manager.claims.taken == manager.claims.waiting == 0
     assert figures["resources/total/allocated"] == figures["resources/total/waiting"] == 0
     for pool in manager._pools.values():
-        assert pool.waiting == sum(waiter.wanted for waiter in pool.waiters) == 0
-        assert not pool.part
-        assert pool.lent == 0
-        assert set(pool.idle) == set(pool.members)
+        assert pool.line.waiting == len(list(pool.line)) == 0
+        assert not pool.joinable
+        assert pool.leased == 0
+        assert set(pool.idle) == set(pool.slots)
         assert pool.count <= pool.size
     assert manager._out_of_order == 0
 

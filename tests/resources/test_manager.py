@@ -223,13 +223,13 @@ def test_an_old_instance_is_replaced_when_it_comes_back_or_lies_idle() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1, max_age_s=3600), sweep_s=0.01) as manager:
             async with manager.lease([Board], TASK):
-                (member,) = manager._pools["Board"].members
-                member.born -= 4000  # it has grown old in use
+                (slot,) = manager._pools["Board"].slots
+                slot.started_at -= 4000  # it has grown old in use
             async with manager.lease([Board], TASK, timeout_s=60):
                 assert gauge(manager, "Board", "started") == 2
                 assert gauge(manager, "Board", "recycled") == 1
-            (member,) = manager._pools["Board"].members
-            member.born -= 4000  # and this one in idleness: nobody has to ask
+            (slot,) = manager._pools["Board"].slots
+            slot.started_at -= 4000  # and this one in idleness: nobody has to ask
             async with asyncio.timeout(60):
                 while gauge(manager, "Board", "recycled") < 2:
                     await asyncio.sleep(0.01)
@@ -290,7 +290,7 @@ def test_a_shared_instance_whose_chains_left_while_another_came_is_reset_and_is_
                 await lease.release()
             late = await coming
             assert late[Library].read() == []
-            assert len(manager._pools["Library"].part) == 1
+            assert len(manager._pools["Library"].joinable) == 1
             late.spoil("it burned down")
             await late.release()
             async with manager.lease([Library], task(10), "next", 60) as lease:
@@ -310,11 +310,11 @@ def test_a_chain_that_holds_too_long_or_gives_no_sign_of_life_loses_its_instance
                     greedy[Board].read()
             await greedy.release()
             silent = await manager.acquire([Chalk], TASK, "silent")
-            silent.handles["Chalk"].beat -= 60
+            silent.handles["Chalk"].active_at -= 60
             silent.beat()  # just in time
             await asyncio.sleep(0.05)
             assert silent[Chalk].read() == []
-            silent.handles["Chalk"].beat -= 60
+            silent.handles["Chalk"].active_at -= 60
             async with manager.lease([Chalk], TASK, "other", 60):
                 with pytest.raises(WorldError, match="silent gave no sign of life"):
                     silent[Chalk].read()

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any
 
 from .deadlines import deadlines_of
@@ -60,12 +60,13 @@ class _Alarm:
 
 
 @types.coroutine
-def within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Generator[Any, Any, Any]:
-    """Await `coroutine` for at most `timeout_s` seconds.
+def within(awaitable: Awaitable[Any], timeout_s: float) -> Generator[Any, Any, Any]:
+    """Await a coroutine, or any awaitable, for at most `timeout_s` seconds.
 
     Raises `Expired` when the time is over, also if the coroutine swallows its cancellation and returns a value. A
     cancellation from outside stays a `CancelledError`, and wins if both come in the same tick of the loop.
     """
+    coroutine: Any = awaitable if hasattr(awaitable, "send") else _await(awaitable)
     try:
         waiting = coroutine.send(None)
     except StopIteration as stop:
@@ -97,6 +98,10 @@ def within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Generator[A
     if alarm.rings:
         raise Expired
     return value
+
+
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def _abandon(coroutine: Coroutine[Any, Any, Any]) -> None:

@@ -130,10 +130,10 @@ class WaitLine(Generic[R, T]):
             self._forget(waiter)
             self._serve()
 
-    def close(self, error: Exception) -> None:
-        """Refuse all that wait."""
+    def close(self, error: Callable[[], Exception]) -> None:
+        """Refuse all that wait, each with an error that `error` makes."""
         for waiter in self:
-            self.refuse(waiter, error)
+            self.refuse(waiter, error())
         if self._loop is not None:
             self._deadlines.compact()  # the heap outlives the line and must not keep its owner alive
 
