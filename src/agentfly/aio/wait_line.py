@@ -11,6 +11,9 @@ Cancellation has two races, both settled in `wait`:
 - `task.cancel()` cancels the waiter's future at once, but the task runs a tick later. In between the waiter still counts as
   waiting, is skipped by `first` and iteration, and newcomers queue behind it. `wait` serves the line once more for them.
 - A value may be assigned in the tick of the cancellation. The task never sees it, so `wait` hands it back to the owner.
+
+Most waiters of a line have the same timeout, so their deadlines are in the order of the queue. For those the line has a single
+entry in the heap, for the first of them; only a waiter that is due before one in front of it has an entry of its own.
 """
 
 from __future__ import annotations
@@ -22,16 +25,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from .deadlines import Deadlines, deadlines_of
+from .deadlines import SLACK_S, Deadlines, deadlines_of
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 class Waiter(Generic[R, T]):
-    """One place in a line. `request` is what the owner needs to know of it, `since` when it came."""
+    """One place in a line. `request` is what the owner needs to know of it, `since` when it came.
 
-    __slots__ = ("_line", "deadline", "future", "request", "since", "wanted")
+    `in_heap` is True if it has an entry of its own in the heap of deadlines.
+    """
+
+    __slots__ = ("_line", "deadline", "future", "in_heap", "request", "since", "wanted")
 
     def __init__(self, line: WaitLine[R, T], request: R, future: asyncio.Future[T], deadline: float) -> None:
         self._line = line
@@ -39,10 +45,11 @@ class Waiter(Generic[R, T]):
         self.future = future
         self.deadline = deadline
         self.since = time.monotonic()
+        self.in_heap = False
         self.wanted = True
 
     def expire(self) -> None:
-        self._line.expire(self)
+        self._line.time_out(self)
 
 
 class WaitLine(Generic[R, T]):
@@ -64,6 +71,10 @@ class WaitLine(Generic[R, T]):
         self._queue: deque[Waiter[R, T]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines: Deadlines
+        self._latest = -math.inf
+        """The latest deadline of the waiters without an entry in the heap."""
+        self.wanted = False
+        """Whether the line has an entry in the heap."""
         self.waiting = 0
         """Waiters that are neither served nor refused. Tasks that were cancelled and did not run since are included."""
 
@@ -78,8 +89,13 @@ class WaitLine(Generic[R, T]):
         else:
             self._queue.append(waiter)
         self.waiting += 1
-        if deadline < math.inf:
-            self._deadlines.add(deadline, waiter)
+        if front or deadline < self._latest:
+            self._schedule(waiter)
+        elif deadline < math.inf:
+            self._latest = deadline
+            if not self.wanted:
+                self.wanted = True
+                self._deadlines.add(deadline, self)
         return waiter
 
     async def wait(self, waiter: Waiter[R, T]) -> T:
@@ -106,6 +122,7 @@ class WaitLine(Generic[R, T]):
 
     def __iter__(self) -> Iterator[Waiter[R, T]]:
         """Those that wait, in order. During the iteration waiters may be assigned and refused; `first` may not be called."""
+        self._trim()
         self.first()  # drops those that left from the front
         for waiter in self._queue:  # `_trim` replaces this queue and does not change it
             if waiter.wanted and not waiter.future.done():
@@ -113,7 +130,10 @@ class WaitLine(Generic[R, T]):
 
     def assign(self, waiter: Waiter[R, T], value: T) -> None:
         """Serve a waiter that `first` or iteration has returned."""
-        self._forget(waiter)
+        if waiter.in_heap:
+            self._deadlines.cancel(waiter)
+        waiter.wanted = False
+        self.waiting -= 1
         waiter.future.set_result(value)
 
     def refuse(self, waiter: Waiter[R, T], error: Exception) -> None:
@@ -134,11 +154,26 @@ class WaitLine(Generic[R, T]):
         """Refuse all that wait, each with an error that `error` makes."""
         for waiter in self:
             self.refuse(waiter, error())
-        if self._loop is not None:
+        if self.wanted:
+            self._deadlines.cancel(self)
             self._deadlines.compact()  # the heap outlives the line and must not keep its owner alive
 
-    def expire(self, waiter: Waiter[R, T]) -> None:
-        """The deadline of `waiter` has passed; called by `Deadlines`, which has set `wanted` to False."""
+    def expire(self) -> None:
+        """The entry of the line in the heap is due: time out the waiters that are, and wait for the next."""
+        now = time.monotonic() + SLACK_S
+        for waiter in list(self):  # `time_out` serves the line, which changes the queue
+            if waiter.in_heap or not waiter.wanted:
+                continue
+            if waiter.deadline > now:
+                self.wanted = True
+                self._deadlines.add(waiter.deadline, self)
+                return
+            waiter.wanted = False
+            self.time_out(waiter)
+        self._latest = -math.inf
+
+    def time_out(self, waiter: Waiter[R, T]) -> None:
+        """The deadline of `waiter` has passed; `wanted` is False already."""
         self.waiting -= 1
         if waiter.future.done():
             return  # cancelled in this tick: `wait` does the rest
@@ -146,14 +181,18 @@ class WaitLine(Generic[R, T]):
         if error is None:
             waiter.wanted = True
             self.waiting += 1
-            self._deadlines.add(waiter.deadline, waiter)
+            self._schedule(waiter)
             return
         self.refuse(waiter, error)
-        self._trim()
         self._serve()
 
-    def _forget(self, waiter: Waiter[R, T]) -> None:
+    def _schedule(self, waiter: Waiter[R, T]) -> None:
         if waiter.deadline < math.inf:
+            waiter.in_heap = True
+            self._deadlines.add(waiter.deadline, waiter)
+
+    def _forget(self, waiter: Waiter[R, T]) -> None:
+        if waiter.in_heap:
             self._deadlines.cancel(waiter)
         waiter.wanted = False
         self.waiting -= 1

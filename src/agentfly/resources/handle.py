@@ -44,6 +44,7 @@ class SlotOwner(Protocol):
 class Slot:
     """One place of a pool, with a started instance in it. `pool` draws its states.
 
+    `kind`         the name of the pool
     `num_chains`   chains that use it now: at most 1, or the kind's `max_chains` if it is shared
     `live`         False from the moment the pool closes it
     `retiring`     it takes no new chain and is closed when the last one leaves
@@ -51,13 +52,14 @@ class Slot:
     """
 
     __slots__ = (
-        *("baseline_mb", "handles", "idle_since", "instance", "live"),
+        *("baseline_mb", "handles", "idle_since", "instance", "kind", "live"),
         *("num_chains", "pool", "retiring", "started_at", "uses"),
     )
 
     def __init__(self, pool: SlotOwner, instance: Instance) -> None:
         self.pool = pool
         self.instance = instance
+        self.kind = instance.spec.name
         self.started_at = self.idle_since = time.monotonic()
         self.baseline_mb: float | None = None
         self.handles: list[Handle] = []

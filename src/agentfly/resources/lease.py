@@ -36,11 +36,11 @@ class Lease:
 
     __slots__ = ("_lock", "_manager", "claim", "handles", "holder", "may", "num_held", "over", "ready", "task")
 
-    def __init__(self, manager: LeaseManager, task: Task, holder: str, may: frozenset[str] = frozenset()) -> None:
+    def __init__(self, manager: LeaseManager, task: Task, holder: str) -> None:
         self._manager = manager
         self.task = task
         self.holder = holder
-        self.may = may
+        self.may: frozenset[str] = frozenset()
         self.claim: frozenset[str] = frozenset()
         self.handles: dict[str, Handle] = {}
         self.num_held = 0

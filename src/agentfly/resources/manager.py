@@ -199,13 +199,17 @@ class ResourceManager:
         The caller gives it back with `release`. Raises WorldError if an instance cannot be had within `timeout_s`.
         """
         self._enter()
-        lease = Lease(self, task, holder or f"lease {next(self._lease_numbers)}", frozenset(map(self.name_of, may)))
-        await self._ready_for(lease, (*kinds, *may))
-        if len(kinds) == 1 and not may:
-            now = time.monotonic()
-            await self._grant(self._pool(kinds[0]), lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
-        else:
+        lease = Lease(self, task, holder or f"lease {next(self._lease_numbers)}")
+        if len(kinds) != 1 or may:
+            lease.may = frozenset(map(self.name_of, may))
+            await self._ready_for(lease, may)
             await self.add(lease, kinds, timeout_s)
+            return lease
+        pool = self._pool(kinds[0])  # the common case, without the detours of `add`
+        if self._make_ready:
+            await self._ready_for(lease, kinds)
+        now = time.monotonic()
+        await self._grant(pool, lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
         return lease
 
     async def add(self, lease: Lease, kinds: Sequence[EnvKind], timeout_s: float | None) -> None:
@@ -282,7 +286,7 @@ class ResourceManager:
     async def _wait_holding(self, pool: Pool, holder: str, deadline: float, front: bool) -> Slot:
         """Wait for a slot while holding another: the only wait that can deadlock."""
         waiter = pool.enqueue(holder, deadline, front)
-        backwards = any(self._pools[handle.spec.name].order >= pool.order for handle in self._held[holder])
+        backwards = any(self._pools[handle.slot.kind].order >= pool.order for handle in self._held[holder])
         self._out_of_order += backwards
         try:
             if self._out_of_order and is_deadlocked(holder, self._pools, self._held):
@@ -322,7 +326,7 @@ class ResourceManager:
             del self._held[lease.holder]
         else:
             held.remove(handle)
-        pool = self._pools[handle.spec.name]
+        pool = self._pools[handle.slot.kind]
         now = time.monotonic()
         pool.lease_times.append(now - handle.since)
         if spoiled and slot.num_chains == 1 and (handle.busy or not slot.retiring):
@@ -331,7 +335,7 @@ class ResourceManager:
 
     def _take_back(self, handle: Handle, why: str) -> None:
         """Take an instance from a chain, which finds out at its next call."""
-        self._pools[handle.spec.name].reaped += 1
+        self._pools[handle.slot.kind].reaped += 1
         handle.end(why)
         self._give_back(handle)
 
@@ -455,7 +459,7 @@ class ResourceManager:
 
     def holders(self) -> Mapping[str, list[str]]:
         """The kinds that each chain holds, by the name of the chain."""
-        return {holder: [handle.spec.name for handle in handles] for holder, handles in self._held.items()}
+        return {holder: [handle.slot.kind for handle in handles] for holder, handles in self._held.items()}
 
     def who_holds_what(self) -> str:
         """`holders` in words, of the first five."""

@@ -71,7 +71,7 @@ def is_deadlocked(holder: str, pools: Mapping[str, Pool], held: Mapping[str, lis
     while holder in wanted:
         for name in going:
             for handle in held[name]:
-                free[handle.spec.name] += 1
+                free[handle.slot.kind] += 1
         going = [name for name, kinds in wanted.items() if all(free[kind] > 0 for kind in kinds)]
         if not going:
             return True
