@@ -115,7 +115,22 @@ def test_deadlines_pass_in_their_order_and_can_be_postponed() -> None:
     asyncio.run(main())
 
 
-def test_closing_refuses_those_that_wait_and_leaves_no_deadline_behind() -> None:
+def test_a_waiter_put_in_front_with_a_late_deadline_does_not_delay_the_timeouts_behind_it() -> None:
+    async def main() -> None:
+        tickets = Tickets(0)
+        early = asyncio.create_task(tickets.take("early", 0.2))
+        await turn()
+        front = asyncio.create_task(tickets.take("front", 600, front=True))
+        with pytest.raises(TimeoutError, match="early waited, 1 more wait"):
+            await asyncio.wait_for(asyncio.shield(early), 60)
+        assert not front.done()
+        tickets.put(7)
+        assert await front == 7
+
+    asyncio.run(main())
+
+
+def test_closing_refuses_all_waiters_and_leaves_no_deadline_behind() -> None:
     async def main() -> None:
         tickets = Tickets(0)
         tasks = [asyncio.create_task(tickets.take(timeout_s=600)) for _ in range(5)]

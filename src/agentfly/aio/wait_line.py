@@ -13,7 +13,7 @@ Cancellation has two races, both settled in `wait`:
 - A value may be assigned in the tick of the cancellation. The task never sees it, so `wait` hands it back to the owner.
 
 Most waiters of a line have the same timeout, so their deadlines are in the order of the queue. For those the line has a single
-entry in the heap, for the first of them; only a waiter that is due before one in front of it has an entry of its own.
+entry in the heap, for the first of them; a waiter that is due before one in front of it gets a separate entry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Waiter(Generic[R, T]):
     """One place in a line. `request` is what the owner needs to know of it, `since` when it came.
 
-    `in_heap` is True if it has an entry of its own in the heap of deadlines.
+    `in_heap` is True if it has a separate entry in the heap of deadlines.
     """
 
     __slots__ = ("_line", "deadline", "future", "in_heap", "request", "since", "wanted")

@@ -92,7 +92,7 @@ class Claims:
         self._counts.update(names)
 
     def _serve(self) -> None:
-        """Serve whoever there is room for, in order. A waiter never overtakes one that wants one of the same kinds."""
+        """Serve the waiters that there is room for, in order. A waiter never overtakes one that wants one of the same kinds."""
         blocked: set[str] = set()
         for waiter in self._line:
             lease, names = waiter.request
