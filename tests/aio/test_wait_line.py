@@ -130,6 +130,23 @@ def test_a_waiter_put_in_front_with_a_late_deadline_does_not_delay_the_timeouts_
     asyncio.run(main())
 
 
+def test_a_line_can_be_used_in_one_event_loop_after_another() -> None:
+    tickets = Tickets(0)
+
+    async def served_late() -> None:
+        waiting = asyncio.create_task(tickets.take(timeout_s=600))
+        await turn()
+        tickets.put(7)
+        assert await waiting == 7
+
+    async def never_served() -> None:
+        with pytest.raises(TimeoutError, match="waited"):
+            await asyncio.wait_for(tickets.take(timeout_s=0.05), 60)
+
+    asyncio.run(served_late())
+    asyncio.run(never_served())
+
+
 def test_closing_refuses_all_waiters_and_leaves_no_deadline_behind() -> None:
     async def main() -> None:
         tickets = Tickets(0)

@@ -83,6 +83,7 @@ class WaitLine(Generic[R, T]):
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._deadlines = loop, deadlines_of(loop)
+            self._latest, self.wanted = -math.inf, False  # an entry in the heap of another loop is void
         waiter = Waiter(self, request, loop.create_future(), deadline)
         if front:
             self._queue.appendleft(waiter)
@@ -156,6 +157,7 @@ class WaitLine(Generic[R, T]):
             self.refuse(waiter, error())
         if self.wanted:
             self._deadlines.cancel(self)
+        if self._loop is not None:
             self._deadlines.compact()  # the heap outlives the line and must not keep its owner alive
 
     def expire(self) -> None:
