@@ -1,11 +1,10 @@
-"""What lending costs: acquire and release with many chains waiting, and a call in every placement, beside the bare floor of
-each.
+"""The cost of a lease and of a call: acquire and release with many chains waiting, and a call in every placement.
 
-Lending: N chains take turns at one instance, so N - 1 always wait. The floor is a pool made of two deques (free instances,
-futures of those who wait) with no deadline, no reset, no books. Calls: the same trivial method through a lease in loop,
-thread, process and sandbox, and a cell of a code interpreter through the tool. Their floors: calling it, a queue to a thread
-and back, and for the rest a JSON line over a socket pair to a process and back (for the cell, one that evaluates it). Figures
-are medians of several runs, the two sides taken in turn. `--json PATH` writes them by name.
+Leases: N chains take turns at one instance, so N - 1 always wait. The baseline is a pool of two deques (free instances, futures
+of waiting chains) without deadlines, resets or statistics. Calls: one trivial method through a lease in loop, thread, process
+and sandbox, and a cell of a code interpreter through its tool. Their baselines: a plain call, a queue to a thread and back, and
+for the others a JSON line over a socket pair to a process and back (for the cell, one that evaluates it). Figures are medians
+of several runs, the two sides alternating. `--json PATH` writes them by name.
 
     python benchmarks/resources.py                  # table
     python benchmarks/resources.py --json out.json  # figures: acquire_us_10000, bare_us_10000, ...
@@ -38,7 +37,7 @@ from agentfly.tools import Context, call_tools
 from agentfly.types import Task, ToolCall, Trajectory
 
 TASK = Task("t", (), {"secret": 5})
-BAR_US = 15.0  # more than the bare pool, at 10,000 waiting chains
+BAR_US = 15.0  # the most that a lease may cost beyond the bare pool, at 10,000 waiting chains
 CHILD = """
 import json, socket, sys
 channel = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
@@ -72,7 +71,7 @@ class BarePool:
 
 
 async def crowd(chains: int, rounds: int, turn: Callable[[str], Awaitable[None]]) -> float:
-    """Microseconds per acquire and release."""
+    """Returns microseconds per acquire and release."""
 
     begin = asyncio.Event()
 
@@ -84,7 +83,7 @@ async def crowd(chains: int, rounds: int, turn: Callable[[str], Awaitable[None]]
     tasks = [asyncio.create_task(chain(f"chain {number}")) for number in range(chains)]
     await asyncio.sleep(0)
     begin.set()
-    started = time.process_time()  # nothing here sleeps; other programs on the machine are left out
+    started = time.process_time()  # CPU time: nothing here sleeps, and other programs on the machine do not count
     await asyncio.gather(*tasks)
     return (time.process_time() - started) / (chains * rounds) * 1e6
 
@@ -205,7 +204,7 @@ async def bare_process(calls: int, **message: Any) -> float:
 
 
 def median_of(repeats: int, *runs: Callable[[], Any]) -> list[float]:
-    """The runs in turn, each several times."""
+    """Returns the median of each run, taken alternately `repeats` times."""
     figures: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for figure, run in zip(figures, runs, strict=True):

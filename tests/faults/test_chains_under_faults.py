@@ -1,4 +1,4 @@
-"""Chains while the world fails on a seeded schedule: every chain ends, siblings finish, and nothing is left behind."""
+"""Chains whose environments fail on a seeded schedule: every chain ends, siblings finish, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = "Answer: done"
 
 
 class Game(GuessEnv):
-    """A game that says so when it is told to look whether it is solved."""
+    """A game whose reward reads its state through a method."""
 
     def is_solved(self) -> bool:
         return self.solved
@@ -57,7 +57,7 @@ def open_handles() -> int:
         ("process", {"kill": 0.1, "crash": 0.1, "hang": 0.05, "corrupt": 0.05}, 30),
     ],
 )
-def test_every_chain_ends_with_a_type_and_everything_is_given_back(
+def test_every_chain_ends_with_a_typed_outcome_and_everything_is_given_back(
     placement: str, rates: dict[str, float], num_chains: int
 ) -> None:
     kind = faulty(Game, FaultSchedule(seed=7, rates=rates, slow_s=0.002))
@@ -71,7 +71,7 @@ def test_every_chain_ends_with_a_type_and_everything_is_given_back(
     assert outcomes["finished"] > 0, outcomes
     assert outcomes["finished"] < num_chains, outcomes
     for trajectory in result:
-        # A chain that the world broke has no reward, and one that it did not break is not punished for its siblings.
+        # A chain whose environment failed has no reward; its siblings keep theirs.
         assert (trajectory.reward is None) == (not trajectory.outcome.trainable)
         if trajectory.scored:
             assert trajectory.reward == 1.0

@@ -1,4 +1,4 @@
-"""The books balance: thousands of random kills, cancellations, time-outs and releases leave nothing behind."""
+"""Thousands of random kills, cancellations, timeouts and releases leave every counter balanced and nothing behind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def our_threads() -> list[str]:
-    """Those of environments; the tools' own pool keeps its threads a while, and they hold nothing."""
+    """The threads of environments. Idle threads of `run_in_thread` live a while longer and hold nothing."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("agentfly-") and name != "agentfly-tool"]
 
@@ -50,7 +50,7 @@ def left_behind() -> tuple[set[int], int, list[str], list[str]]:
 async def storm(
     manager: ResourceManager, kinds: list[type], events: int, seed: int, chains: int, pause_s: float
 ) -> Counter[str]:
-    """Chains that lease, call, are cancelled and time out at random, until so many events have happened."""
+    """Chains that lease, call, are cancelled and time out at random, until `events` events have happened."""
     rng = random.Random(seed)
     seen: Counter[str] = Counter()
     served: Counter[type] = Counter()
@@ -58,7 +58,7 @@ async def storm(
     async def chain(number: int) -> None:
         wanted = rng.sample(kinds, rng.randint(1, min(2, len(kinds))))
         try:
-            may = wanted if rng.random() < 0.5 else ()  # half of them say what else they may need
+            may = wanted if rng.random() < 0.5 else ()  # half of them announce what else they may need
             lease = await manager.acquire(wanted[:1], task(number), f"chain {number}", rng.choice([0.002, 0.05, 5.0]), may)
             try:
                 if wanted[1:]:
@@ -104,7 +104,7 @@ async def storm(
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    assert set(served) == set(kinds), "every kind was of use all the same"
+    assert set(served) == set(kinds), "every kind was served all the same"
     return seen
 
 
@@ -114,22 +114,22 @@ def balanced(manager: ResourceManager) -> None:
     assert manager.claims.taken == manager.claims.waiting == 0
     assert figures["resources/total/allocated"] == figures["resources/total/waiting"] == 0
     for pool in manager._pools.values():
-        assert pool.waiting == sum(waiter.wanted for waiter in pool.waiters) == 0
-        assert not pool.part
-        assert pool.lent == 0
-        assert set(pool.idle) == set(pool.members)
+        assert pool.line.waiting == len(list(pool.line)) == 0
+        assert not pool.joinable
+        assert pool.leased == 0
+        assert set(pool.idle) == set(pool.slots)
         assert pool.count <= pool.size
     assert manager._out_of_order == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_five_thousand_random_events_in_the_loop_leave_nothing(seed: int, caplog: Any) -> None:
+def test_five_thousand_random_events_in_the_loop_leave_nothing_behind(seed: int, caplog: Any) -> None:
     caplog.set_level(logging.ERROR)
     Board.open.clear()
     before = left_behind()
 
     async def main() -> Counter[str]:
-        # A sync method that hangs in the loop hangs the loop: that is what the other placements are for.
+        # A sync method that hangs in the loop blocks it, so `hang_s` is short here.
         schedules = FaultSchedule(seed=seed, rates=RATES, slow_s=0.001, hang_s=0.06)
         worlds = [faulty(cls, schedules) for cls in (Board, Chalk, Once, Library)]
         specs = [
@@ -151,7 +151,7 @@ def test_five_thousand_random_events_in_the_loop_leave_nothing(seed: int, caplog
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])
-def test_random_events_far_away_leave_no_thread_process_descriptor_or_file(placement: str, caplog: Any) -> None:
+def test_random_events_in_threads_and_processes_leave_no_thread_process_descriptor_or_file(placement: str, caplog: Any) -> None:
     caplog.set_level(logging.ERROR)
     Board.open.clear()
     before = left_behind()

@@ -1,4 +1,4 @@
-"""Chains that need several scarce kinds: whatever order they ask in, none is lost, and no place is."""
+"""Chains that need several scarce kinds: in whatever order they ask, each is served, and no place is lost."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_sixty_chains_that_ask_for_two_scarce_kinds_in_either_order_are_all_serv
     run(main)
 
 
-def test_without_a_word_about_the_second_kind_some_of_them_are_refused() -> None:
-    """The control of the test above: it is the claim that saves them."""
+def test_without_a_claim_on_the_second_kind_some_of_them_are_refused() -> None:
+    """The control of the test above: the claim makes the difference."""
 
     async def main() -> None:
         async with ResourceManager(None, *(spec_of(kind, max=2) for kind in BOTH)) as manager:
@@ -105,7 +105,7 @@ def test_a_claim_starts_nothing_and_is_given_back_with_the_lease() -> None:
     run(main)
 
 
-def test_a_chain_cancelled_while_it_waits_for_a_claim_or_in_the_moment_it_is_served_leaks_nothing() -> None:
+def test_a_chain_cancelled_while_it_waits_for_a_claim_or_in_the_tick_it_is_served_leaks_nothing() -> None:
     async def main() -> None:
         async with ResourceManager(None, *(spec_of(kind, max=1) for kind in BOTH)) as manager:
             first = await manager.acquire(BOTH, TASK, "first")
@@ -114,7 +114,7 @@ def test_a_chain_cancelled_while_it_waits_for_a_claim_or_in_the_moment_it_is_ser
             waiting[1].cancel()
             await asyncio.sleep(0)
             await first.release()  # serves the first in line
-            waiting[0].cancel()  # in the same turn of the loop
+            waiting[0].cancel()  # in the same tick of the loop
             last = await asyncio.wait_for(waiting[2], 60)
             assert [each.cancelled() for each in waiting] == [True, True, False]
             await last.release()
@@ -143,7 +143,7 @@ def test_a_kind_that_fails_and_a_chain_that_hangs_give_their_claims_back() -> No
     run(main)
 
 
-def test_those_who_wait_for_other_kinds_are_not_held_up_and_nobody_is_passed_for_the_same_kind() -> None:
+def test_a_waiter_overtakes_only_waiters_that_want_other_kinds() -> None:
     async def main() -> None:
         kinds = (Board, Chalk, Once, Library)
         async with ResourceManager(None, *(spec_of(kind, max=1) for kind in kinds)) as manager:
@@ -168,14 +168,14 @@ def test_those_who_wait_for_other_kinds_are_not_held_up_and_nobody_is_passed_for
             both = await manager.acquire([Board, Chalk], TASK, "holder")
             waiting = asyncio.create_task(chain("waits", [Board, Chalk]))
             await until(lambda: manager.claims.waiting == 1)
-            await asyncio.wait_for(chain("free", [Once, Library]), 60)  # shares nothing with those who wait
+            await asyncio.wait_for(chain("free", [Once, Library]), 60)  # shares no kind with the chains that wait
             await both.release()
             await waiting
 
     run(main)
 
 
-def test_a_closed_manager_tells_those_who_wait_for_a_claim() -> None:
+def test_a_closed_manager_refuses_chains_that_wait_for_a_claim() -> None:
     async def main() -> None:
         manager = ResourceManager(None, *(spec_of(kind, max=1) for kind in BOTH))
         lease = await manager.acquire(BOTH, TASK, "holder")
@@ -222,7 +222,7 @@ def test_capacity_is_what_pools_and_budget_hold_together() -> None:
             assert manager.capacity(names) == max(1, by_hand), (names, sizes, shares, costs, limit)
 
 
-def test_what_chains_asked_for_lately_is_what_is_warmed_for_the_next() -> None:
+def test_instances_are_warmed_for_the_share_of_chains_that_asked_for_the_kind_lately() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=40), spec_of(Chalk, max=40)) as manager:
             manager.expect(20, BOTH)
@@ -237,7 +237,7 @@ def test_what_chains_asked_for_lately_is_what_is_warmed_for_the_next() -> None:
     run(main)
 
 
-def test_random_claims_cancellations_and_time_outs_leave_the_books_empty() -> None:
+def test_random_claims_cancellations_and_timeouts_leave_no_claim_behind() -> None:
     async def main() -> None:
         rng = random.Random(11)
         kinds = (Board, Chalk, Once)

@@ -1,4 +1,4 @@
-"""Faults on purpose: they come by the seed, and each kind does what it says."""
+"""Injected faults: the seed decides when they strike, and each kind has its documented effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_same_seed_gives_the_same_faults_and_another_gives_others() -> None:
     assert 20 < drawn(1, 0).count("crash") < 70
 
 
-def test_a_schedule_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_schedule_is_refused() -> None:
     with pytest.raises(ConfigError, match="no fault 'explode'; known: kill, crash"):
         FaultSchedule(0, {"explode": 0.1})
     with pytest.raises(ConfigError, match="add up to at most 1"):
@@ -64,7 +64,7 @@ def test_each_fault_strikes_in_threads_and_processes_and_the_next_chain_is_serve
     asyncio.run(main())
 
 
-def test_there_is_no_worker_to_kill_in_the_loop() -> None:
+def test_kill_worker_returns_none_if_the_environment_has_no_worker() -> None:
     async def main() -> None:
         async with ResourceManager(None, Board) as manager, manager.lease([Board], TASK):
             assert kill_worker(manager, Board) is None

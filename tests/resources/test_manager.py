@@ -1,4 +1,4 @@
-"""Pools and leases with environments in the loop: what is lent, to whom, and what happens to it afterwards."""
+"""Pools and leases of environments in the event loop: who gets an instance, and what happens to it afterwards."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_wait_that_is_too_long_says_who_holds_what() -> None:
     run(main)
 
 
-def test_deadlines_come_in_their_own_order_whatever_the_order_in_line() -> None:
+def test_deadlines_pass_in_time_order_whatever_the_order_in_line() -> None:
     async def main() -> None:
         ended: list[float] = []
         async with ResourceManager(None, spec_of(Board, max=1)) as manager, manager.lease([Board], TASK, "holder"):
@@ -91,7 +91,7 @@ def test_deadlines_come_in_their_own_order_whatever_the_order_in_line() -> None:
     run(main)
 
 
-def test_a_chain_cancelled_while_it_waits_or_in_the_moment_it_is_served_leaks_nothing() -> None:
+def test_a_chain_cancelled_while_it_waits_or_in_the_tick_it_is_served_leaks_nothing() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1)) as manager:
             lease = await manager.acquire([Board], TASK, "holder")
@@ -100,7 +100,7 @@ def test_a_chain_cancelled_while_it_waits_or_in_the_moment_it_is_served_leaks_no
             waiters[1].cancel()
             await asyncio.sleep(0)
             await lease.release()  # hands over to the first
-            waiters[0].cancel()  # in the same turn of the loop
+            waiters[0].cancel()  # in the same tick of the loop
             done = await asyncio.wait_for(waiters[2], 60)
             assert waiters[0].cancelled()
             assert waiters[1].cancelled()
@@ -111,21 +111,22 @@ def test_a_chain_cancelled_while_it_waits_or_in_the_moment_it_is_served_leaks_no
     run(main)
 
 
-def test_a_newcomer_behind_a_cancelled_waiter_is_not_forgotten() -> None:
+def test_a_newcomer_behind_a_cancelled_waiter_is_served() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1)) as manager:
             lease = await manager.acquire([Board], TASK, "holder")
             waiter = asyncio.create_task(manager.acquire([Board], TASK, "waiter"))
             await asyncio.sleep(0)
             waiter.cancel()
-            await lease.release()  # finds the cancelled one in line, and puts the instance down
+            await lease.release()  # finds only the cancelled waiter in line, and the instance becomes idle
             newcomer = await manager.acquire([Board], TASK, "newcomer", 60)
+            assert manager.holders() == {"newcomer": ["Board"]}
             await newcomer.release()
 
     run(main)
 
 
-def test_a_call_that_is_cancelled_or_too_long_closes_the_instance_and_wakes_those_who_wait() -> None:
+def test_a_call_that_is_cancelled_or_too_long_closes_the_instance_and_the_next_chain_gets_a_fresh_one() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1, call_timeout_s=0.05)) as manager:
             lease = await manager.acquire([Board], TASK, "slow")
@@ -149,7 +150,7 @@ def test_a_call_that_is_cancelled_or_too_long_closes_the_instance_and_wakes_thos
     run(main)
 
 
-def test_a_facade_kept_beyond_its_lease_is_refused() -> None:
+def test_a_proxy_kept_beyond_its_lease_is_refused() -> None:
     async def main() -> None:
         async with ResourceManager(None, Board) as manager:
             async with manager.lease([Board], TASK) as lease:
@@ -165,7 +166,7 @@ def test_a_facade_kept_beyond_its_lease_is_refused() -> None:
     run(main)
 
 
-def test_an_instance_whose_reset_fails_is_closed_and_a_fresh_one_tells_whether_the_task_is_to_blame() -> None:
+def test_after_a_failed_reset_a_fresh_instance_tells_whether_the_task_is_to_blame() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1)) as manager:
             async with manager.lease([Board], TASK):
@@ -206,7 +207,7 @@ def test_an_unhealthy_instance_is_replaced_before_it_is_lent() -> None:
     run(main)
 
 
-def test_single_use_and_worn_instances_are_closed_and_replaced() -> None:
+def test_instances_for_single_use_and_those_past_max_uses_are_closed_and_replaced() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Once, max=2), spec_of(Board, max=1, max_uses=3)) as manager:
             for _ in range(6):
@@ -219,17 +220,17 @@ def test_single_use_and_worn_instances_are_closed_and_replaced() -> None:
     run(main)
 
 
-def test_an_old_instance_is_replaced_when_it_comes_back_or_lies_idle() -> None:
+def test_an_instance_past_max_age_is_replaced_when_it_is_given_back_or_while_it_is_idle() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1, max_age_s=3600), sweep_s=0.01) as manager:
             async with manager.lease([Board], TASK):
-                (member,) = manager._pools["Board"].members
-                member.born -= 4000  # it has grown old in use
+                (slot,) = manager._pools["Board"].slots
+                slot.started_at -= 4000  # it became too old while it was leased
             async with manager.lease([Board], TASK, timeout_s=60):
                 assert gauge(manager, "Board", "started") == 2
                 assert gauge(manager, "Board", "recycled") == 1
-            (member,) = manager._pools["Board"].members
-            member.born -= 4000  # and this one in idleness: nobody has to ask
+            (slot,) = manager._pools["Board"].slots
+            slot.started_at -= 4000  # and this one while it is idle: no request is needed
             async with asyncio.timeout(60):
                 while gauge(manager, "Board", "recycled") < 2:
                     await asyncio.sleep(0.01)
@@ -237,7 +238,7 @@ def test_an_old_instance_is_replaced_when_it_comes_back_or_lies_idle() -> None:
     run(main)
 
 
-def test_a_pool_grows_with_those_who_wait_up_to_its_size_and_no_further() -> None:
+def test_a_pool_grows_with_the_chains_that_wait_up_to_its_size() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=5)) as manager:
             leases = []
@@ -261,7 +262,7 @@ def test_a_pool_grows_with_those_who_wait_up_to_its_size_and_no_further() -> Non
     run(main)
 
 
-def test_a_shared_instance_serves_so_many_chains_and_is_reset_when_it_was_empty() -> None:
+def test_a_shared_instance_serves_max_chains_and_is_reset_after_the_last_has_left() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Library, max=1)) as manager:
             first = await manager.acquire([Library], task(1), "a")
@@ -279,18 +280,18 @@ def test_a_shared_instance_serves_so_many_chains_and_is_reset_when_it_was_empty(
     run(main)
 
 
-def test_a_shared_instance_whose_chains_left_while_another_came_is_reset_and_is_not_open_twice() -> None:
+def test_a_shared_instance_whose_chains_left_while_another_came_is_reset_and_joinable_once() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Library, max=1)) as manager:
             early = [await manager.acquire([Library], task(n), f"early {n}") for n in range(3)]
             early[0][Library].write("old")
             coming = asyncio.create_task(manager.acquire([Library], task(9), "late", 60))
             await asyncio.sleep(0)
-            for lease in early:  # the first to leave makes room; the others are gone before the new one looks
+            for lease in early:  # the first to leave makes room; the others leave before the new chain runs
                 await lease.release()
             late = await coming
             assert late[Library].read() == []
-            assert len(manager._pools["Library"].part) == 1
+            assert len(manager._pools["Library"].joinable) == 1
             late.spoil("it burned down")
             await late.release()
             async with manager.lease([Library], task(10), "next", 60) as lease:
@@ -310,11 +311,11 @@ def test_a_chain_that_holds_too_long_or_gives_no_sign_of_life_loses_its_instance
                     greedy[Board].read()
             await greedy.release()
             silent = await manager.acquire([Chalk], TASK, "silent")
-            silent.handles["Chalk"].beat -= 60
+            silent.handles["Chalk"].active_at -= 60
             silent.beat()  # just in time
             await asyncio.sleep(0.05)
             assert silent[Chalk].read() == []
-            silent.handles["Chalk"].beat -= 60
+            silent.handles["Chalk"].active_at -= 60
             async with manager.lease([Chalk], TASK, "other", 60):
                 with pytest.raises(WorldError, match="silent gave no sign of life"):
                     silent[Chalk].read()
@@ -335,11 +336,13 @@ def test_two_kinds_asked_for_in_either_order_do_not_deadlock() -> None:
                     lease[Chalk].write("y")
 
             await asyncio.gather(*(chain(number) for number in range(300)))
+            assert manager.holders() == {}
+            assert gauge(manager, "total", "failed") == 0
 
     run(main)
 
 
-def test_chains_that_ask_for_a_second_kind_later_cannot_lock_each_other_up() -> None:
+def test_chains_that_ask_for_a_second_kind_later_cannot_deadlock() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, max=1), spec_of(Chalk, max=1)) as manager:
             one = await manager.acquire([Board], TASK, "one")
@@ -385,7 +388,7 @@ def test_tools_of_one_chain_that_need_a_kind_together_get_one_instance() -> None
     run(main)
 
 
-def test_a_second_kind_that_does_not_come_leaves_the_first_in_hand() -> None:
+def test_a_timeout_for_a_second_kind_leaves_the_first_with_the_chain() -> None:
     async def main() -> None:
         specs = (spec_of(Board, max=1), spec_of(Chalk, max=1))
         async with ResourceManager(None, *specs) as manager, manager.lease([Chalk], TASK, "other"):
@@ -437,6 +440,24 @@ def test_kinds_share_the_budget_and_an_idle_one_makes_room() -> None:
     run(main)
 
 
+def test_the_kind_that_starts_fastest_makes_room_first() -> None:
+    async def main() -> None:
+        specs = [
+            spec_of(Board, max=2, cost=Cost(memory_mb=10, start_s=5)),
+            spec_of(Chalk, max=2, cost=Cost(memory_mb=10, start_s=0.1)),
+            spec_of(Library, max=2, cost=Cost(memory_mb=10)),
+        ]
+        async with ResourceManager(Budget(memory_mb=50), *specs) as manager:
+            await manager.warm(Board, 2)  # idle for longer, but slower to start again
+            await manager.warm(Chalk, 2)
+            many = [await manager.acquire([Library], TASK, f"c{n}", 60) for n in range(4)]
+            assert (gauge(manager, "Board", "idle"), gauge(manager, "Chalk", "idle")) == (2, 1)
+            for lease in many:
+                await lease.release()
+
+    run(main)
+
+
 def test_warm_pools_shrink_when_idle_and_keep_their_minimum() -> None:
     async def main() -> None:
         spec = spec_of(Board, max=8, min_warm=2, idle_s=0.03)
@@ -455,7 +476,7 @@ def test_warm_pools_shrink_when_idle_and_keep_their_minimum() -> None:
     run(main)
 
 
-def test_a_closed_manager_tells_those_who_wait_and_those_who_come() -> None:
+def test_a_closed_manager_refuses_waiting_and_new_chains() -> None:
     async def main() -> None:
         manager = ResourceManager(None, spec_of(Board, max=1))
         lease = await manager.acquire([Board], TASK, "holder")
@@ -474,7 +495,7 @@ def test_a_closed_manager_tells_those_who_wait_and_those_who_come() -> None:
     run(main)
 
 
-def test_a_manager_is_of_one_loop() -> None:
+def test_a_manager_belongs_to_one_event_loop() -> None:
     manager = ResourceManager(None, Board)
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""What a kind makes once for all its instances: before the first chain, outside every other deadline."""
+"""`make_ready`: what a kind makes once for all instances, before the first chain and outside every other deadline."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Other(Mill):
 
 
 class Tidy(Environment):
-    """Has a method of that name, of its own."""
+    """Has a plain method called `make_ready`."""
 
     def make_ready(self) -> None:
-        raise AssertionError("it is not asked")
+        raise AssertionError("the manager must not call it")
 
     def reset(self, task: Task) -> None:
         """Nothing to forget."""
@@ -65,7 +65,7 @@ def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mill, "wheel", False)
 
 
-def test_entering_waits_until_it_is_made_and_each_lease_asks_for_its_task() -> None:
+def test_entering_the_manager_makes_kinds_ready_and_each_lease_does_for_its_task() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Mill, options={"name": "north"}, reset_timeout_s=1.0)) as manager:
             assert Mill.wheel
@@ -77,7 +77,7 @@ def test_entering_waits_until_it_is_made_and_each_lease_asks_for_its_task() -> N
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_lease_or_a_warm_pool_without_entering_waits_for_it_outside_its_own_time(known: bool) -> None:
+def test_without_entering_a_lease_and_warm_wait_for_it_outside_their_own_timeouts(known: bool) -> None:
     async def main() -> None:
         manager = ResourceManager(None, *([spec_of(Mill, reset_timeout_s=1.0)] if known else []))
         lease = await manager.acquire([Mill], TASK, timeout_s=1.0)
@@ -88,7 +88,7 @@ def test_a_lease_or_a_warm_pool_without_entering_waits_for_it_outside_its_own_ti
         assert Mill.wheel
         Mill.wheel = False
         lease = await manager.acquire([], TASK, may=[Mill])
-        assert Mill.wheel, "a chain that may ask for it"
+        assert Mill.wheel, "also for a chain that only may ask for it"
         await lease.need([Mill])
         await lease.release()
         await manager.close()
@@ -96,7 +96,7 @@ def test_a_lease_or_a_warm_pool_without_entering_waits_for_it_outside_its_own_ti
     asyncio.run(main())
 
 
-def test_what_cannot_be_made_is_said_at_once_and_everything_is_closed() -> None:
+def test_an_error_of_make_ready_is_raised_at_once_and_everything_is_closed() -> None:
     async def main() -> None:
         for name, error, says in (
             ("none", ConfigError, "no mill is called none"),
@@ -111,7 +111,7 @@ def test_what_cannot_be_made_is_said_at_once_and_everything_is_closed() -> None:
     asyncio.run(main())
 
 
-def test_it_is_asked_once_for_a_lease_however_often_tools_ask_for_the_environment() -> None:
+def test_it_is_called_once_per_lease_however_often_tools_ask_for_the_environment() -> None:
     async def main() -> None:
         Mill.wheel = True
         async with ResourceManager(None) as manager:
@@ -123,19 +123,19 @@ def test_it_is_asked_once_for_a_lease_however_often_tools_ask_for_the_environmen
             lease = await manager.acquire([], TASK)
             await lease.need([Other])
             await lease.release()
-            assert Mill.seen == [("t", ""), ("t", "")], "a class that is new here, too"
+            assert Mill.seen == [("t", ""), ("t", "")], "also for a class that was not registered"
 
     asyncio.run(main())
 
 
-def test_a_server_listens_when_it_is_made_and_not_at_all_when_it_cannot_be() -> None:
+def test_a_server_listens_after_make_ready_and_not_at_all_if_it_fails() -> None:
     async def main() -> None:
         async with EnvServer(Mill, options={"name": "north"}, placement="loop") as server:
             assert Mill.wheel
             pool = {"placement": "http", "url": server.url}
             async with ResourceManager(None, spec_of(Mill, **pool)) as manager, manager.lease([Mill], TASK) as lease:
                 assert lease.observation(Mill) == "ready"
-        assert Mill.seen == [(None, "north")], "the trainer asks the server's machine for nothing"
+        assert Mill.seen == [(None, "north")], "only the server calls it, not the trainer"
         server = EnvServer(Mill, options={"name": "broken"})
         with pytest.raises(WorldError, match="Mill could not be made"):
             await server.__aenter__()
@@ -144,16 +144,16 @@ def test_a_server_listens_when_it_is_made_and_not_at_all_when_it_cannot_be() -> 
     asyncio.run(main())
 
 
-def test_a_method_of_that_name_is_the_environments_own() -> None:
+def test_a_plain_method_called_make_ready_is_not_called() -> None:
     async def main() -> None:
-        async with ResourceManager(None, Tidy) as manager, manager.lease([Tidy], TASK):
-            pass
+        async with ResourceManager(None, Tidy) as manager, manager.lease([Tidy], TASK) as lease:
+            assert Tidy in lease
 
     asyncio.run(main())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="worker processes")
-def test_a_worker_process_knows_the_cache_that_things_are_kept_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_worker_process_sees_the_cache_directory_of_the_trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
 
     async def main() -> None:

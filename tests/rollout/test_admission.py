@@ -114,7 +114,7 @@ def test_sixty_chains_with_two_scarce_kinds_in_either_order_all_finish(bounded: 
 
     async def main() -> list[Any]:
         async with agent.environments(agent.plan(), 60) as plan:
-            if not bounded:  # chains that start whenever they like are safe too: they wait for both kinds together
+            if not bounded:  # without a limit they are safe too: each waits for a claim on both kinds
                 plan = replace(plan, admission=Admission(engine_capacity=60))
             return await run_chains(plan, prepare(plan, load_tasks([{"question": "q"}])), num_chains=60, max_concurrency=60)
 
@@ -125,7 +125,7 @@ def test_sixty_chains_with_two_scarce_kinds_in_either_order_all_finish(bounded: 
     assert engine.most == (2 if bounded else 60)
 
 
-def test_chains_do_not_pile_up_behind_a_kind_that_a_tool_or_the_reward_asks_for() -> None:
+def test_no_more_chains_start_than_the_scarcest_kind_of_a_tool_or_reward_allows() -> None:
     engine = Watched([call("cook"), ANSWER])
     agent = agent_for(engine, {"Kitchen": 5, "Judge": 2}, tools=[cook], reward=judged)
     result = agent.run_sync([{"question": "q"}], num_chains=64, max_concurrency=64)
@@ -136,7 +136,7 @@ def test_chains_do_not_pile_up_behind_a_kind_that_a_tool_or_the_reward_asks_for(
 @pytest.mark.parametrize(
     ("capacity", "asked", "most"), [(3, None, 3), (3, 8, 3), (8, 3, 3), (300, None, 280), (None, None, 256)]
 )
-def test_as_many_chains_are_in_flight_as_the_engine_says_it_can_serve(capacity: Any, asked: Any, most: int) -> None:
+def test_as_many_chains_are_in_flight_as_the_engine_has_capacity_for(capacity: Any, asked: Any, most: int) -> None:
     engine = Watched([call("cook"), ANSWER])
     engine.capacity = capacity  # type: ignore[attr-defined]
     agent = agent_for(engine, tools=[cook])
@@ -145,10 +145,10 @@ def test_as_many_chains_are_in_flight_as_the_engine_says_it_can_serve(capacity: 
     assert engine.most == most
 
 
-def test_what_tools_and_rewards_will_ask_for_is_started_ahead_of_them() -> None:
+def test_environments_of_tools_and_rewards_are_started_before_they_are_asked_for() -> None:
     class Late(Watched):
         async def generate(self, request: Request) -> Completion:
-            async with asyncio.timeout(60):  # no tool has been called: nothing but the warm-up can start them
+            async with asyncio.timeout(60):  # no tool was called: only the warm-up can have started them
                 while (Kitchen.live, Judge.live) != (4, 4):
                     await asyncio.sleep(0.001)
             return await super().generate(request)
@@ -159,8 +159,8 @@ def test_what_tools_and_rewards_will_ask_for_is_started_ahead_of_them() -> None:
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
-def test_the_staleness_that_is_seen_is_the_one_that_is_allowed(max_lag: int) -> None:
-    """Rollouts of eight steps are all asked for at once; each step is trained when its chains are there."""
+def test_the_largest_lag_of_the_weights_is_max_lag(max_lag: int) -> None:
+    """Rollouts of eight steps are requested at once; each step is trained when its chains have ended."""
     engine = Watched([ANSWER])
     agent = agent_for(engine)
     lags: list[int] = []
@@ -176,7 +176,7 @@ def test_the_staleness_that_is_seen_is_the_one_that_is_allowed(max_lag: int) -> 
         ]
         for step, rollout in enumerate(rollouts):
             for _ in range(200):
-                await asyncio.sleep(0)  # whoever may start has started
+                await asyncio.sleep(0)  # every chain that may start has started
             for trajectory in await rollout:
                 lags.append(step - trajectory.turns[0].completion.versions[0])
             engine.publish(step + 1)
@@ -189,7 +189,7 @@ def test_the_staleness_that_is_seen_is_the_one_that_is_allowed(max_lag: int) -> 
     assert min(lags) >= 0
 
 
-def test_a_rollout_that_is_for_no_training_is_never_held_back_by_it() -> None:
+def test_a_rollout_without_a_training_step_is_not_limited_by_max_lag() -> None:
     agent = agent_for(Watched([ANSWER]))
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_a_rollout_that_is_for_no_training_is_never_held_back_by_it() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_two_rollouts_of_one_run_share_one_controller() -> None:
+def test_two_rollouts_of_one_run_share_one_admission() -> None:
     engine = Watched([call("cook"), ANSWER])
     agent = agent_for(engine, {"Kitchen": 3}, tools=[cook])
 

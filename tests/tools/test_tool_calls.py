@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from agentfly.aio import threads as threads_module
 from agentfly.errors import ToolError, WorldError
 from agentfly.tools import Tool, call_tools
-from agentfly.tools import threads as threads_module
 from agentfly.types import ToolCall, ToolResult
 
 
@@ -295,7 +295,7 @@ def test_idle_threads_are_used_again(call):
 
 def test_idle_threads_end(monkeypatch):
     monkeypatch.setattr(threads_module, "IDLE_S", 0.01)
-    pool = threads_module.Pool()
+    pool = threads_module.ThreadPool()
     thread = asyncio.run(pool.run(threading.current_thread))
     thread.join(timeout=20)
     assert not thread.is_alive()

@@ -1,8 +1,21 @@
-"""The resource manager: environments are pooled, placed and lent to chains here.
+"""The resource manager: pools of environments, and leases of them for chains.
 
-`env` says what an environment is, `placements` where an instance lives, `pool` keeps the instances of one kind, `manager`
-lends them as leases, `controller` decides when a chain may start. Names load late: a worker process imports this package
-too.
+    spec        what an environment is and how its pool is set up
+    manager     ResourceManager: chains ask it for leases
+    admission   when a chain may start; `claims`: places of several kinds at once
+    backends/   where an instance lives; rpc/ the wire to it; sandbox/ the walls around it
+
+From a chain to the process of its environment:
+
+    Lease             what one chain holds: a handle per kind                         lease.py
+      Handle          one chain's use of one instance, until it is given back         handle.py
+        (EnvProxy)    what tools and rewards see: calls pass through the handle       proxy.py
+      Slot            one place of the pool: who uses the instance, how often, age    handle.py
+        Instance      the environment where it lives: loop, thread or worker          backends/
+          Worker      one worker with one or more instances, calls over a transport   rpc/
+            WorkerTransport   carries the bytes; owns the process, sandbox, container or connection
+
+An environment in the event loop or in a thread ends at `Instance`. Names load late: a worker process imports this package too.
 """
 
 from __future__ import annotations
@@ -20,7 +33,7 @@ if TYPE_CHECKING:
     from .spec import Spec as Spec
     from .spec import spec_of as spec_of
 
-_HOMES = {
+_MODULES = {
     "Admission": "admission",
     "Budget": "spec",
     "Cost": "spec",
@@ -34,6 +47,6 @@ __all__ = ["Admission", "Budget", "Cost", "Environment", "Lease", "ResourceManag
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

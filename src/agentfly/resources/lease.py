@@ -1,7 +1,7 @@
-"""A lease: the environments one chain holds, from the moment it needs them until it ends.
+"""A lease: the environments that one chain holds, from the moment it needs them until it ends.
 
-`need` adds kinds, `lease[kind]` is what tools and rewards see, `release` gives all back, once, whatever happened. It never
-waits for an environment to close, so it can be called while being cancelled. Using a lease that is over is a `WorldError`.
+`need` adds kinds, `lease[kind]` is what tools and rewards see, `release` gives all of them back. Releasing never waits for an
+environment to close, so it is safe during a cancellation. Every use of a lease that is over raises a `WorldError`.
 """
 
 from __future__ import annotations
@@ -9,42 +9,50 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError, WorldError
 from ..types import Task
-from .proxy import Handle
+from .handle import Handle
+from .proxy import EnvProxy
 
-if TYPE_CHECKING:
-    from .manager import ResourceManager
+EnvKind = Any
+"""A kind of environment: its class, or its name."""
 
-Kind = Any
-"""A class, or the name of a kind."""
+
+class LeaseManager(Protocol):
+    """The part of the resource manager that a lease uses."""
+
+    async def add(self, lease: Lease, kinds: Sequence[EnvKind], timeout_s: float | None) -> None: ...
+    def release(self, lease: Lease) -> None: ...
+    def name_of(self, kind: EnvKind) -> str: ...
 
 
 class Lease:
-    """`may` are the kinds that it may ask for, `claim` those that it has a claim on (see `claims`), `held` how many it has.
+    """`may` are the kinds that the chain may still ask for. `ready` are the kinds that were made ready for its task.
 
-    `ready` are those that were made ready for its task.
+    `claim`, `handles` and `num_held` are those of `handle.LeaseState`.
     """
 
-    __slots__ = ("_lock", "_manager", "claim", "handles", "held", "holder", "may", "over", "ready", "task")
+    __slots__ = ("_lock", "_manager", "claim", "handles", "holder", "may", "num_held", "over", "ready", "task")
 
-    def __init__(self, manager: ResourceManager, task: Task, holder: str, may: frozenset[str] = frozenset()) -> None:
+    def __init__(self, manager: LeaseManager, task: Task, holder: str) -> None:
         self._manager = manager
         self.task = task
         self.holder = holder
-        self.may = may
+        self.may: frozenset[str] = frozenset()
         self.claim: frozenset[str] = frozenset()
         self.handles: dict[str, Handle] = {}
-        self.held = 0
+        self.num_held = 0
         self.ready: frozenset[str] = frozenset()
         self.over = False
         self._lock: asyncio.Lock | None = None
 
-    async def need(self, kinds: Sequence[Kind], timeout_s: float | None = None) -> None:
-        """Hold these kinds too. Calls of one lease come one after the other: a kind is held once, however many tools ask
-        for it.
+    async def need(self, kinds: Sequence[EnvKind], timeout_s: float | None = None) -> None:
+        """Hold these kinds too; kinds that the lease holds already are left as they are.
+
+        Concurrent calls take turns, so a kind is held once however many tools ask for it. Raises WorldError if an instance
+        cannot be had in time.
         """
         if self._lock is None:
             self._lock = asyncio.Lock()
@@ -53,13 +61,17 @@ class Lease:
         if self.over:
             raise WorldError(f"the lease of {self.holder} is over")
 
-    def __contains__(self, kind: Kind) -> bool:
+    def __contains__(self, kind: EnvKind) -> bool:
         return self._name(kind) in self.handles
 
-    def __getitem__(self, kind: Kind) -> Any:
-        return self.handle(kind).proxy
+    def __getitem__(self, kind: EnvKind) -> Any:
+        handle = self.handle(kind)
+        if handle.view is None:
+            handle.view = EnvProxy(handle)
+        return handle.view
 
-    def handle(self, kind: Kind) -> Handle:
+    def handle(self, kind: EnvKind) -> Handle:
+        """Raises WorldError if the lease is over, ConfigError if it does not hold this kind."""
         if self.over:
             raise WorldError(f"the lease of {self.holder} is over")
         name = self._name(kind)
@@ -71,47 +83,40 @@ class Lease:
                 f"{self.holder} does not hold {name!r} (it holds {held}): ask for it with `await lease.need`"
             ) from None
 
-    def observation(self, kind: Kind) -> Any:
-        """What `reset` returned."""
+    def observation(self, kind: EnvKind) -> Any:
+        """The value that `reset` returned; None for a shared instance that other chains use already."""
         return self.handle(kind).observation
 
-    async def call(self, kind: Kind, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method, wherever the environment lives."""
+    async def call(self, kind: EnvKind, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, for every placement alike."""
         handle = self.handle(kind)
         handle.check()
-        return await handle.call(method, handle.member.instance.call(method, args, kwargs))
+        return await handle.call(method, handle.slot.instance.call(method, args, kwargs))
 
-    async def get(self, kind: Kind, attribute: str) -> Any:
-        """Read an attribute, wherever the environment lives."""
+    async def get(self, kind: EnvKind, attribute: str) -> Any:
+        """Read an attribute, for every placement alike."""
         handle = self.handle(kind)
         handle.check()
-        return await handle.call(attribute, handle.member.instance.get(attribute))
+        return await handle.call(attribute, handle.slot.instance.get(attribute))
 
     def beat(self) -> None:
-        """A sign of life; calls are signs too."""
+        """Give a sign of life, for a pool with `heartbeat_s`. Every call of an environment is one too."""
         now = time.monotonic()
         for handle in self.handles.values():
-            handle.beat = now
+            handle.active_at = now
 
     def spoil(self, why: str) -> None:
-        """What it holds is not to be trusted any more: close all of it."""
+        """Close every instance of this lease, because their state cannot be trusted any more."""
         for handle in self.handles.values():
             handle.spoil(why)
 
     async def release(self) -> None:
-        """Give everything back. Calling it twice is fine."""
+        """Give everything back. A second call does nothing."""
         self.release_now()
 
     def release_now(self) -> None:
-        """The same, where nothing can be awaited."""
-        if self.may and not self.over:
-            self._manager.count_use(self)
-        self.over = True
-        handles = self.handles
-        while handles:
-            self._manager.give_back(handles.popitem()[1])
-        if self.claim:
-            self._manager.claims.drop(self)
+        """`release` for code that cannot await."""
+        self._manager.release(self)
 
-    def _name(self, kind: Kind) -> str:
+    def _name(self, kind: EnvKind) -> str:
         return kind if isinstance(kind, str) else self._manager.name_of(kind)

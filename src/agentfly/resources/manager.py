@@ -1,13 +1,11 @@
-"""The resource manager: chains ask for kinds of environments and a task, and get a lease of instances that were reset for it.
+"""The resource manager: a chain asks for kinds of environments and a task, and gets a lease of instances reset for it.
 
-Every wait has a deadline, and its `WorldError` says who holds what. Books are kept here: what is lent, by whom, and what
-all pools together take of the host's budget.
+Every wait has a deadline, and its `WorldError` says who holds what. All pools share one budget.
 
-No deadlock. Whoever asks for several kinds, or says that it may (`may`), first claims a place of each together: see
-`claims`. The kinds of one request are taken in one fixed order, that in which the manager came to know them. A chain that
-holds something and asks for a kind it never mentioned may wait like any other; whenever such a one waits, the books are
-examined, and a wait that can never end (each of a ring of chains waits for what the next one holds) is refused at once to
-the one that closed the ring.
+Chains cannot deadlock. A chain that asks for several kinds, or says that it may (`may`), first gets a claim on all of them
+(see `claims`), and the kinds of one request are taken in one fixed order, `Pool.order`. A chain that holds something and asks
+for a kind that it never mentioned is the remaining case: when it has to wait, `is_deadlocked` looks for a cycle of chains that
+wait for each other, and the chain that closed the cycle is refused at once.
 """
 
 from __future__ import annotations
@@ -21,17 +19,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ..aio.deadline import Expired, within
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
-from ..tools.deadline import Expired, within
 from ..types import Task
+from .backends.base import backend_of
 from .claims import Claims
-from .deadlines import Deadlines
-from .lease import Kind, Lease
-from .pool import Member, Pool
-from .proxy import Handle, wrap
-from .ready import make_ready
-from .spec import Budget, Spec, ready_of, spec_of
-from .stats import is_stuck, measure
+from .handle import Handle, Slot
+from .lease import EnvKind, Lease
+from .pool import Pool
+from .spec import Budget, Spec, make_ready, ready_of, spec_of
+from .stats import is_deadlocked, measure
 
 DEFAULT_MAX = 64
 TIMEOUT_S = 300.0
@@ -39,7 +36,10 @@ SWEEP_S = 1.0
 
 
 class ResourceManager:
-    """`specs` are classes, names or `Spec`s; a class that is not among them is taken up when a chain first asks for it."""
+    """`specs` are classes, names or `Spec`s. A class that is not among them is registered when a chain first asks for it.
+
+    Belongs to the event loop that first uses it. Use it as `async with ResourceManager(budget, *specs) as manager`.
+    """
 
     def __init__(
         self, budget: Budget | None = None, *specs: Any, timeout_s: float = TIMEOUT_S, sweep_s: float = SWEEP_S
@@ -49,17 +49,20 @@ class ResourceManager:
         self._timeout_s = timeout_s
         self._sweep_s = sweep_s
         self._specs: dict[str, tuple[Spec, int]] = {}
-        self._slow: dict[str, Callable[[Task | None], Any]] = {}
-        self.claims = Claims(self._specs, self.budget)
+        """By name: the spec and the size of its pool."""
         self._names: dict[Any, str] = {}
+        """The name of every class, function or string that was registered."""
+        self._make_ready: dict[str, Callable[[Task | None], Any]] = {}
+        """The kinds with something to make before their instances can be used: see `spec.ready_of`."""
+        self.claims = Claims(self._specs, self.budget)
         self._pools: dict[str, Pool] = {}
-        self._by_kind: dict[Any, Pool] = {}
+        self._pool_of: dict[EnvKind, Pool] = {}
         self._held: dict[str, list[Handle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._out_of_order = 0
-        self._count = itertools.count(1)
+        """Chains that wait for a kind although they hold one of a later order: without any there is no cycle."""
+        self._lease_numbers = itertools.count(1)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.deadlines: Deadlines
         self._sweeper: asyncio.TimerHandle | None = None
         for thing in specs:
             self.register(thing)
@@ -67,12 +70,34 @@ class ResourceManager:
     # ---- kinds
 
     def register(self, thing: Any, **settings: Any) -> str:
-        """Make a kind known; its name. A pool that the budget cannot hold is refused here."""
+        """Add a kind and return its name. Raises ConfigError if the budget cannot hold its pool."""
         spec = spec_of(thing, **settings)
         if spec.name in self._specs:
             raise ConfigError(
                 f"two kinds of environment are called {spec.name!r}: give one another name, spec_of(..., name='...')"
             )
+        size = self._size(spec)
+        kinds = [*(each for each, _ in self._specs.values()), spec]
+        exceeded = self.budget.exceeded_by((each.cost, max(1, each.min_warm)) for each in kinds)
+        if exceeded is not None:
+            part, least, limit = exceeded
+            names = ", ".join(each.name for each in kinds)
+            raise ConfigError(
+                f"the environments {names} need at least {least:g} of {part} (max(1, min_warm) of each), but the budget is "
+                f"{limit:g}"
+            )
+        self._specs[spec.name] = (spec, size)
+        if (ready := ready_of(spec)) is not None:
+            self._make_ready[spec.name] = ready
+        self._names.setdefault(thing if not isinstance(thing, Spec) else spec.make, spec.name)
+        self._names.setdefault(spec.make, spec.name)
+        if self._loop is not None:
+            self._open(spec.name)
+        else:
+            backend_of(spec)  # raises now if the placement is unknown, or a worker could not import the environment
+        return spec.name
+
+    def _size(self, spec: Spec) -> int:
         fits = self.budget.holds(spec.cost)
         size = spec.max if spec.max is not None else max(1, spec.min_warm, min(DEFAULT_MAX, fits))
         if size > fits:
@@ -82,81 +107,55 @@ class ResourceManager:
                 f"{size} instance{'s' * (size > 1)} of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is "
                 f"{_limit(self.budget.cpu)} CPUs and {_limit(self.budget.memory_mb)} MB: {cure}"
             )
-        floors = [*self._specs.values(), (spec, size)]
-        for name in ("cpu", "memory_mb"):
-            limit = getattr(self.budget, name)
-            least = sum(getattr(each.cost, name) * max(1, each.min_warm) for each, _ in floors)
-            if limit is not None and least > limit + 1e-9:
-                names = ", ".join(each.name for each, _ in floors)
-                raise ConfigError(
-                    f"the environments {names} need at least {least:g} of {name} (max(1, min_warm) of each), but the budget "
-                    f"is {limit:g}"
-                )
-        self._specs[spec.name] = (spec, size)
-        if (ready := ready_of(spec)) is not None:
-            self._slow[spec.name] = ready
-        self._names.setdefault(thing if not isinstance(thing, Spec) else spec.make, spec.name)
-        self._names.setdefault(spec.make, spec.name)
-        if self._loop is not None:
-            self._open(spec.name)
-        else:
-            from .backends.base import backend_of
+        return size
 
-            backend_of(spec)  # an unknown placement, or what no worker can import, is refused before the run
-        return spec.name
-
-    def name_of(self, kind: Kind) -> str:
-        """The name of a kind; a class that is new here is taken up."""
-        if isinstance(kind, str):
-            if kind in self._specs:
-                return kind
-            return self._names[kind] if kind in self._names else self.register(kind)
+    def name_of(self, kind: EnvKind) -> str:
+        """The name of a kind. A class or plugin name that is new is registered."""
+        if isinstance(kind, str) and kind in self._specs:
+            return kind
         try:
             return self._names[kind]
         except (KeyError, TypeError):
             return self.register(kind)
 
-    def _pool(self, kind: Kind) -> Pool:
-        pool = self._by_kind.get(kind)
+    def _pool(self, kind: EnvKind) -> Pool:
+        pool = self._pool_of.get(kind)
         if pool is None:
-            pool = self._by_kind[kind] = self._pools[self.name_of(kind)]
+            pool = self._pool_of[kind] = self._pools[self.name_of(kind)]
         return pool
 
-    def capacity(self, kinds: Iterable[Kind]) -> int:
+    def capacity(self, kinds: Iterable[EnvKind]) -> int:
         """How many chains can hold one of each of these kinds at the same time."""
         return self.claims.most({self.name_of(kind) for kind in kinds})
 
-    # ---- the pools' side
+    # ---- the interface of the pools (`pool.PoolOwner`)
 
     def room_for(self, pool: Pool) -> bool:
-        """Whether the budget has room for one more of a pool. Where it has none, an idle instance of another kind is closed."""
-        if self.budget.cpu is None and self.budget.memory_mb is None:
+        """Whether the budget has room for one more instance of a pool. If not, an idle instance of another kind is closed."""
+        if not self.budget.limited:
             return True
-        for name in ("cpu", "memory_mb"):
-            limit = getattr(self.budget, name)
-            if limit is None:
-                continue
-            used = getattr(pool.spec.cost, name)
-            for other in self._pools.values():
-                least = 0 if other is pool else max(1, other.spec.min_warm)
-                used += getattr(other.spec.cost, name) * max(other.count, least)
-            if used > limit + 1e-9:
-                self._evict(pool)
-                return False
-        return True
+        instances = [(pool.spec.cost, pool.count + 1)]
+        for other in self._pools.values():
+            if other is not pool:
+                instances.append((other.spec.cost, max(other.count, 1, other.spec.min_warm)))
+        if self.budget.exceeded_by(instances) is None:
+            return True
+        self._evict(pool)
+        return False
 
     def _evict(self, pool: Pool) -> None:
-        """Close the longest idle instance of another kind, unless one is on its way out already."""
-        if any(other.closing for other in self._pools.values()):
-            return
+        """Close one idle instance of another kind: of the kind that starts fastest, then the one that is idle longest."""
+        if not pool.line.waiting or any(other.closing for other in self._pools.values()):
+            return  # one is being closed already
         others = (other for other in self._pools.values() if other is not pool and other.idle)
-        spare = [other for other in others if len(other.members) > max(1, other.spec.min_warm)]
-        if pool.waiting and spare:
-            oldest = min(spare, key=lambda other: other.idle[0].idle_since)
-            oldest.target = 0
-            oldest.discard(oldest.idle[0])
+        spare = [other for other in others if len(other.slots) > max(1, other.spec.min_warm)]
+        if spare:
+            victim = min(spare, key=lambda other: (other.spec.cost.start_s, other.idle[0].idle_since))
+            victim.target = 0
+            victim.discard(victim.idle[0])
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task that `close` waits for."""
         assert self._loop is not None
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
@@ -164,22 +163,23 @@ class ResourceManager:
         return task
 
     def freed(self) -> None:
-        """Some of the budget has come back."""
+        """A share of the budget is free again: serve every pool."""
         if not self.closed:
             for pool in self._pools.values():
-                pool.pump()
+                pool.serve()
 
-    # ---- lending
+    # ---- leasing
 
     @asynccontextmanager
     async def lease(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[EnvKind],
         task: Task,
         holder: str | None = None,
         timeout_s: float | None = None,
-        may: Sequence[Kind] = (),
+        may: Sequence[EnvKind] = (),
     ) -> AsyncIterator[Lease]:
+        """`acquire`, with the release at the end of the block."""
         lease = await self.acquire(kinds, task, holder, timeout_s, may)
         try:
             yield lease
@@ -188,187 +188,187 @@ class ResourceManager:
 
     async def acquire(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[EnvKind],
         task: Task,
         holder: str | None = None,
         timeout_s: float | None = None,
-        may: Sequence[Kind] = (),
+        may: Sequence[EnvKind] = (),
     ) -> Lease:
-        """A lease of one instance of each kind, reset for `task`. Give it back with `release`. `may`: what else it may need."""
-        lease = Lease(self, task, holder or f"lease {next(self._count)}")
+        """A lease of one instance of each kind, reset for `task`. `may` are kinds that the chain may ask for later.
+
+        The caller gives it back with `release`. Raises WorldError if an instance cannot be had within `timeout_s`.
+        """
         self._enter()
-        await self._ready_for(lease, (*kinds, *may))
-        if len(kinds) == 1 and not may:
-            now = time.monotonic()
-            await self._grant(self._pool(kinds[0]), lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
-        else:
+        lease = Lease(self, task, holder or f"lease {next(self._lease_numbers)}")
+        if len(kinds) != 1 or may:
             lease.may = frozenset(map(self.name_of, may))
+            await self._ready_for(lease, may)
             await self.add(lease, kinds, timeout_s)
+            return lease
+        pool = self._pool(kinds[0])  # the common case, without the detours of `add`
+        if self._make_ready:
+            await self._ready_for(lease, kinds)
+        now = time.monotonic()
+        await self._grant(pool, lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
         return lease
 
-    async def add(self, lease: Lease, kinds: Sequence[Kind], timeout_s: float | None) -> None:
-        """All of `kinds`, or none: what was taken before a failure is given back."""
+    async def add(self, lease: Lease, kinds: Sequence[EnvKind], timeout_s: float | None) -> None:
+        """Add all of `kinds` to a lease, or none: what was taken before a failure is given back."""
         self._enter()
         await self._ready_for(lease, kinds)
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pools = {pool for pool in map(self._pool, kinds) if pool.spec.name not in lease.handles}
         taken: list[str] = []
         try:
-            if pools and not lease.held and not lease.claim:
+            if pools and not lease.num_held and not lease.claim:
                 claim = lease.may.union(pool.spec.name for pool in pools)
                 if len(claim) > 1:
-                    await self.claims.take(lease, claim, deadline, self.deadlines)
+                    await self.claims.take(lease, claim, deadline)
             for pool in sorted(pools, key=lambda pool: pool.order):
                 await self._grant(pool, lease, deadline, time.monotonic())
                 taken.append(pool.spec.name)
         except BaseException:
             for name in taken:
                 if (handle := lease.handles.pop(name, None)) is not None:
-                    self.give_back(handle)
-            if lease.claim and not lease.held:
+                    self._give_back(handle)
+            if lease.claim and not lease.num_held:
                 self.claims.drop(lease)
             raise
-        if lease.over:
+        if lease.over:  # released by another task during the wait
             lease.release_now()
 
     async def _grant(self, pool: Pool, lease: Lease, deadline: float, started: float) -> None:
-        """One instance of a pool, ready for the lease's task."""
+        """Add one instance of a pool, reset for the lease's task."""
         holder, again = lease.holder, False
         while True:
-            member = pool.take()
-            if member is None and holder in self._held:
-                member = await self._wait_holding(pool, holder, deadline, again)
-            elif member is None:
-                waiter = pool.enqueue(holder, deadline, again)
-                try:
-                    member = await waiter.future
-                except BaseException as error:
-                    pool.forsake(waiter, error)
-                    raise
-            if not member.live:  # it died between being handed out and here
-                pool.give_back(member, True, time.monotonic())
+            slot = pool.take()
+            if slot is None and holder in self._held:
+                slot = await self._wait_holding(pool, holder, deadline, again)
+            elif slot is None:
+                slot = await pool.line.wait(pool.enqueue(holder, deadline, again))
+            if not slot.live:  # its instance died after it was assigned, before this task ran
+                pool.give_back(slot, True, time.monotonic())
                 again = True
                 continue
-            if member.seats > 1:
-                observation = None  # it is shared: those who are on it have it as it is
+            if slot.num_chains > 1:
+                observation = None  # shared and in use: it stays as the other chains have it
                 break
-            pool.shut(member)
+            pool.begin_reset(slot)
             try:
-                if pool.quick and member.instance.alive:
-                    observation = member.instance.env.reset(lease.task)
+                if pool.resets_inline and slot.instance.alive:
+                    observation = slot.instance.env.reset(lease.task)
                     if observation is not None and type(observation) is not str and inspect.isawaitable(observation):
-                        observation = await within(wrap(observation), _time_left(pool.spec.reset_timeout_s, deadline))
+                        observation = await within(observation, _time_left(pool.spec.reset_timeout_s, deadline))
                 else:
-                    observation = await self._ready(member, lease.task, deadline)
+                    observation = await _check_and_reset(slot, pool.has_health, lease.task, deadline)
                 break
             except BaseException as error:
-                used = member.uses > 0
-                member.seats -= 1
-                pool.lent -= 1
-                if isinstance(error, Expired) or not isinstance(error, Exception):
-                    member.instance.abandon()
-                pool.discard(member, failed=True)
+                used = slot.uses > 0
+                pool.reset_failed(slot, given_up=isinstance(error, Expired) or not isinstance(error, Exception))
                 if not isinstance(error, Exception):
                     raise
                 if not used or time.monotonic() >= deadline:
-                    raise _why_not_ready(error, pool, lease.task) from error
-                again = True  # an instance that was used before may be to blame; a fresh one shows whether the task is
+                    raise _reset_error(error, pool.spec, lease.task) from error
+                again = True  # the last chain may have broken this instance: only if a fresh one fails too it is the task
         now = time.monotonic()
-        handle = lease.handles[pool.spec.name] = Handle(lease, member, observation, now)
-        member.handles.append(handle)
-        lease.held += 1
+        handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now)
+        slot.handles.append(handle)
+        lease.num_held += 1
         held = self._held.get(holder)
         if held is None:
             self._held[holder] = [handle]
         else:
             held.append(handle)
         pool.latencies.append(now - started)
-        if pool.shared and member.seats == 1:
-            pool.open(member)
+        if pool.shared and slot.num_chains == 1:
+            pool.end_reset(slot)
 
-    async def _wait_holding(self, pool: Pool, holder: str, deadline: float, front: bool) -> Member:
-        """Wait in line while holding something else: the only way into a deadlock."""
+    async def _wait_holding(self, pool: Pool, holder: str, deadline: float, front: bool) -> Slot:
+        """Wait for a slot while holding another: the only wait that can deadlock."""
         waiter = pool.enqueue(holder, deadline, front)
-        backwards = any(handle.member.pool.order >= pool.order for handle in self._held[holder])
+        backwards = any(self._pools[handle.slot.kind].order >= pool.order for handle in self._held[holder])
         self._out_of_order += backwards
         try:
-            if self._out_of_order and is_stuck(holder, self._pools.values(), self._held):
-                raise WorldError(f"{holder} waits for {pool.spec.name} in a ring that cannot end: {pool.explain(waiter)}")
-            return await waiter.future
-        except BaseException as error:
-            pool.forsake(waiter, error)
-            raise
+            if self._out_of_order and is_deadlocked(holder, self._pools, self._held):
+                why = f"{holder} waits for {pool.spec.name} in a ring that cannot end: {pool.explain(waiter)}"
+                pool.line.leave(waiter)
+                raise WorldError(why)
+            return await pool.line.wait(waiter)
         finally:
             self._out_of_order -= backwards
 
-    async def _ready(self, member: Member, task: Task, deadline: float) -> Any:
-        """Look whether it is well, and reset it."""
-        instance, pool = member.instance, member.pool
-        most = pool.spec.reset_timeout_s
-        if not instance.alive:
-            raise WorldError(instance.why or f"{pool.spec.name} is closed")
-        if pool.has_health and not await within(instance.call("healthy", (), {}), _time_left(most, deadline)):
-            raise WorldError(f"{pool.spec.name} says that it is not healthy")
-        return await within(instance.reset(task), _time_left(most, deadline))
+    def release(self, lease: Lease) -> None:
+        """End a lease: give back its instances and its claim. A second call does nothing."""
+        if not lease.over:
+            for name in lease.may:
+                if (pool := self._pools.get(name)) is not None:
+                    pool.count_use(name in lease.handles)
+        lease.over = True
+        while lease.handles:
+            self._give_back(lease.handles.popitem()[1])
+        if lease.claim:
+            self.claims.drop(lease)
 
-    def give_back(self, handle: Handle) -> None:
-        """One instance comes back; those who wait are served."""
-        member = handle.member
+    def _give_back(self, handle: Handle) -> None:
+        slot = handle.slot
         try:
-            member.handles.remove(handle)
+            slot.handles.remove(handle)
         except ValueError:
-            return  # it was taken back before
+            return  # the sweep took it back before
         spoiled = handle.why is not None or handle.busy != 0
         handle.end("the lease is over")
         lease = handle.lease
-        lease.held -= 1
-        if lease.claim and not lease.held:
-            self.claims.drop(lease)  # also where the reaper took its last: a chain that hangs keeps no place
+        lease.num_held -= 1
+        if lease.claim and not lease.num_held:
+            self.claims.drop(lease)  # here and not in `release`: a chain that hangs must not keep its claim
         held = self._held[lease.holder]
         if len(held) == 1:
             del self._held[lease.holder]
         else:
             held.remove(handle)
-        pool = member.pool
+        pool = self._pools[handle.slot.kind]
         now = time.monotonic()
         pool.lease_times.append(now - handle.since)
-        if spoiled and member.seats == 1 and (handle.busy or not member.retiring):
-            member.instance.abandon()
-        pool.give_back(member, spoiled and not member.retiring, now)
+        if spoiled and slot.num_chains == 1 and (handle.busy or not slot.retiring):
+            slot.instance.abandon()
+        pool.give_back(slot, spoiled and not slot.retiring, now)
 
     def _take_back(self, handle: Handle, why: str) -> None:
-        """The reaper's: the holder finds out at its next call."""
-        handle.member.pool.reaped += 1
+        """Take an instance from a chain, which finds out at its next call."""
+        self._pools[handle.slot.kind].reaped += 1
         handle.end(why)
-        self.give_back(handle)
+        self._give_back(handle)
 
     # ---- ahead of demand
 
-    async def make_ready(self, kinds: Iterable[Kind] | None = None, task: Task | None = None) -> None:
-        """Have made what these kinds (left out: all) need before an instance is of use, for `task` or none in particular."""
-        names = self._slow if kinds is None else self._slow.keys() & {self.name_of(kind) for kind in kinds}
+    async def make_ready(self, kinds: Iterable[EnvKind] | None = None, task: Task | None = None) -> None:
+        """Call `make_ready` of these kinds, or of all, for `task` or for no task in particular: see `Environment`."""
+        names = self._make_ready if kinds is None else self._make_ready.keys() & {self.name_of(kind) for kind in kinds}
         for name in list(names):
-            await make_ready(name, self._slow[name], task)
+            await make_ready(name, self._make_ready[name], task)
 
-    async def _ready_for(self, lease: Lease, kinds: Iterable[Kind]) -> None:
-        """Once for a lease and a kind, however often its tools ask for it."""
+    async def _ready_for(self, lease: Lease, kinds: Iterable[EnvKind]) -> None:
+        """Make kinds ready for a lease's task, once per lease and kind."""
         names = {self.name_of(kind) for kind in kinds} - lease.ready
-        if self._slow and names:
+        if self._make_ready and names:
             await self.make_ready(names, lease.task)
             lease.ready |= names
 
-    async def warm(self, kind: Kind, n: int, timeout_s: float | None = None) -> int:
-        """Have `n` instances ready (or as many as the pool may have); how many there are. A start that fails is raised."""
+    async def warm(self, kind: EnvKind, n: int, timeout_s: float | None = None) -> int:
+        """Start instances until there are `n`, or as many as the pool may have. Returns how many there are.
+
+        Raises the error of a start that failed, or WorldError if they do not come up within `timeout_s`.
+        """
         self._enter()
         pool = self._pool(kind)
         await self.make_ready([kind])
         pool.target = max(pool.target, min(n, pool.size))
-        pool.retry_at = 0.0  # somebody asks for it by name: do not wait out the pause after a failed start
+        pool.retry_at = 0.0  # an explicit request does not wait out the pause after a failed start
         pool.grow()
         failed = pool.failed
         until = pool.loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
         try:
-            while len(pool.members) < min(n, pool.size) and (pool.starting or pool.closing):
+            while len(pool.slots) < min(n, pool.size) and (pool.starting or pool.closing):
                 change = pool.loop.create_future()
                 pool.changed.append(change)
                 async with asyncio.timeout_at(until):
@@ -377,13 +377,13 @@ class ResourceManager:
                     raise pool.last_error
                 pool.grow()
         except TimeoutError:
-            raise WorldError(f"{pool.spec.name}: only {len(pool.members)} of {n} instances came up in time") from None
-        return len(pool.members)
+            raise WorldError(f"{pool.spec.name}: only {len(pool.slots)} of {n} instances came up in time") from None
+        return len(pool.slots)
 
-    def expect(self, n: int, kinds: Sequence[Kind] | None = None) -> None:
-        """A hint: so many chains come next. Instances are started for them, and kept; 0 lets the pools shrink again.
+    def expect(self, n: int, kinds: Sequence[EnvKind] | None = None) -> None:
+        """A hint that `n` chains come next: instances are started for them and kept. 0 lets the pools shrink again.
 
-        Of a kind that not every chain asked for lately, as many as they asked for.
+        Of a kind that only some of the recent chains asked for, only that share is started.
         """
         self._enter()
         names = list(self._pools) if kinds is None else [self.name_of(kind) for kind in kinds]
@@ -392,13 +392,7 @@ class ResourceManager:
             pool.target = min(pool.size, math.ceil(n * pool.demand / pool.spec.max_chains))
             pool.grow()
 
-    def count_use(self, lease: Lease) -> None:
-        """A lease ends: which of the kinds that it might have asked for it did."""
-        for name in lease.may:
-            if (pool := self._pools.get(name)) is not None:
-                pool.count_use(name in lease.handles)
-
-    # ---- life
+    # ---- opening and closing
 
     def _enter(self) -> None:
         if self.closed:
@@ -409,7 +403,6 @@ class ResourceManager:
         if self._loop is not None:
             raise ConfigError("a resource manager belongs to the event loop it was first used in; make another for this one")
         self._loop = loop
-        self.deadlines = Deadlines(loop)
         for name in self._specs:
             self._open(name)
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
@@ -428,7 +421,7 @@ class ResourceManager:
         self._sweeper = self._loop.call_later(self._sweep_s, self._sweep)
 
     async def __aenter__(self) -> ResourceManager:
-        """Pools begin to warm up. What they make once is made now: the first chain starts when it is there."""
+        """Open the pools, which start `min_warm` instances each, and make all kinds ready."""
         self._enter()
         try:
             await self.make_ready()
@@ -441,7 +434,7 @@ class ResourceManager:
         await self.close()
 
     async def close(self) -> None:
-        """End everything: those who wait are told, leases are over, every instance is closed. Calling it twice is fine."""
+        """Refuse the chains that wait, end all leases, close every instance. A second call only waits for that."""
         first, self.closed = not self.closed, True
         if self._loop is None:
             return
@@ -450,62 +443,61 @@ class ResourceManager:
                 self._sweeper.cancel()
             self.claims.close("the resource manager was closed")
             for pool in self._pools.values():
-                for waiter in list(pool.waiters):
-                    if waiter.wanted:
-                        waiter.wanted = False
-                        pool.refuse(waiter, WorldError("the resource manager was closed"))
-                for handle in list(pool.handles()):
-                    handle.end("the resource manager was closed")
-                for task in list(pool.start_tasks):
-                    task.cancel()
-                for member in list(pool.members):
-                    if member.seats:
-                        member.instance.abandon()
-                    pool.discard(member)
-            self.deadlines.close()
+                pool.close("the resource manager was closed")
         slack = 10.0 + max((max(spec.close_timeout_s, spec.start_timeout_s) for spec, _ in self._specs.values()), default=0.0)
         until = self._loop.time() + slack
         while self._tasks and self._loop.time() < until:
             await asyncio.wait(list(self._tasks), timeout=until - self._loop.time())
 
-    # ---- what is seen
+    # ---- figures
 
-    def pids(self, kind: Kind) -> list[int]:
+    def pids(self, kind: EnvKind) -> list[int]:
         """The worker processes of a kind."""
         pool = self._pools.get(self.name_of(kind))
-        found = (member.instance.pid for member in pool.members) if pool is not None else ()
+        found = (slot.instance.pid for slot in pool.slots) if pool is not None else ()
         return sorted({pid for pid in found if pid is not None})
 
     def holders(self) -> Mapping[str, list[str]]:
-        """Who holds what."""
-        return {holder: [handle.member.pool.spec.name for handle in handles] for holder, handles in self._held.items()}
+        """The kinds that each chain holds, by the name of the chain."""
+        return {holder: [handle.slot.kind for handle in handles] for holder, handles in self._held.items()}
 
     def who_holds_what(self) -> str:
-        """The same in words, of the first few."""
+        """`holders` in words, of the first five."""
         some = [f"{holder} holds {', '.join(kinds)}" for holder, kinds in list(self.holders().items())[:5]]
         more = f"; and {len(self._held) - len(some)} more" if len(self._held) > len(some) else ""
         return "; ".join(some) + more if some else "no environment is lent"
 
     def metrics(self) -> dict[str, float]:
-        """Figures per kind and in total, by name: see `ledger.measure`."""
+        """Figures per kind and in total, by name: see `stats.measure`."""
         return measure(self._pools.values())
 
     def mark(self) -> None:
-        """A new step begins: the figures that are the most of a step begin again."""
+        """Begin a new step: the maxima of the step start again."""
         for pool in self._pools.values():
-            pool.most_lent, pool.most_waiting = pool.lent, pool.waiting
+            pool.most_leased, pool.most_waiting = pool.leased, pool.line.waiting
+
+
+async def _check_and_reset(slot: Slot, has_health: bool, task: Task, deadline: float) -> Any:
+    """Reset an instance, after `healthy` if its class has that method. Returns the first observation."""
+    instance = slot.instance
+    spec = instance.spec
+    if not instance.alive:
+        raise WorldError(instance.why or f"{spec.name} is closed")
+    if has_health and not await within(instance.call("healthy", (), {}), _time_left(spec.reset_timeout_s, deadline)):
+        raise WorldError(f"{spec.name} says that it is not healthy")
+    return await within(instance.reset(task), _time_left(spec.reset_timeout_s, deadline))
 
 
 def _time_left(most: float, deadline: float) -> float:
     return min(most, max(0.001, deadline - time.monotonic()))
 
 
-def _why_not_ready(error: Exception, pool: Pool, task: Task) -> Exception:
+def _reset_error(error: Exception, spec: Spec, task: Task) -> Exception:
     if isinstance(error, Expired):
-        return DeadlineError(f"{pool.spec.name} could not be made ready in time for task {task.id}")
+        return DeadlineError(f"{spec.name} could not be made ready in time for task {task.id}")
     if isinstance(error, AgentFlyError):
         return error
-    return WorldError(f"{pool.spec.name} could not be reset for task {task.id}: {type(error).__name__}: {error}")
+    return WorldError(f"{spec.name} could not be reset for task {task.id}: {type(error).__name__}: {error}")
 
 
 def _limit(value: float | None) -> str:

@@ -1,90 +1,68 @@
-"""The instances of one kind: who is idle, who is lent, who waits, and when one is started or closed.
+"""A pool: the instances of one kind, the chains that wait for one, and when an instance is started or closed.
 
-In: requests for a seat and seats given back; out: members, to the first who waits. The waiting line is a deque of futures:
-nobody is woken who is not served, and serving one costs the same however many wait. Starting and closing run as tasks of
-the manager; a member that is being closed keeps its share of the budget until it is gone. Resetting belongs to the manager,
-who knows the task.
+Each instance is in a slot. Starting and closing run as tasks of the manager; resetting is done by the manager, which knows the
+task. A slot counts against the budget from `starting` until `closing` is over.
 
-    starting -> idle -> lent -> idle ...          lent: `seats` chains hold it, at most `max_chains`
-                   \\       \\-> closing -> gone     closing: recycled (used up, old, unneeded) or failed (died, spoiled)
+                        take               reset done
+    starting --> idle --------> resetting ------------> leased      `leased`: up to `max_chains` chains use it
+        |         ^ |               |                    |  |
+        |         | |               | failed             |  |
+        |         +-|---------------|--------------------+  |       the last chain leaves, and it may be used again
+        | failed    | old, idle     v                       | used up, died, spoiled, retired
+        +---------> +----------> closing <------------------+
+                                    |
+                                    v
+                                  closed
+
+Invariants: a slot is in `slots` while it is idle, resetting or leased. It is in `idle` exactly while no chain uses it, and in
+`joinable` exactly while it is leased, shared, has room and is not retiring. `leased` is the sum of `num_chains` over slots,
+those included that were closed while a chain holds them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from ..aio.deadline import Expired, within
+from ..aio.wait_line import Waiter, WaitLine
 from ..errors import AgentFlyError, WorldError
-from ..tools.deadline import Expired, within
 from .backends.base import Instance, backend_of
-from .deadlines import Deadlines
+from .handle import Handle, Slot
 from .spec import Spec
-
-if TYPE_CHECKING:
-    from .proxy import Handle
 
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""
 BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
-LATELY = 64
-"""How many chains tell what the next ones will ask for."""
-WINDOW = 1024
-"""Latencies and lease times are those of so many last leases."""
+DEMAND_WINDOW = 64
+"""How many of the last chains predict what the next ones ask for."""
+STATS_WINDOW = 1024
+"""Latencies and lease times are kept of so many leases."""
 
 
-class Owner(Protocol):
-    """What a pool needs of its manager."""
+class PoolOwner(Protocol):
+    """The part of the resource manager that a pool uses."""
 
-    deadlines: Deadlines
     closed: bool
 
-    def room_for(self, pool: Pool) -> bool: ...
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
-    def freed(self) -> None: ...
+    def room_for(self, pool: Pool) -> bool:
+        """Whether the budget has room for one more instance."""
 
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task that the manager waits for when it is closed."""
 
-class Member:
-    """One instance in the pool."""
-
-    __slots__ = ("baseline_mb", "born", "handles", "idle_since", "instance", "live", "pool", "retiring", "seats", "uses")
-
-    def __init__(self, pool: Pool, instance: Instance) -> None:
-        self.pool = pool
-        self.instance = instance
-        self.born = self.idle_since = time.monotonic()
-        self.baseline_mb: float | None = None
-        self.handles: list[Handle] = []
-        self.seats = 0
-        self.uses = 0
-        self.live = True
-        self.retiring = False
-
-
-class Waiter:
-    """A place in the line. `future` gets a member with a seat taken, or the reason why not."""
-
-    __slots__ = ("deadline", "future", "holder", "in_heap", "line", "since", "wanted")
-
-    def __init__(self, line: Pool, holder: str, future: asyncio.Future[Member], deadline: float) -> None:
-        self.line = line
-        self.holder = holder
-        self.future = future
-        self.deadline = deadline
-        self.since = time.monotonic()
-        self.in_heap = False
-        self.wanted = True
-
-    def expire(self) -> None:
-        self.line.refuse(self, WorldError(self.line.explain(self)))
+    def freed(self) -> None:
+        """A share of the budget is free again."""
 
 
 class Pool:
-    def __init__(self, owner: Owner, spec: Spec, size: int, order: int, loop: asyncio.AbstractEventLoop) -> None:
+    """`size` bounds the instances, `order` is the fixed order in which a chain takes several kinds."""
+
+    def __init__(self, owner: PoolOwner, spec: Spec, size: int, order: int, loop: asyncio.AbstractEventLoop) -> None:
         self.owner = owner
         self.spec = spec
         self.size = size
@@ -94,248 +72,180 @@ class Pool:
         self.backend = backend_of(spec)
         self.shared = spec.max_chains > 1
         self.has_health = callable(getattr(spec.cls, "healthy", None))
-        self.quick = spec.placement == "loop" and not self.has_health
-        self.plain_use = (spec.max_uses, spec.max_age_s, spec.max_growth_mb) == (None, None, None) and spec.reusable
-        self.idle: deque[Member] = deque()
-        self.part: deque[Member] = deque()
-        self.members: dict[Member, None] = {}
-        self.waiters: deque[Waiter] = deque()
-        self.waiting = self.starting = self.closing = self.target = 0
-        self.lent = self.most_lent = self.most_waiting = 0
-        self._might = self._did = 0
+        self.resets_inline = spec.placement == "loop" and not self.has_health
+        self._never_wears_out = (spec.max_uses, spec.max_age_s, spec.max_growth_mb, spec.reusable) == (None, None, None, True)
+        self.slots: dict[Slot, None] = {}
+        self.idle: deque[Slot] = deque()
+        self.joinable: deque[Slot] = deque()
+        self.line: WaitLine[str, Slot] = WaitLine(self.serve, self.put_back, self._timed_out)
+        self.starting = self.closing = self.target = 0
+        self.leased = self.most_leased = self.most_waiting = 0
         self.recycled = self.failed = self.started = self.reaped = 0
-        self.latencies: deque[float] = deque(maxlen=WINDOW)
-        self.lease_times: deque[float] = deque(maxlen=WINDOW)
+        self._could_ask = self._asked = 0
+        self.latencies: deque[float] = deque(maxlen=STATS_WINDOW)
+        self.lease_times: deque[float] = deque(maxlen=STATS_WINDOW)
         self.changed: list[asyncio.Future[None]] = []
-        self.start_tasks: set[asyncio.Task[None]] = set()
+        """Futures that are completed when a start or a close has ended."""
+        self._start_tasks: set[asyncio.Task[None]] = set()
         self.last_error: Exception | None = None
         self._failures = 0
         self.retry_at = 0.0
-        self._stale = 0
-        self._horizon = 0.0
-        owner.deadlines.lines.append(self)
 
-    # ---- seats
+    # ---- taking and giving back
 
-    def take(self) -> Member | None:
-        """A free seat, now, if nobody is before us."""
-        if self.waiting:
-            return None
-        return self._free_seat()
+    def take(self) -> Slot | None:
+        """A slot with a place for one more chain, or None if there is none or others wait for it."""
+        return None if self.line.waiting else self._take_free()
 
-    def _free_seat(self) -> Member | None:
-        if self.part:
-            member = self.part[0]
-            member.seats += 1
-            if member.seats >= self.spec.max_chains:
-                self.part.popleft()
+    def _take_free(self) -> Slot | None:
+        if self.joinable:
+            slot = self.joinable[0]
+            slot.num_chains += 1
+            if slot.num_chains >= self.spec.max_chains:
+                self.joinable.popleft()
         elif self.idle:
-            member = self.idle.pop()  # the last used is the warmest; the others grow old and are closed
-            member.seats = 1
+            slot = self.idle.pop()  # the last used is the warmest; those that are not needed grow old and are closed
+            slot.num_chains = 1
         else:
             return None
-        self.lent += 1
-        if self.lent > self.most_lent:
-            self.most_lent = self.lent
-        return member
+        self.leased += 1
+        if self.leased > self.most_leased:
+            self.most_leased = self.leased
+        return slot
 
-    def shut(self, member: Member) -> None:
-        """It is about to be reset: nobody joins meanwhile, though it may have been open to others before they all left."""
-        if self.shared and member in self.part:
-            self.part.remove(member)
-
-    def open(self, member: Member) -> None:
-        """A shared member has been reset for its first chain: others may join."""
-        if member.live and not member.retiring and member.seats < self.spec.max_chains:
-            self.part.append(member)
-            self.pump()
-
-    def give_back(self, member: Member, spoiled: bool, now: float) -> None:
-        """A seat is free again. Every way of giving back ends here, or in `discard`."""
-        member.seats -= 1
-        self.lent -= 1
-        member.uses += 1
-        if not member.live:
-            return
-        if member.seats:
-            if spoiled:
-                self.retire(member)
-            elif not member.retiring and member not in self.part:
-                self.part.append(member)
-        elif spoiled:
-            self.discard(member, failed=True)
-        elif member.retiring or self._used_up(member):
-            self.discard(member)
-        else:
-            if self.shared and member in self.part:
-                self.part.remove(member)
-            member.idle_since = now
-            self.idle.append(member)
-        if self.waiting:
-            self.pump()
-
-    def _used_up(self, member: Member) -> bool:
-        if self.plain_use:
-            return not member.instance.alive
-        spec = self.spec
-        if (member.uses and not spec.reusable) or not member.instance.alive:
-            return True
-        if spec.max_uses is not None and member.uses >= spec.max_uses:
-            return True
-        if spec.max_age_s is not None and time.monotonic() - member.born >= spec.max_age_s:
-            return True
-        return spec.max_growth_mb is not None and self._grown(member) >= spec.max_growth_mb
-
-    @staticmethod
-    def _grown(member: Member) -> float:
-        """Measured from the end of its first lease, when what it loads once is loaded."""
-        now = member.instance.memory_mb()
-        if now is None:
-            return 0.0
-        if member.baseline_mb is None:
-            member.baseline_mb = now
-        return now - member.baseline_mb
-
-    # ---- the line
-
-    def enqueue(self, holder: str, deadline: float, front: bool) -> Waiter:
-        waiter = Waiter(self, holder, self.loop.create_future(), deadline)
-        if front:
-            self.waiters.appendleft(waiter)
-        else:
-            self.waiters.append(waiter)
-        self.waiting += 1
-        if self.waiting > self.most_waiting:
-            self.most_waiting = self.waiting
-        if front or deadline < self._horizon:
-            waiter.in_heap = True  # it may be due before those in front of it
-            self.owner.deadlines.add(deadline, waiter)
-        else:
-            self._horizon = deadline
-            self.owner.deadlines.wake_by(deadline)
+    def enqueue(self, holder: str, deadline: float, front: bool) -> Waiter[str, Slot]:
+        """Join the line for a slot; the caller awaits `line.wait`. More instances are started if the pool may grow."""
+        waiter = self.line.join(holder, deadline, front=front)
+        if self.line.waiting > self.most_waiting:
+            self.most_waiting = self.line.waiting
         self.grow()
         return waiter
 
-    def forsake(self, waiter: Waiter, error: BaseException) -> None:
-        """Whoever waited waits no longer; what it has been given in the very moment it was cancelled goes to the next."""
-        if not waiter.wanted and not isinstance(error, asyncio.CancelledError):
-            return  # it was refused
-        if waiter.wanted:
-            self._unwant(waiter)
-            self._gone_from_line()
-        elif waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-            self.put_back(waiter.future.result())
-        if self.waiting and (self.idle or self.part):
-            self.pump()  # someone may have lined up behind one who no longer waited
+    def begin_reset(self, slot: Slot) -> None:
+        """Let no chain join during the reset.
 
-    def put_back(self, member: Member) -> None:
-        """A seat that was taken and never used."""
-        member.uses -= 1
-        self.give_back(member, False, time.monotonic())
+        A shared slot may be in `joinable` here: a chain joined it, then all chains that had used it left.
+        """
+        if self.shared and slot in self.joinable:
+            self.joinable.remove(slot)
 
-    def refuse(self, waiter: Waiter, error: Exception) -> None:
-        if not waiter.future.done():
-            waiter.future.set_exception(error)
-            waiter.future.exception()  # it may be cancelled before it looks
-        self._gone_from_line()
+    def end_reset(self, slot: Slot) -> None:
+        """A shared slot was reset for its first chain: others may join."""
+        if slot.live and not slot.retiring and slot.num_chains < self.spec.max_chains:
+            self.joinable.append(slot)
+            self.serve()
 
-    def _gone_from_line(self) -> None:
-        self.waiting -= 1
-        self._stale += 1
-        if self._stale > 64 and self._stale * 2 > len(self.waiters):
-            self.waiters = deque(waiter for waiter in self.waiters if waiter.wanted)
-            self._stale = 0
+    def reset_failed(self, slot: Slot, given_up: bool) -> None:
+        """Close a slot whose reset failed, or was given up in the middle."""
+        slot.num_chains -= 1
+        self.leased -= 1
+        if given_up:
+            slot.instance.abandon()
+        self.discard(slot, failed=True)
 
-    def _unwant(self, waiter: Waiter) -> None:
-        waiter.wanted = False
-        if waiter.in_heap:
-            self.owner.deadlines.drop_one()
+    def give_back(self, slot: Slot, spoiled: bool, now: float) -> None:
+        """A chain leaves a slot. Every lease of a slot ends here or in `reset_failed`."""
+        slot.num_chains -= 1
+        self.leased -= 1
+        slot.uses += 1
+        if not slot.live:
+            return
+        if slot.num_chains:
+            if spoiled:
+                self.retire(slot)
+            elif not slot.retiring and slot not in self.joinable:
+                self.joinable.append(slot)
+        elif spoiled:
+            self.discard(slot, failed=True)
+        elif slot.retiring or self._used_up(slot):
+            self.discard(slot)
+        else:
+            if self.shared and slot in self.joinable:
+                self.joinable.remove(slot)
+            slot.idle_since = now
+            self.idle.append(slot)
+        if self.line.waiting:
+            self.serve()
 
-    def expire_until(self, now: float) -> float:
-        """As a line of the manager's deadlines."""
-        while self.waiters:
-            waiter = self.waiters[0]
-            if waiter.wanted and not waiter.future.done():
-                if waiter.deadline > now:
-                    return waiter.deadline
-                self._unwant(waiter)
-                waiter.expire()
-            if self.waiters and self.waiters[0] is waiter:
-                self.waiters.popleft()
-                self._stale = max(0, self._stale - 1)
-        self._horizon = 0.0
-        return math.inf
+    def put_back(self, slot: Slot) -> None:
+        """Give back a slot that was taken and not used."""
+        slot.uses -= 1
+        self.give_back(slot, False, time.monotonic())
 
-    def _first(self) -> Waiter | None:
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            if waiter.wanted and not waiter.future.done():  # done: cancelled a moment ago, and not yet forsaken
-                return waiter
-            self._stale = max(0, self._stale - 1)
-        return None
-
-    def pump(self) -> None:
-        """Serve those who wait, first come first served; start more where that is not enough."""
-        while self.waiting and (self.idle or self.part):
-            waiter = self._first()
-            if waiter is None:
-                break
-            member = self._free_seat()
-            assert member is not None
-            self._unwant(waiter)
-            self.waiting -= 1
-            waiter.future.set_result(member)
+    def serve(self) -> None:
+        """Assign free places to the chains that wait, first come first served; start more instances if some still wait."""
+        while (self.idle or self.joinable) and (waiter := self.line.first()) is not None:
+            slot = self._take_free()
+            assert slot is not None
+            self.line.assign(waiter, slot)
         self.grow()
 
-    def explain(self, waiter: Waiter) -> str:
-        """Why there is none: who holds what."""
+    def _used_up(self, slot: Slot) -> bool:
+        if self._never_wears_out:
+            return not slot.instance.alive
+        spec = self.spec
+        if (slot.uses and not spec.reusable) or not slot.instance.alive:
+            return True
+        if spec.max_uses is not None and slot.uses >= spec.max_uses:
+            return True
+        if spec.max_age_s is not None and time.monotonic() - slot.started_at >= spec.max_age_s:
+            return True
+        return spec.max_growth_mb is not None and _growth_mb(slot) >= spec.max_growth_mb
+
+    def _timed_out(self, waiter: Waiter[str, Slot]) -> WorldError:
+        return WorldError(self.explain(waiter))
+
+    def explain(self, waiter: Waiter[str, Slot]) -> str:
+        """Why a chain has no instance: who holds what."""
         now = time.monotonic()
         handles = [handle for _, handle in zip(range(5), self.handles(), strict=False)]
-        holders = ", ".join(f"{handle.lease.holder} for {now - handle.since:.1f} s" for handle in handles) or "nobody"
-        num_held = sum(member.seats for member in self.members)
+        holders = ", ".join(f"{handle.lease.holder} for {now - handle.since:.1f} s" for handle in handles) or "no chain"
+        num_held = sum(slot.num_chains for slot in self.slots)
         more = f" and {num_held - len(handles)} more" if handles and num_held > len(handles) else ""
         failed = f"; the last start failed: {self.last_error}" if self.last_error is not None else ""
         return (
-            f"{waiter.holder} waited {now - waiter.since:.1f} s for {self.spec.name} and got none: {num_held} of "
+            f"{waiter.request} waited {now - waiter.since:.1f} s for {self.spec.name} and got none: {num_held} of "
             f"{self.size * self.spec.max_chains} are lent (to {holders}{more}), {self.starting} start, {self.closing} are "
-            f"being closed, {self.waiting} wait{failed}"
+            f"being closed, {self.line.waiting} more wait{failed}"
         )
 
     def handles(self) -> Iterator[Handle]:
-        for member in self.members:
-            yield from member.handles
+        for slot in self.slots:
+            yield from slot.handles
 
-    # ---- birth and death
+    # ---- demand
 
     def count_use(self, asked: bool) -> None:
-        """A chain that might have asked for this kind has ended, and did or did not."""
-        self._might += 1
-        self._did += asked
-        if self._might >= 2 * LATELY:
-            self._might, self._did = self._might // 2, self._did // 2
+        """A chain that could have asked for this kind has ended; `asked` says whether it did."""
+        self._could_ask += 1
+        self._asked += asked
+        if self._could_ask >= 2 * DEMAND_WINDOW:
+            self._could_ask, self._asked = self._could_ask // 2, self._asked // 2
 
     @property
     def demand(self) -> float:
-        """The share of chains that asked for one lately; all of them, until there were enough to tell."""
-        return 1.0 if self._might < LATELY // 4 else self._did / self._might
+        """The share of recent chains that asked for this kind; 1.0 until there were enough to tell."""
+        return 1.0 if self._could_ask < DEMAND_WINDOW // 4 else self._asked / self._could_ask
 
     @property
     def count(self) -> int:
-        """Everything that takes a share of the budget."""
-        return len(self.members) + self.starting + self.closing
+        """Instances that take a share of the budget."""
+        return len(self.slots) + self.starting + self.closing
 
     @property
     def floor(self) -> int:
-        """How many are kept though nobody uses them."""
+        """Instances that are kept even if no chain uses them."""
         return min(self.size, max(self.spec.min_warm, self.target))
 
+    # ---- starting
+
     def grow(self) -> None:
-        """Start what is wanted and allowed."""
-        if len(self.members) + self.starting + self.closing >= self.size or self.owner.closed:
+        """Start as many instances as chains wait for, or as `floor` wants, within the pool's size and the budget."""
+        if len(self.slots) + self.starting + self.closing >= self.size or self.owner.closed:
             return
-        waiting = -(-self.waiting // self.spec.max_chains) - self.starting
-        warm = self.floor - len(self.members) - self.starting
-        if self._failures and (waiting <= 0 or self.members) and time.monotonic() < self.retry_at:
+        waiting = -(-self.line.waiting // self.spec.max_chains) - self.starting
+        warm = self.floor - len(self.slots) - self.starting
+        if self._failures and (waiting <= 0 or self.slots) and time.monotonic() < self.retry_at:
             return  # the last start failed; the sweep tries again
         for _ in range(max(waiting, warm)):
             if self.starting >= MAX_STARTING or self.count >= self.size or not self.owner.room_for(self):
@@ -343,15 +253,16 @@ class Pool:
             self.starting += 1
             self.started += 1
             task = self.owner.spawn(self._start(self.started))
-            self.start_tasks.add(task)
-            task.add_done_callback(self.start_tasks.discard)
+            self._start_tasks.add(task)
+            task.add_done_callback(self._start_tasks.discard)
 
     async def _start(self, number: int) -> None:
         instance = self.backend.create(number)
+        error: Exception | None = None
         try:
             await within(instance.start(), self.spec.start_timeout_s)
         except Expired:
-            error: Exception | None = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
+            error = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
         except AgentFlyError as raised:
             error = raised
         except Exception as raised:  # noqa: BLE001 - any way a user's environment can fail to start
@@ -360,8 +271,6 @@ class Pool:
             self.starting -= 1
             self._close_later(instance)
             raise
-        else:
-            error = None
         self.starting -= 1
         if error is not None or self.owner.closed:
             self._close_later(instance)
@@ -369,61 +278,62 @@ class Pool:
             self._start_failed(error)
         elif not self.owner.closed:
             self._failures, self.last_error = 0, None
-            member = Member(self, instance)
-            instance.on_death = lambda: self._died(member)
-            self.members[member] = None
-            self.idle.append(member)
-            self.pump()
-        self._tell()
+            slot = Slot(self, instance)
+            instance.on_death = lambda: self._died(slot)
+            self.slots[slot] = None
+            self.idle.append(slot)
+            self.serve()
+        self._notify()
 
     def _start_failed(self, error: Exception) -> None:
         self.failed += 1
         self._failures += 1
         self.last_error = error
         self.retry_at = time.monotonic() + min(BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S)
-        if self.waiting and not self.members and (waiter := self._first()) is not None:
-            # Nobody will give one back: the first in line ends with the reason, and the next gets a start of its own.
-            self._unwant(waiter)
-            self.refuse(waiter, error)
-            self._stale = max(0, self._stale - 1)
+        if not self.slots and (waiter := self.line.first()) is not None:
+            # No chain holds an instance, so none will be given back: the first in line ends with the reason of the failure,
+            # and another start is tried for the next.
+            self.line.refuse(waiter, error)
             self.grow()
 
-    def _died(self, member: Member) -> None:
-        if member.live:
-            self.discard(member, failed=True, why=member.instance.why)
+    # ---- closing
 
-    def spoil(self, member: Member, why: str) -> None:
-        """A call was given up in the middle."""
-        if not member.live:
+    def _died(self, slot: Slot) -> None:
+        if slot.live:
+            self.discard(slot, failed=True, why=slot.instance.why)
+
+    def spoil(self, slot: Slot, why: str) -> None:
+        """A call of a chain was given up in the middle. Other chains of a shared slot may finish."""
+        if not slot.live:
             return
-        if member.seats > 1:
-            self.retire(member)
+        if slot.num_chains > 1:
+            self.retire(slot)
         else:
-            member.instance.abandon()
-            self.discard(member, failed=True, why=why)
+            slot.instance.abandon()
+            self.discard(slot, failed=True, why=why)
 
-    def retire(self, member: Member) -> None:
-        """No new chains; closed when the last one leaves."""
-        member.retiring = True
-        if member in self.part:
-            self.part.remove(member)
+    def retire(self, slot: Slot) -> None:
+        """Let no more chains in; the slot is closed when the last one leaves."""
+        slot.retiring = True
+        if slot in self.joinable:
+            self.joinable.remove(slot)
 
-    def discard(self, member: Member, failed: bool = False, why: str = "") -> None:
-        """Close it, whoever holds it."""
-        if not member.live:
+    def discard(self, slot: Slot, failed: bool = False, why: str = "") -> None:
+        """Close a slot now. Chains that hold it get `why` at their next call."""
+        if not slot.live:
             return
-        member.live = False
-        del self.members[member]
-        for line in (self.idle, self.part):
-            if member in line:
-                line.remove(member)
+        slot.live = False
+        del self.slots[slot]
+        for queue in (self.idle, self.joinable):
+            if slot in queue:
+                queue.remove(slot)
         if failed:
             self.failed += 1
         else:
             self.recycled += 1
-        for handle in member.handles:
+        for handle in slot.handles:
             handle.end(why or f"{self.spec.name} was closed")
-        self._close_later(member.instance)
+        self._close_later(slot.instance)
 
     def _close_later(self, instance: Instance) -> None:
         instance.on_death = None
@@ -436,26 +346,51 @@ class Pool:
         finally:
             self.closing -= 1
             self.owner.freed()
-            self._tell()
+            self._notify()
 
-    def sweep(self, now: float, end: Callable[[Handle, str], None]) -> None:
-        """Now and then: take back what is held too long, close what nobody needs, start what is missing."""
+    def close(self, why: str) -> None:
+        """Refuse the chains that wait, end every handle, and close every instance."""
+        self.line.close(lambda: WorldError(why))
+        for handle in list(self.handles()):
+            handle.end(why)
+        for task in list(self._start_tasks):
+            task.cancel()
+        for slot in list(self.slots):
+            if slot.num_chains:
+                slot.instance.abandon()
+            self.discard(slot)
+
+    def sweep(self, now: float, take_back: Callable[[Handle, str], None]) -> None:
+        """Periodically: take back what is held too long, close what is not needed, start what is missing."""
         spec = self.spec
         for handle in list(self.handles()):
             if now - handle.since > spec.max_hold_s:
-                end(handle, f"{handle.lease.holder} held {spec.name} for more than {spec.max_hold_s:g} s; it was taken back")
-            elif spec.heartbeat_s is not None and not handle.busy and now - handle.beat > spec.heartbeat_s:
-                end(handle, f"{handle.lease.holder} gave no sign of life for {spec.heartbeat_s:g} s; {spec.name} is taken back")
-        for member in list(self.idle):
-            unneeded = now - member.idle_since > spec.idle_s and len(self.members) > self.floor
-            if unneeded or self._used_up(member):
-                self.discard(member)
-        for member in self.members:
-            member.instance.tidy()
+                take_back(
+                    handle, f"{handle.lease.holder} held {spec.name} for more than {spec.max_hold_s:g} s; it was taken back"
+                )
+            elif spec.heartbeat_s is not None and not handle.busy and now - handle.active_at > spec.heartbeat_s:
+                silence = f"{handle.lease.holder} gave no sign of life for {spec.heartbeat_s:g} s"
+                take_back(handle, f"{silence}; {spec.name} was taken back")
+        for slot in list(self.idle):
+            unneeded = now - slot.idle_since > spec.idle_s and len(self.slots) > self.floor
+            if unneeded or self._used_up(slot):
+                self.discard(slot)
+        for slot in self.slots:
+            slot.instance.tidy()
         self.grow()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self.changed = self.changed, []
         for future in changed:
             if not future.done():
                 future.set_result(None)
+
+
+def _growth_mb(slot: Slot) -> float:
+    """Growth since the end of the first lease, when what an environment loads once is loaded."""
+    now = slot.instance.memory_mb()
+    if now is None:
+        return 0.0
+    if slot.baseline_mb is None:
+        slot.baseline_mb = now
+    return now - slot.baseline_mb

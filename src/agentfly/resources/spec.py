@@ -1,9 +1,7 @@
-"""What an environment is and what it costs: a class in, the `Spec` of a pool of it out.
+"""Environments and the settings of their pools: `spec_of` turns a class into a `Spec`. Nothing is started here.
 
-An environment is any class with `reset(task)` and `close()`, sync or async, and methods of its own. `Environment` spells
-out what it may declare; a class that is not derived from it may declare the same names, and what it leaves out has the
-defaults below. `Spec` is one kind of environment with the settings of its pool; `spec_of` makes one from a class, a name, a
-function that builds one, or a `Spec`. Nothing is started here.
+An environment is any class with `reset(task)` and `close()`, sync or async, and further methods. `Environment` lists what a
+class may declare; a class that is not derived from it may declare the same names, and gets the defaults for the others.
 """
 
 from __future__ import annotations
@@ -11,20 +9,24 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from .. import plugins
-from ..errors import ConfigError
+from ..aio.deadline import Expired, within
+from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..types import Task
 from .backends.options import OPTIONS, PLACES, Place, read_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one instance takes from its host: a share of a CPU, memory, and how long it takes to start."""
+    """What one instance takes from its host: CPUs, memory, and how long it takes to start.
+
+    If the budget is full and an idle instance has to make room for another kind, one with a small `start_s` is closed first.
+    """
 
     cpu: float = 0.05
     memory_mb: float = 20.0
@@ -39,7 +41,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a host can give to all kinds together. None: no limit."""
+    """What the host can give to all kinds together. None is no limit."""
 
     cpu: float | None = None
     memory_mb: float | None = None
@@ -50,8 +52,27 @@ class Budget:
             if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
                 raise ConfigError(f"the budget of {name!r} must be above 0, not {value!r}")
 
+    @property
+    def limited(self) -> bool:
+        return self.cpu is not None or self.memory_mb is not None
+
+    def exceeded_by(self, instances: Iterable[tuple[Cost, int]]) -> tuple[str, float, float] | None:
+        """The part of the budget that so many instances of each cost exceed, with what they need and the limit.
+
+        Returns None if they fit.
+        """
+        if not self.limited:
+            return None
+        instances = list(instances)
+        for name in ("cpu", "memory_mb"):
+            limit = getattr(self, name)
+            needed = sum(getattr(cost, name) * count for cost, count in instances)
+            if limit is not None and needed > limit + 1e-9:
+                return name, needed, limit
+        return None
+
     def holds(self, cost: Cost) -> int:
-        """How many instances of this cost it holds, if there is nothing else."""
+        """How many instances of this cost fit, if there are no others."""
         most = 1 << 30
         for name in ("cpu", "memory_mb"):
             limit, each = getattr(self, name), getattr(cost, name)
@@ -63,10 +84,10 @@ class Budget:
 class Environment:
     """A stateful world. Derive from it, or write any class with `reset` and `close`.
 
-    A world that is shared (`max_chains` above 1) is reset when its first chain comes, not for those that join it.
+    An instance that chains share (`max_chains` above 1) is reset for the first of them, not for those that join.
 
-    What all its instances need and what may take long to make, such as an index, belongs into a static method or class method
-    `make_ready(task, **options)`: async, or quick and giving an awaitable or nothing. See `ready_of`.
+    A static method or class method `make_ready(task, **options)` makes what all instances need and what may take long, such as
+    an index. It is async, or returns quickly with an awaitable or None. See `ready_of`.
     """
 
     cost: ClassVar[Cost] = Cost()
@@ -75,30 +96,35 @@ class Environment:
     placement: ClassVar[str] = "loop"
 
     def reset(self, task: Task) -> Any:
-        """Forget everything of the last chain and open `task`; the first observation, or None."""
+        """Drop all state of the last chain and begin `task`. Returns the first observation, or None."""
         raise NotImplementedError(f"{type(self).__name__} has no reset(task)")
 
     def close(self) -> Any:
-        """Give back what the world holds; called once or more."""
+        """Free what the environment holds. May be called more than once."""
 
 
 CALL_TIMEOUT_S = 120.0
+READY_S = 86_400.0
+"""For `make_ready`: an index of millions of passages takes hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One kind of environment and how its pool is run. Times in seconds; every one of them is a deadline.
+    """One kind of environment and the settings of its pool. Times are in seconds.
 
-    `name`                     what messages and metrics call it; the class's name
-    `make`, `options`          called with the options to build an instance
+    `name`                     its name in messages and metrics; by default the name of the class
+    `make`, `options`          `make(**options)` builds an instance
+    `cost`, `reusable`, `max_chains`   see `Cost`; single use if not reusable; how many chains share an instance
     `placement`                "loop", "thread", "process", "sandbox", "container" or "http"; `per_process` instances share
                                one worker process, sandbox or container
-    `place`                    options of the placement: see `places`
-    `max`, `min_warm`          the pool's size: at most (left out: 64, or what the budget holds), and at least
-    `idle_s`                   an instance beyond `min_warm` that nobody wanted for so long is closed
+    `place`                    options of the placement: see `backends.options`
+    `max`, `min_warm`          the most and the fewest instances of the pool (`max` left out: 64, or what the budget holds)
+    `idle_s`                   an instance beyond `min_warm` that is idle for so long is closed
     `max_uses`, `max_age_s`, `max_growth_mb`     when an instance is closed and replaced (growth: of a worker process)
-    `max_hold_s`, `heartbeat_s`                  when a lease is taken back: held too long, or no sign of life
-    `pass_env`                 names of environment variables that a worker process may see, beside the harmless ones
+    `start_timeout_s`, `reset_timeout_s`, `call_timeout_s`, `close_timeout_s`     deadlines
+    `max_hold_s`, `heartbeat_s`                  when an instance is taken from its chain: held for so long, or neither a call
+                                                 nor `Lease.beat` for so long
+    `pass_env`                 environment variables that a worker process may see beside the harmless ones
     """
 
     name: str
@@ -147,20 +173,20 @@ class Spec:
         self._check_options()
 
     def _check_options(self) -> None:
-        """What the environment does not take is refused now. A class may look closer, in `check_options(**options)`."""
+        """Refuse options that the environment does not take. A class may check values in `check_options(**options)`."""
         try:
             inspect.signature(self.make).bind_partial(**self.options)
         except TypeError as error:
             raise ConfigError(f"environment {self.name!r}: options do not fit: {error}") from None
         except ValueError:
-            return  # a builtin, which does not say what it takes
+            return  # a builtin without a signature
         if callable(check := getattr(self.make, "check_options", None)):
             check(**self.options)
         if callable(longest := getattr(self.make, "longest_call_s", None)):
             self._allow_calls_of(longest(**self.options))
 
     def _allow_calls_of(self, seconds: float) -> None:
-        """Deadlines nest: the pool's must not cut short what the environment's own options allow."""
+        """Raise `call_timeout_s` to what the environment's options allow; refuse one that was set lower."""
         if self.call_timeout_s >= seconds:
             return
         if self.call_timeout_s != CALL_TIMEOUT_S:
@@ -199,15 +225,16 @@ SETTINGS = tuple(each.name for each in fields(Spec))
 
 
 def spec_of(thing: Any, **settings: Any) -> Spec:
-    """The spec of a class, a name of one (`plugins`), a function that builds one, or a spec; `settings` override what it
-    declares.
+    """The spec of a class, of a name (see `plugins`), of a function that builds an environment, or of a spec.
+
+    `settings` override what the class or spec declares. Raises ConfigError for an unknown setting.
     """
     given, settings = settings, _with_place(thing, settings)
     if isinstance(thing, Spec):
         return replace(thing, **settings)
     name = None
     if isinstance(thing, str):
-        # Of "module:Class" and "file.py:Class" the class's name: it stands in metrics and in the keys of the config.
+        # "module:Class" and "file.py:Class" are called "Class", in metrics and in the keys of the config.
         name, thing = thing.rpartition(":")[2], plugins.resolve("envs", thing)
         if isinstance(thing, Spec):
             return spec_of(thing, **{"name": name, **given})
@@ -223,8 +250,10 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
 
 
 def ready_of(spec: Spec) -> Callable[[Task | None], Any] | None:
-    """What makes the kind's instances ready, where its class says so: called before the first chain with None, and before each
-    lease with its task. Its time is no part of a start's or reset's. Not for a placement with files of its own.
+    """The `make_ready` of a kind with its options bound, or None if its class has none.
+
+    It is called with None before the first chain, and with the task before each lease. Its time counts for no deadline of a
+    start or reset. A placement with another file system has to make things ready there, so None is returned for it.
     """
     make: Any = spec.cls
     if spec.in_place is not None or not isinstance(
@@ -234,8 +263,22 @@ def ready_of(spec: Spec) -> Callable[[Task | None], Any] | None:
     return partial(make.make_ready, **spec.options)
 
 
+async def make_ready(name: str, make: Callable[[Task | None], Any], task: Task | None = None) -> None:
+    """Call what `ready_of` has returned. Raises DeadlineError after `READY_S`, and WorldError for an unknown error."""
+    try:
+        made = make(task)
+        if inspect.isawaitable(made):
+            await within(made, READY_S)
+    except AgentFlyError:
+        raise
+    except Expired:
+        raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
+    except Exception as error:
+        raise WorldError(f"{name} could not be made ready: {type(error).__name__}: {error}") from error
+
+
 def check_settings(pool: str, settings: Any) -> None:
-    """Refuse what no pool could have, as far as it can be known before the environment is: for whoever reads a config."""
+    """Check the settings of a pool when a config is read, before its environment is known. Raises ConfigError."""
     who = f"resources.pools.{pool}"
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{who} is a table of settings, not {settings!r}")
@@ -250,7 +293,7 @@ def check_settings(pool: str, settings: Any) -> None:
 
 
 def _with_place(thing: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the placement's options, which stand beside the others, gathered under `place`."""
+    """Move the options of the placement, which users write beside the other settings, into `place`."""
     if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
         raise ConfigError(
             f"an environment's pool has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}"
@@ -266,8 +309,9 @@ def _with_place(thing: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
-    """The words a worker process builds an instance from: "module:name" (or "file.py:name"), and options that JSON can
-    carry.
+    """What a worker process builds an instance from: "module:name" or "file.py:name", and options that JSON can carry.
+
+    Raises ConfigError if the worker could not import it.
     """
     options = dict(spec.options)
     stand_in: tuple[str, dict[str, Any]] | None = getattr(spec.make, "__agentfly_target__", None)
@@ -284,7 +328,7 @@ def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
 
 
 def target_of(make: Any, name: str) -> str:
-    """How another process finds a class or function again."""
+    """The "module:name" by which another process imports a class or function."""
     module, qualname = getattr(make, "__module__", None), getattr(make, "__qualname__", "<")
     if not module or "<" in qualname:
         raise ConfigError(

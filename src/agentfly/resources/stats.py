@@ -1,95 +1,80 @@
-"""Reading the books of the pools: figures for the progress display, and whether a wait can ever end. Changes nothing."""
+"""Figures of the pools for the progress display, and the search for deadlocks. Reads pools and changes nothing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .pool import Pool
-    from .proxy import Handle
-
-GAUGES = ("allocated", "idle", "warming", "closing", "waiting")
-COUNTERS = ("started", "recycled", "failed", "reaped")
-TIMES = ("acquire_s", "acquire_p95_s", "lease_s")
+from .handle import Handle
+from .pool import Pool
 
 
 def measure(pools: Iterable[Pool]) -> dict[str, float]:
-    """`resources/<kind>/<figure>` and `resources/total/<figure>`.
+    """Returns `resources/<kind>/<figure>` for every kind, and `resources/total/<figure>`.
 
-    Now: allocated (seats lent), idle (instances), warming (starting), closing, waiting (chains). The most of this step, per
-    kind: most_allocated, most_waiting. Since the start: started, recycled, failed, reaped. Over the last leases: acquire_s
-    (mean), acquire_p95_s, lease_s (mean).
+    Now: allocated (chains that hold one), idle (instances), warming (starting), closing, waiting (chains). The most of this
+    step, per kind: most_allocated, most_waiting. Since the start: started, recycled, failed, reaped (taken back from a chain).
+    Over the last leases: acquire_s (mean), acquire_p95_s, lease_s (mean).
     """
     figures: dict[str, float] = {}
-    total = dict.fromkeys((*GAUGES, *COUNTERS), 0.0)
+    total: dict[str, float] = {}
     latencies: list[float] = []
     lease_times: list[float] = []
     for pool in pools:
-        mine = {
-            "allocated": float(sum(member.seats for member in pool.members)),
-            "idle": float(len(pool.idle)),
-            "warming": float(pool.starting),
-            "closing": float(pool.closing),
-            "waiting": float(pool.waiting),
-            "most_allocated": float(pool.most_lent),
-            "most_waiting": float(pool.most_waiting),
-            "started": float(pool.started),
-            "recycled": float(pool.recycled),
-            "failed": float(pool.failed),
-            "reaped": float(pool.reaped),
+        summed = {
+            "allocated": sum(slot.num_chains for slot in pool.slots),
+            "idle": len(pool.idle),
+            "warming": pool.starting,
+            "closing": pool.closing,
+            "waiting": pool.line.waiting,
+            "started": pool.started,
+            "recycled": pool.recycled,
+            "failed": pool.failed,
+            "reaped": pool.reaped,
         }
-        for name in total:
-            total[name] += mine[name]
+        total = {name: total.get(name, 0) + value for name, value in summed.items()}
         latencies += pool.latencies
         lease_times += pool.lease_times
-        _write(figures, pool.spec.name, mine, pool.latencies, pool.lease_times)
-    _write(figures, "total", total, latencies, lease_times)
-    return figures
+        most = {"most_allocated": pool.most_leased, "most_waiting": pool.most_waiting}
+        figures |= _named(pool.spec.name, {**summed, **most}, pool.latencies, pool.lease_times)
+    return figures | _named("total", total, latencies, lease_times)
 
 
-def _write(
-    figures: dict[str, float],
-    kind: str,
-    counts: Mapping[str, float],
-    latencies: Collection[float],
-    lease_times: Collection[float],
-) -> None:
-    for name, value in counts.items():
-        figures[f"resources/{kind}/{name}"] = value
+def _named(
+    kind: str, counts: Mapping[str, float], latencies: Collection[float], lease_times: Collection[float]
+) -> dict[str, float]:
     ordered = sorted(latencies)
-    figures[f"resources/{kind}/acquire_s"] = sum(ordered) / len(ordered) if ordered else 0.0
-    figures[f"resources/{kind}/acquire_p95_s"] = ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else 0.0
-    figures[f"resources/{kind}/lease_s"] = sum(lease_times) / len(lease_times) if lease_times else 0.0
+    times = {
+        "acquire_s": sum(ordered) / len(ordered) if ordered else 0.0,
+        "acquire_p95_s": ordered[math.ceil(0.95 * len(ordered)) - 1] if ordered else 0.0,
+        "lease_s": sum(lease_times) / len(lease_times) if lease_times else 0.0,
+    }
+    return {f"resources/{kind}/{name}": float(value) for name, value in {**counts, **times}.items()}
 
 
-def is_stuck(holder: str, pools: Iterable[Pool], held: Mapping[str, list[Handle]]) -> bool:
-    """Whether `holder` waits for something that can never come back.
+def is_deadlocked(holder: str, pools: Mapping[str, Pool], held: Mapping[str, list[Handle]]) -> bool:
+    """Whether `holder` waits for an instance that can never be given back. `held` has the handles of each holder.
 
-    Whoever does not wait will end and give back what it holds; then those who wait for that can go on, and end too. Who is
-    left when nobody can go on waits for ever (Holt, "Some deadlock properties of computer systems", 1972).
+    A chain that does not wait ends and gives its instances back. Then the chains that wait for those can go on, and end too.
+    The chains that are left when none can go on are deadlocked (Holt, "Some deadlock properties of computer systems", 1972).
     """
-    free: dict[Pool, int] = {}
-    wanted: dict[str, list[Pool]] = {}
-    for pool in pools:
-        seats = sum(pool.spec.max_chains - member.seats for member in pool.members if not member.retiring)
-        coming = pool.starting + pool.closing + (pool.count < pool.size and not pool.members)
-        free[pool] = seats + coming * pool.spec.max_chains
-        for waiter in pool.waiters:
-            if waiter.wanted and waiter.holder in held:
-                wanted.setdefault(waiter.holder, []).append(pool)
-    for name, handles in held.items():
-        if name not in wanted:
-            for handle in handles:
-                free[handle.member.pool] += 1
-    moved = True
-    while moved and holder in wanted:
-        moved = False
-        for name in list(wanted):
-            if all(free[pool] > 0 for pool in wanted[name]):
-                del wanted[name]
-                for handle in held[name]:
-                    free[handle.member.pool] += 1
-                moved = True
-    return holder in wanted
+    free: dict[str, int] = {}
+    wanted: dict[str, list[str]] = {}
+    for kind, pool in pools.items():
+        places = sum(pool.spec.max_chains - slot.num_chains for slot in pool.slots if not slot.retiring)
+        coming = pool.starting + pool.closing + (pool.count < pool.size and not pool.slots)
+        free[kind] = places + coming * pool.spec.max_chains
+        for waiter in pool.line:
+            if waiter.request in held:
+                wanted.setdefault(waiter.request, []).append(kind)
+    going = [name for name in held if name not in wanted]
+    while holder in wanted:
+        for name in going:
+            for handle in held[name]:
+                free[handle.slot.kind] += 1
+        going = [name for name, kinds in wanted.items() if all(free[kind] > 0 for kind in kinds)]
+        if not going:
+            return True
+        for name in going:
+            del wanted[name]
+    return False

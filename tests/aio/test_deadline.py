@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from agentfly.tools import deadline
-from agentfly.tools.deadline import Expired, within
+from agentfly.aio import deadline
+from agentfly.aio.deadline import Expired, within
 
 
 async def forever() -> None:

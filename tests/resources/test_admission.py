@@ -37,7 +37,7 @@ def test_no_more_chains_run_than_slots_and_the_engine_allow_and_they_start_in_or
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
-def test_a_chain_starts_only_so_far_ahead_of_the_weights(max_lag: int) -> None:
+def test_a_chain_starts_at_most_max_lag_steps_ahead_of_the_weights(max_lag: int) -> None:
     async def main() -> None:
         admission = Admission(max_lag=max_lag)
         lags: list[int] = []
@@ -58,7 +58,7 @@ def test_a_chain_starts_only_so_far_ahead_of_the_weights(max_lag: int) -> None:
     asyncio.run(main())
 
 
-def test_the_three_budgets_are_looked_at_together() -> None:
+def test_slots_engine_capacity_and_lag_count_together() -> None:
     async def main() -> None:
         slots = 3
         admission = Admission(lambda: slots, engine_capacity=2, max_lag=1)
@@ -77,18 +77,18 @@ def test_the_three_budgets_are_looked_at_together() -> None:
     asyncio.run(main())
 
 
-def test_a_wait_lasts_while_others_get_on_and_a_run_that_stands_still_says_who_holds_what() -> None:
+def test_a_wait_lasts_while_the_run_moves_and_the_error_of_a_run_that_stands_still_says_who_holds_what() -> None:
     async def main() -> None:
         admission = Admission(engine_capacity=1, holders=lambda: "chain 0-0 holds Shop")
         await admission.admit()
         first, second = (asyncio.create_task(admission.admit(timeout_s=50)) for _ in range(2))
         await asyncio.sleep(0)
         for waiter in admission._line:
-            waiter.since -= 1000  # they came long ago,
+            waiter.since -= 1000  # they came long ago
         admission.moved_at -= 40
         for waiter in list(admission._line):
             waiter.wanted = False
-            waiter.expire()  # as the timer does; but something happened less than 50 s ago
+            waiter.expire()  # as the timer does; but the run moved less than 50 s ago
         assert admission.waiting == 2
         admission.leave()
         await first
@@ -105,7 +105,7 @@ def test_a_wait_lasts_while_others_get_on_and_a_run_that_stands_still_says_who_h
     asyncio.run(main())
 
 
-def test_a_cancelled_or_late_chain_gives_its_place_to_the_next() -> None:
+def test_a_cancelled_or_late_chain_leaves_its_place_to_the_next() -> None:
     async def main() -> None:
         admission = Admission(engine_capacity=1)
         await admission.admit()
@@ -114,7 +114,7 @@ def test_a_cancelled_or_late_chain_gives_its_place_to_the_next() -> None:
         with pytest.raises(DeadlineError, match="1 chains run and 1 may"):
             await second
         admission.leave()
-        first.cancel()  # admitted in this very moment
+        first.cancel()  # admitted in this tick
         await third
         assert admission.running == 1
         admission.leave()
@@ -125,7 +125,7 @@ def test_a_cancelled_or_late_chain_gives_its_place_to_the_next() -> None:
     asyncio.run(main())
 
 
-def test_closing_tells_those_who_wait() -> None:
+def test_closing_refuses_the_chains_that_wait() -> None:
     async def main() -> None:
         admission = Admission(lambda: 0)
         waiting = asyncio.create_task(admission.admit())
