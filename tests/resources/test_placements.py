@@ -190,11 +190,11 @@ def test_values_travel_as_json_and_errors_by_name() -> None:
             assert (await worker.picture()) == ToolResult(observation="a picture", image=b"\x89PNG", reward=0.5, done=True)
             assert await worker.write("\ud800 half a pair") == 1
             assert await worker.read() == ["\ud800 half a pair"]
-            with pytest.raises(TypeError, match="a set has no JSON form; return text"):
+            with pytest.raises(TypeError, match="a set has no encoded form; return text"):
                 await worker.odd()
             with pytest.raises(TypeError, match="the key 1 of a dict is not a string"):
                 await worker.numbered()
-            with pytest.raises(TypeError, match=r"an argument of Worker\.write cannot travel.*a object has no JSON form"):
+            with pytest.raises(TypeError, match=r"an argument of Worker\.write cannot travel.*a object has no encoded form"):
                 await worker.write(object())
             with pytest.raises(ToolError, match="for the model to read"):
                 await worker.fail("tool")

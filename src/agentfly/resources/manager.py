@@ -100,7 +100,7 @@ class ResourceManager:
         if self._loop is not None:
             self._open(spec.name)
         else:
-            from .backends.base import backend_of
+            from .backends.registry import backend_of
 
             backend_of(spec)  # an unknown placement, or what no worker can import, is refused before the run
         return spec.name

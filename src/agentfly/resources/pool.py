@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import AgentFlyError, WorldError
 from ..tools.deadline import Expired, within
-from .backends.base import Instance, backend_of
+from .backends.base import Instance
+from .backends.registry import backend_of
 from .deadlines import Deadlines
 from .spec import Spec
 
