@@ -132,7 +132,7 @@ def test_a_neighbour_that_is_not_shown_is_missed_with_its_name(tmp_path: Path) -
     shown = spec_of(spec, visible=[str(tmp_path)])
     if os.geteuid() == 0:
         tmp_path.chmod(0o700)
-        with pytest.raises(ConfigError, match=r"a sandbox that root starts runs as another user, who may not read .*: chmod o\+rx"):
+        with pytest.raises(ConfigError, match=r"that root starts runs as another user, who may not read .*: chmod o\+rx"):
             ResourceManager(None, shown)
     tmp_path.chmod(0o755)
     asyncio.run(main(shown))

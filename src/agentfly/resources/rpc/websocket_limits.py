@@ -1,8 +1,10 @@
 """WebSocket connections with the limits that both ends of an environment server share. Needs `agentfly[serve]`.
 
-`websockets` bounds messages, queues and handshakes. `limited` adds two bounds. The number of a message's fragments: empty ones
-add nothing to its size, and not every version of the library counts them. The bytes that a peer leaves unread: each ping is
-answered at once, so a peer that sends pings and reads nothing would grow the write buffer without limit.
+`websockets` bounds messages, queues and handshakes. `limited` adds three bounds:
+
+    fragments of a message     empty ones add nothing to its size, and not every version of the library counts them
+    bytes left unread          each ping is answered at once: a peer that reads nothing would grow the write buffer for ever
+    time to close              after a close frame or a violation, a peer that does not close would stay until the next ping
 """
 
 from __future__ import annotations
@@ -50,12 +52,11 @@ def websockets() -> Any:
 
 
 def limited(base: Any) -> Any:
-    """A connection class like `base` that stops reading while its peer does and disconnects it after STALL_S, or if a message
-    has more than MAX_FRAGMENTS.
-    """
+    """A connection class like `base` with these bounds. It stops reading while its peer does."""
 
     class LimitedConnection(base):  # type: ignore[misc]
         _stalled: asyncio.TimerHandle | None = None
+        _closing: asyncio.TimerHandle | None = None
         _fragments = 0
 
         def process_event(self, event: Any) -> None:
@@ -73,7 +74,7 @@ def limited(base: Any) -> Any:
             self.transport.pause_reading()
 
         def resume_writing(self) -> None:
-            self._stop_timer()
+            self._cancel_stall()
             super().resume_writing()
             if not self.recv_messages.paused:
                 self.transport.resume_reading()
@@ -83,12 +84,16 @@ def limited(base: Any) -> Any:
             # The handler resumes reading when it has emptied the queue of messages, also while the peer reads nothing.
             if self._stalled is not None and not self.transport.is_closing():
                 self.transport.pause_reading()
+            if self._closing is None and self.protocol.close_expected():
+                self._closing = self.loop.call_later(CLOSE_S, self.transport.abort)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
+            self._cancel_stall()
+            if self._closing is not None:
+                self._closing.cancel()
             super().connection_lost(exc)
 
-        def _stop_timer(self) -> None:
+        def _cancel_stall(self) -> None:
             if self._stalled is not None:
                 self._stalled.cancel()
                 self._stalled = None
