@@ -1,4 +1,4 @@
-"""An environment of the user's own behind the walls of the sandbox: what it can see and do, and tiers that are refused."""
+"""Placement `sandbox`: what an environment can see and do behind the walls, and tiers that are refused."""
 
 from __future__ import annotations
 
@@ -19,42 +19,13 @@ from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.tools import tool
 from tests.sandbox.conftest import kernel_forbids
 
-from .worlds import TASK, Board, Worker
+from .worlds import TASK, Board, Curious, Worker
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
     pytest.mark.skipif(kernel_forbids("namespace"), reason="the kernel forbids namespaces here"),
 ]
 WAIT_S = 120
-
-
-class Curious(Board):
-    """Tries what an environment from elsewhere might."""
-
-    def look(self, path: str) -> str:
-        try:
-            return Path(path).read_text()[:100]
-        except OSError as error:
-            return type(error).__name__
-
-    def put(self, path: str) -> str:
-        try:
-            Path(path).write_text("x")
-        except OSError as error:
-            return type(error).__name__
-        return "written"
-
-    def call_out(self) -> str:
-        import socket
-
-        try:
-            socket.create_connection(("127.0.0.1", 1), 1)
-        except OSError as error:
-            return type(error).__name__
-        return "connected"
-
-    def hoard(self, megabytes: int) -> int:
-        return len(bytearray(megabytes << 20))
 
 
 async def lend(spec: Spec, *calls: tuple[Any, ...]) -> list[Any]:

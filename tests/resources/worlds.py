@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -126,6 +127,33 @@ class Worker(Board):
 
     def hoard(self, megabytes: int) -> None:
         self.hoarded = bytearray(os.urandom(1 << 20) * megabytes)
+
+
+class Curious(Board):
+    """Tries to read, write and connect beyond its walls."""
+
+    def look(self, path: str) -> str:
+        try:
+            return Path(path).read_text()[:100]
+        except OSError as error:
+            return type(error).__name__
+
+    def put(self, path: str) -> str:
+        try:
+            Path(path).write_text("x")
+        except OSError as error:
+            return type(error).__name__
+        return "written"
+
+    def call_out(self) -> str:
+        try:
+            socket.create_connection(("127.0.0.1", 1), 1)
+        except OSError as error:
+            return type(error).__name__
+        return "connected"
+
+    def hoard(self, megabytes: int) -> int:
+        return len(bytearray(megabytes << 20))
 
 
 class Strange(Exception):

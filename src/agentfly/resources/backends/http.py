@@ -80,8 +80,9 @@ class HttpWorker(Worker):
 async def open_socket(url: str, token: str | None, timeout_s: float, ping_s: float = 20.0) -> Any:
     """A connection to an environment server. Raises ConfigError if the token is wrong, WorldError if there is no server."""
     websockets = websocket_limits.websockets()
+    connect: Any = websockets.asyncio.client.connect
 
-    class Connect(websockets.asyncio.client.connect):  # type: ignore[misc]
+    class Connect(connect):  # type: ignore[misc]
         def process_redirect(self, exc: Exception) -> Exception:
             return exc  # the pool names its server: a redirect is a refusal
 

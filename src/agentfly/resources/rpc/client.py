@@ -113,10 +113,11 @@ class Worker(asyncio.Protocol):
         how = await self.terminate(bool(self.why))
         if not self.why:
             self.why = f"{self.name}: its {self.kind} ended {how}"
-        for future in (*self._calls.values(), self.ready):
+        waiting: list[asyncio.Future[Any]] = [*self._calls.values(), self.ready]
+        for future in waiting:
             if not future.done():
                 future.set_exception(WorldError(self.why))
-                future.exception()  # the caller may have been cancelled: then it is not an error that nobody retrieved it
+                future.exception()  # marks it as retrieved: the caller may have been cancelled
         self.gone.set_result(None)
         for died in list(self.instances.values()):
             died(self.why)
