@@ -31,14 +31,13 @@ class HttpWorker(Worker):
         self._url = ""
         self._socket: Any = None
         self._ended_by = ""
-        self._tasks: list[asyncio.Task[None]] = []
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
 
     async def connect(self, number: int) -> None:
         self._url = self._options.urls[number % len(self._options.urls)]
         timeout_s = min(CONNECT_S, self._spec.start_timeout_s)
         self._socket = await open_socket(self._url, token_of(self._options), timeout_s, self._options.ping_s)
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._send())]
+        self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         closed = websocket_limits.websockets().exceptions.ConnectionClosed
@@ -55,22 +54,13 @@ class HttpWorker(Worker):
                 self._ended_by = f"nothing was heard for {3 * self._options.ping_s:g} s"
         self.connection_lost(None)
 
-    async def _send(self) -> None:
-        closed = websocket_limits.websockets().exceptions.ConnectionClosed
-        try:
-            while True:
-                await self._socket.send(await self._outgoing.get())
-        except closed:
-            return  # `_read` ends, too, and knows why
-
     def write(self, data: bytes) -> None:
-        self._outgoing.put_nowait(data)
+        websocket_limits.websockets().asyncio.server.broadcast([self._socket], data)  # the library's `send` that never waits
 
     async def terminate(self, wanted: bool) -> str:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading], timeout=5)
         if self._socket is None:
             return f"before it started ({self._url})"
         await self._socket.close()  # aborts the connection after CLOSE_S

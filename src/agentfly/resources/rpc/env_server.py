@@ -20,9 +20,8 @@ import itertools
 import json
 import logging
 import os
-import signal
 import tomllib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ...codec import NotEncodable
@@ -88,6 +87,12 @@ class EnvServer:
     @property
     def url(self) -> str:
         return url_of("ws", self._host, self.port)
+
+    @property
+    def opening(self) -> str:
+        """What `agentfly envs serve` prints, with "{url}" for the address."""
+        guarded = "a token is asked for" if self.guard.has_token else "without a token, on this machine alone"
+        return f"serving {self.name} at {{url}}: {guarded}; at most {self.most} instances (placement {self.spec.placement})"
 
     async def __aenter__(self) -> EnvServer:
         """Listen, after everything that the instances need has been prepared."""
@@ -317,18 +322,3 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             found[key] = value
     return found
-
-
-async def serve_until_stopped(server: EnvServer, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C, then close every instance."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    async with server:
-        # Not before: preparing the environment may take hours, and a signal ends that as it ends any program.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        guarded = "a token is asked for" if server.guard.has_token else "without a token, on this machine alone"
-        where = f"at most {server.most} instances (placement {server.spec.placement})"
-        say(f"serving {server.name} at {server.url}: {guarded}; {where}")
-        await stop.wait()  # for the server's whole life
-    say("stopped")
