@@ -21,7 +21,7 @@ from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.http import open_socket
 from agentfly.resources.rpc import env_server, websocket_limits
 from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options, token_from
-from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, Reply, pack_call, pack_value
+from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, RemoteError, Reply, pack_call, pack_value
 
 from .worlds import TASK, Board, Sickly, Worker
 
@@ -331,6 +331,18 @@ def test_a_client_that_misuses_calls_hears_why_and_harms_no_other() -> None:
             assert reply.value == 1
             await socket.close()
             await until(lambda: Board.open["Board"] == before)
+
+    run(main)
+
+
+def test_an_environment_that_exits_ends_neither_its_connection_nor_the_server() -> None:
+    async def main() -> None:
+        async with EnvServer(Worker, placement="thread") as server:
+            spec = spec_of(Worker, placement="http", url=server.url)
+            async with ResourceManager(None, spec) as manager, manager.lease([Worker], TASK, "a", WAIT_S) as lease:
+                with pytest.raises(RemoteError, match="SystemExit: 3"):
+                    await lease.call(Worker, "fail", "exit")
+                assert await lease.call(Worker, "read") == []
 
     run(main)
 

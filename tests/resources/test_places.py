@@ -1,4 +1,4 @@
-"""What a pool may say about its place: read when the config is, refused with the cure, and asked of the engine in full."""
+"""The options of placements: which are refused and with what cure, and what the container engines are asked for."""
 
 from __future__ import annotations
 

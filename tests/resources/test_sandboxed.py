@@ -33,7 +33,7 @@ async def lend(spec: Spec, *calls: tuple[Any, ...]) -> list[Any]:
         return [await lease.call(spec.make, name, *args) for name, *args in calls]
 
 
-def test_the_walls_stand_around_an_environment(tmp_path: Path) -> None:
+def test_an_environment_reads_writes_and_connects_only_inside_its_sandbox(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("canary")
     shown = tmp_path / "shown.txt"
@@ -84,7 +84,7 @@ def test_a_world_in_one_file_is_imported_behind_the_walls(tmp_path: Path) -> Non
     assert not marker.exists()
 
 
-def test_a_neighbour_that_is_not_shown_is_missed_with_its_name(tmp_path: Path) -> None:
+def test_a_neighbour_module_that_is_not_visible_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("x = 1\n")
     world = tmp_path / "lonely_world.py"
     world.write_text(
@@ -123,7 +123,7 @@ def test_pools_with_the_same_options_share_a_server_which_ends_with_the_loop() -
     assert not SERVERS
 
 
-def test_a_tier_that_cannot_be_had_is_refused_and_none_weaker_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_does_not_work_is_refused_and_no_weaker_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentfly.resources.sandbox.host import SandboxServer
 
     async def fail(self: SandboxServer) -> None:

@@ -33,7 +33,7 @@ from .process import ProcessWorker
 from .remote import RemoteBackend
 
 log = logging.getLogger(__name__)
-NOBODY = "65534:65534"
+UNPRIVILEGED = "65534:65534"
 ENGINE_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "USER", "LOGNAME")
 LAST_LINE_CHECKS = 100
 """How many times 10 ms to wait until enroot's process has ended, after it has printed how the worker ended."""
@@ -69,7 +69,7 @@ def container_config(spec: Spec, options: ContainerOptions, bundle: Bundle) -> d
         "Cmd": main_command(options, bundle, None),
         "Env": ["HOME=/tmp", "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1", "OPENBLAS_NUM_THREADS=1"],
         "WorkingDir": "/tmp",
-        "User": options.user or NOBODY,
+        "User": options.user or UNPRIVILEGED,
         "Tty": False,
         "OpenStdin": True,
         "StdinOnce": True,  # the engine closes the input when the trainer's connection ends, and the container ends with it
@@ -134,7 +134,8 @@ class DockerWorker(Worker):
         if self._creating is not None:
             if not self._creating.done():
                 await asyncio.wait([self._creating])  # the call has a deadline
-            self._creating.exception()  # marks it as retrieved if the start was cancelled
+            if not self._creating.cancelled():
+                self._creating.exception()  # marks it as retrieved if the start was cancelled
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading], timeout=5)

@@ -146,7 +146,7 @@ def read_placement(placement: str, options: Mapping[str, Any], who: str) -> Plac
         if name not in known:
             homes = [other for other, its in OPTION_CLASSES.items() if name in {each.name for each in fields(its)}]
             whose = f"; {', '.join(homes)} {'has' if len(homes) == 1 else 'have'} it" if homes else ""
-            has = f"has {', '.join(known)}" if known else "has no options of its own"
+            has = f"has {', '.join(known)}" if known else "has no options"
             raise ConfigError(f"{who}: placement {placement!r} has no option {name!r} (it {has}){whose}")
     if cls is None:
         return None

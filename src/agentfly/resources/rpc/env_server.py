@@ -239,7 +239,9 @@ class EnvConnection:
     async def answer(self, call: Call) -> None:
         try:
             value = await self.run(call)
-        except Exception as error:  # noqa: BLE001 - every exception is a reply
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - every exception is a reply; SystemExit would end the server
             data = pack_error(call.id, error)
         else:
             try:

@@ -1,7 +1,7 @@
 """How a process inside a sandbox or a container becomes a worker.
 
-Unlike `worker_main`, which takes over the trainer's whole import path, it puts the hello's path in front of its own: the
-interpreter and the packages are those of the sandbox or the image. The worker ends with its connection.
+Unlike `worker_main`, which takes over the trainer's whole import path, it puts the hello's path in front of the present one:
+the interpreter and the packages are those of the sandbox or the image. The worker ends with its connection.
 """
 
 from __future__ import annotations
