@@ -41,14 +41,17 @@ class RemoteInstance(Instance):
         self.alive = True
 
     async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if self._worker is None or name[:1] == "@":
-            raise WorldError(f"{self.spec.name} has not been started")
-        return await self._worker.call(self.number, name, args, kwargs)
+        if name[:1] == "@":
+            raise AttributeError(f"{self.spec.name} has no method {name!r}")
+        return await self._send(name, args, kwargs)
 
     async def get(self, name: str) -> Any:
+        return await self._send(GET, (name,))
+
+    async def _send(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if self._worker is None:
             raise WorldError(f"{self.spec.name} has not been started")
-        return await self._worker.call(self.number, GET, (name,))
+        return await self._worker.call(self.number, method, args, kwargs)
 
     def died(self, why: str) -> None:
         """The worker ended."""
@@ -80,10 +83,9 @@ class RemoteInstance(Instance):
             await asyncio.shield(worker.gone)  # `terminate` has deadlines for each of its waits
 
     async def _close(self) -> None:
-        assert self._worker is not None
-        await self._worker.call(self.number, "close")
+        await self._send("close")
         if self.spec.per_process > 1:
-            await self._worker.call(self.number, DROP)  # ends the instance's thread in the worker
+            await self._send(DROP)  # ends the instance's thread in the worker
 
     def memory_mb(self) -> float | None:
         pid = self.pid

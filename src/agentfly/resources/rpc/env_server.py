@@ -21,7 +21,7 @@ import json
 import logging
 import os
 import tomllib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...codec import NotEncodable
@@ -160,37 +160,28 @@ class EnvServer:
         return None
 
     async def _serve(self, socket: Any) -> None:
-        async with self._seat() as seated:
-            if seated:
-                await EnvConnection(self, socket).serve()
-            else:
-                await socket.close(TRY_LATER, f"all {self.most} instances of {self.name} are lent"[:120])
-
-    @contextlib.asynccontextmanager
-    async def _seat(self) -> AsyncIterator[bool]:
-        """Whether a seat is free within SEAT_S. A trainer that replaces an instance often connects before the old one ends."""
-        if self._waiting >= MAX_WAITING:
-            yield False
-            return
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(SEAT_S):
-                await self._seats.acquire()
-        except TimeoutError:
-            seated = False
-        else:
-            seated = True
-        finally:
-            self._waiting -= 1
-        if not seated:
-            yield False
+        if not await self._take_seat():
+            await socket.close(TRY_LATER, f"all {self.most} instances of {self.name} are lent"[:120])
             return
         self.lent += 1
         try:
-            yield True
+            await EnvConnection(self, socket).serve()
         finally:
             self.lent -= 1
             self._seats.release()
+
+    async def _take_seat(self) -> bool:
+        """Whether a seat is free within SEAT_S. A trainer that replaces an instance often connects before the old one ends."""
+        if self._waiting >= MAX_WAITING:
+            return False
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(SEAT_S):
+                return await self._seats.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting -= 1
 
 
 class EnvConnection:
