@@ -122,8 +122,8 @@ class WebServer:
         return sock
 
 
-class Startable(Protocol):
-    """A server that listens inside its `async with` block."""
+class AsyncServer(Protocol):
+    """What `serve_until_stopped` runs: a WebServer, or an object that starts and closes one."""
 
     @property
     def url(self) -> str: ...
@@ -133,8 +133,8 @@ class Startable(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-async def serve_until_stopped(server: Startable, say: Callable[[str], None], opening: str, closing: str = "stopped") -> None:
-    """Serve until SIGTERM or Ctrl-C. `opening` may contain "{url}". Signals are handled as usual until the server listens."""
+async def serve_until_stopped(server: AsyncServer, say: Callable[[str], None], opening: str, closing: str = "stopped") -> None:
+    """Serve until SIGTERM or Ctrl-C. `opening` may contain "{url}"."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with server:
