@@ -196,10 +196,11 @@ def run_open(arguments: argparse.Namespace) -> int:
 
 
 def run_serve(arguments: argparse.Namespace) -> int:
-    """One kind of environment for trainers elsewhere, until Ctrl-C."""
+    """Serve one kind of environment to trainers elsewhere, until Ctrl-C."""
     import asyncio
 
-    from .resources.rpc.env_server import EnvServer, read_options, serve_until_told, token_from
+    from .net.server import serve_until_stopped
+    from .resources.rpc.env_server import EnvServer, read_options, token_from
 
     if arguments.name is None:
         known = ", ".join(plugins.names("envs"))
@@ -213,5 +214,5 @@ def run_serve(arguments: argparse.Namespace) -> int:
         placement=arguments.placement,
         options=read_options(arguments.option),
     )
-    asyncio.run(serve_until_told(server, lambda text: print(text, flush=True)))
+    asyncio.run(serve_until_stopped(server, lambda text: print(text, flush=True), server.opening))
     return 0

@@ -1,14 +1,13 @@
-"""Faults on purpose: a seeded schedule that kills, hangs, slows, corrupts or crashes environments and their workers.
+"""Fault injection: a seeded schedule that kills, hangs, slows, corrupts or crashes environments and their workers.
 
-`faulty(EnvClass, schedule)` is a class like `EnvClass` whose calls sometimes go wrong, wherever its instances are placed,
-worker processes included; `kill_worker(manager, kind)` ends one from outside. The same seed gives instance n of a kind the
-same faults at the same calls. For tests, and for users who want to see what their run does when the world fails.
+`faulty(EnvClass, schedule)` is a class like `EnvClass` whose calls sometimes fail, in every placement; `kill_worker` kills a
+worker from outside. With the same seed, instance n of a kind has the same faults at the same calls.
 
-    kill      the worker process gets SIGKILL; elsewhere the instance is dead: this call and all later ones are WorldErrors
+    kill      the worker process gets SIGKILL; without a worker, this call and all later ones raise WorldError
     crash     the call raises RuntimeError
-    hang      the call does not return (until `hang_s`)
+    hang      the call does not return before `hang_s`
     slow      the call takes `slow_s` longer
-    corrupt   the worker writes garbage over its socket; elsewhere the call returns garbage and reset is refused
+    corrupt   the worker writes garbage to its socket; without a worker, the call returns garbage and reset is refused
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from . import plugins
@@ -30,12 +29,12 @@ from .errors import ConfigError, WorldError
 
 KINDS = ("kill", "crash", "hang", "slow", "corrupt")
 GARBAGE = "\x00\ufffd garbage"
-_OURS = "_agentfly_fault"
+_ATTRIBUTE = "_agentfly_fault"
 
 
 @dataclass(frozen=True, slots=True)
 class FaultSchedule:
-    """`rates` maps a kind of fault to its chance per call; `spare` are methods that never fail; `after` calls go well first."""
+    """`rates` maps a kind of fault to its probability per call. Methods in `spare`, and the first `after` calls, never fail."""
 
     seed: int = 0
     rates: Mapping[str, float] = field(default_factory=lambda: {"crash": 0.1})
@@ -54,19 +53,12 @@ class FaultSchedule:
         return Faults(self, number)
 
     def as_dict(self) -> dict[str, Any]:
-        """Its JSON form; `FaultSchedule(**d)` reads it."""
-        return {
-            "seed": self.seed,
-            "rates": dict(self.rates),
-            "spare": list(self.spare),
-            "after": self.after,
-            "slow_s": self.slow_s,
-            "hang_s": self.hang_s,
-        }
+        """The fields, as JSON can hold them. `FaultSchedule(**fields)` reads them."""
+        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "rates": dict(self.rates)}
 
 
 class Faults:
-    """The faults of one instance, in the order of its calls."""
+    """The faults of one instance. Each call draws one random number, so that the sequence depends on the seed alone."""
 
     def __init__(self, schedule: FaultSchedule, number: int) -> None:
         self.schedule = schedule
@@ -76,7 +68,7 @@ class Faults:
         self._random = random.Random(f"{schedule.seed}/{number}")
 
     def draw(self, method: str) -> str | None:
-        """What happens to this call."""
+        """The kind of fault of this call, or None."""
         self.num_calls += 1
         point = self._random.random()
         if self.num_calls <= self.schedule.after:
@@ -87,8 +79,8 @@ class Faults:
             point -= rate
         return None
 
-    def strike(self, kind: str | None, method: str) -> float:
-        """Do it; how many seconds the call has to wait first."""
+    def apply(self, kind: str | None, method: str) -> float:
+        """Apply a fault and return how many seconds the call must wait. Raises the fault's exception."""
         if self.dead:
             raise WorldError("this environment was killed by a fault")
         if self.corrupt and method == "reset":
@@ -109,18 +101,18 @@ class Faults:
 
 
 def faulty(cls: type, schedule: FaultSchedule) -> type:
-    """A class like `cls` whose methods fail by the schedule. It can be placed in worker processes if `cls` can."""
+    """A subclass of `cls` whose methods fail by the schedule. Worker processes can import it if they can import `cls`."""
     numbers = itertools.count(int(os.environ.get("AGENTFLY_WORKER", "0")))
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        setattr(self, _OURS, schedule.instance(next(numbers)))
+        setattr(self, _ATTRIBUTE, schedule.instance(next(numbers)))
         cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
 
     body: dict[str, Any] = {"__init__": __init__, "__doc__": cls.__doc__, "__module__": cls.__module__}
     for name in dir(cls):
         method = inspect.getattr_static(cls, name)
         if not name.startswith("_") and name not in schedule.spare and inspect.isfunction(method):
-            body[name] = _guard(name, method)
+            body[name] = _with_faults(name, method)
     made = type(f"Faulty{cls.__name__}", (cls,), body)
     target = f"{cls.__module__}:{cls.__qualname__}"
     if "<" not in target and cls.__module__ != "__main__":
@@ -129,38 +121,38 @@ def faulty(cls: type, schedule: FaultSchedule) -> type:
 
 
 def build(target: str, schedule: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Any:
-    """In a worker process: the instance that `faulty` stands for."""
+    """In a worker process: an instance of the class that `faulty` has made."""
     return faulty(plugins.resolve("envs", target), FaultSchedule(**schedule))(**(options or {}))
 
 
-def _guard(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _with_faults(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
-        async def strike_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            faults: Faults = getattr(self, _OURS)
+        async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            faults: Faults = getattr(self, _ATTRIBUTE)
             kind = faults.draw(name)
-            await asyncio.sleep(faults.strike(kind, name))
+            await asyncio.sleep(faults.apply(kind, name))
             value = await method(self, *args, **kwargs)
             return GARBAGE if kind == "corrupt" else value
 
-        return strike_async
+        return call_async
 
     @functools.wraps(method)
-    def strike(self: Any, *args: Any, **kwargs: Any) -> Any:
-        faults: Faults = getattr(self, _OURS)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        faults: Faults = getattr(self, _ATTRIBUTE)
         kind = faults.draw(name)
-        until = time.monotonic() + faults.strike(kind, name)
+        until = time.monotonic() + faults.apply(kind, name)
         while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, 0.02))  # in short pieces: a thread that is told to stop hears it between two of them
+            time.sleep(min(left, 0.02))  # in short pieces: a thread that is abandoned gets its exception between two of them
         value = method(self, *args, **kwargs)
         return GARBAGE if kind == "corrupt" else value
 
-    return strike
+    return call
 
 
 def kill_worker(manager: Any, kind: Any, seed: int = 0) -> int | None:
-    """SIGKILL to one worker process of a kind, chosen by the seed; its pid, or None where there is none."""
+    """Send SIGKILL to one worker process of a kind, chosen by the seed. Returns its pid, or None if there is no worker."""
     pids: list[int] = manager.pids(kind)
     if not pids:
         return None

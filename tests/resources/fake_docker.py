@@ -1,8 +1,8 @@
-"""Stands for a Docker engine: its HTTP API on a unix socket, with each container a plain process that runs the real command.
+"""A fake Docker engine: its HTTP API on a Unix socket, with each container a plain process that runs the real command.
 
-It knows what `agentfly.resources.backends.docker` asks for and refuses the rest with 404. As the real engine it closes a
-container's input when the one who attached goes away, and removes it when it ends. It also keeps every config it was given, so
-that a test can read which walls were asked for.
+It knows the calls of `agentfly.resources.backends.docker` and refuses others with 404. As the real engine, it closes a
+container's input when the attached client disconnects, and removes the container when it ends. It keeps every configuration
+that it received, so that a test can read the restrictions.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FakeDocker:
                 writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; whether its connection is kept, as a container's streams."""
+        """Answer one request. True if its connection is kept, as a container's streams."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, where, _ = head.split("\r\n")[0].split(" ")
         sizes = [line.partition(":")[2] for line in head.split("\r\n") if line.lower().startswith("content-length")]
@@ -147,7 +147,7 @@ class FakeDocker:
             one.process.stdin.close()
 
     async def _carry(self, one: Container) -> None:
-        """Its output and error to the client; at the end of both it is removed."""
+        """Copy the output and errors to the client, and remove the container at the end of both."""
         assert one.client is not None
         process, writer = one.process, one.client[1]
         assert process is not None
@@ -180,7 +180,7 @@ class FakeDocker:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all below it: what the end of a PID namespace would take along."""
+    """A process and its descendants, which would end with its PID namespace."""
     found = [pid]
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Stands for the command `enroot`: reads its options as the real one does and runs the real worker command in its own place.
+"""A fake `enroot` command: it parses its options as the real one does and runs the real worker command in its place.
 
-`install(folder)` writes it there under its name. What it was asked for is appended to `folder/asked`, one JSON line each.
+`install(folder)` writes it there. It appends its parsed arguments to `folder/asked`, one JSON line for each container.
 """
 
 from __future__ import annotations

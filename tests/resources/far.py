@@ -1,7 +1,6 @@
-"""The places on the other side of a wall, for tests that hold in each of them: how each is had on this machine.
+"""The placements outside this process, for tests that hold in each of them.
 
-There is no Docker and no enroot here: stand-ins run the real worker command as a process. The server of `http` runs in a thread
-with a loop of its own.
+Docker and enroot are fakes that run the real worker command as a process. The server of `http` runs in a thread.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class ServerThread:
 
 
 class Far:
-    """One of `PLACES`, with what it needs."""
+    """One of `PLACES`, with the engine or server that it needs."""
 
     def __init__(self, name: str, folder: Path, stack: contextlib.ExitStack) -> None:
         self.name, self._stack = name, stack
@@ -65,7 +64,7 @@ class Far:
             context.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def settings(self, thing: Any) -> dict[str, Any]:
-        """A pool's settings for this place."""
+        """The settings of a pool with this placement."""
         if self.name == "sandbox":
             return {"placement": "sandbox"}
         if self.docker is not None:
@@ -86,7 +85,7 @@ def far_place(name: str, folder: Path) -> Iterator[Far]:
 
 
 def processes() -> set[int]:
-    """Every process below this one, however deep."""
+    """Every descendant of this process."""
     parents = {}
     for entry in Path("/proc").iterdir():
         try:

@@ -1,9 +1,12 @@
-"""Containers: what the engine refuses, what dead trainers have left, and walls that the keeper puts up itself."""
+"""Containers: refusals of the engine, containers of dead trainers, limits that the entry point sets, and mounted code."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ import pytest
 
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import ResourceManager, Spec, spec_of
-from agentfly.resources.backends.container import reap
+from agentfly.resources.backends.bundle import bundle_of, hello_of
+from agentfly.resources.backends.container import main_command, reap
 from agentfly.resources.backends.docker import Docker, DockerError
+from agentfly.resources.backends.options import ContainerOptions
 from agentfly.resources.backends.owner import LABEL, own_label
+from agentfly.resources.rpc.frames import NEW, FrameReader, pack_call, pack_hello
 
 from .fake_docker import FakeDocker
 from .far import far_place
@@ -23,7 +29,7 @@ WAIT_S = 120
 
 
 class Prober(Board):
-    """Looks at its walls."""
+    """Reports the limits that hold for it."""
 
     def walls(self) -> dict[str, Any]:
         import os
@@ -54,7 +60,7 @@ def lend(spec: Spec, *calls: tuple[Any, ...]) -> list[Any]:
     return asyncio.run(main())
 
 
-def test_an_image_that_is_not_there_is_the_users_to_pull(tmp_path: Path) -> None:
+def test_a_missing_image_is_a_config_error_that_says_how_to_pull_it(tmp_path: Path) -> None:
     with (
         far_place("docker", tmp_path) as far,
         pytest.raises(ConfigError, match="Docker has no image 'other' here: docker pull other"),
@@ -72,7 +78,7 @@ def test_an_engine_that_fails_is_a_world_failure_in_its_own_words(tmp_path: Path
             lend(far.spec(Worker), ("read",))
 
 
-def test_something_else_at_the_socket_is_not_taken_for_an_engine(tmp_path: Path) -> None:
+def test_a_socket_that_does_not_speak_http_is_a_docker_error(tmp_path: Path) -> None:
     async def main() -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"SSH-2.0-hello\r\n\r\n")
@@ -80,7 +86,7 @@ def test_something_else_at_the_socket_is_not_taken_for_an_engine(tmp_path: Path)
 
         server = await asyncio.start_unix_server(answer, str(tmp_path / "sock"))
         async with server:
-            with pytest.raises(DockerError, match="does not speak HTTP"):
+            with pytest.raises(DockerError, match="Docker does not answer at .*sock"):
                 await Docker(str(tmp_path / "sock")).labelled(LABEL)
 
     asyncio.run(main())
@@ -112,7 +118,7 @@ def test_containers_of_dead_trainers_are_removed_before_the_first_and_those_of_l
         assert asyncio.run(reap(Docker(docker.socket))) == 0
 
 
-def test_the_keeper_walls_off_what_enroot_does_not(tmp_path: Path) -> None:
+def test_the_entry_point_sets_the_limits_that_enroot_does_not(tmp_path: Path) -> None:
     with far_place("enroot", tmp_path) as far:
         spec = far.spec(Prober, memory_mb=300, processes=40, cpus=0.5)
         (walls,) = lend(spec, ("walls",))
@@ -150,3 +156,34 @@ def test_a_container_that_is_removed_from_outside_is_a_world_failure_and_is_repl
                     assert await lease.call(Worker, "read") == []
 
         asyncio.run(main())
+
+
+def test_mounted_code_needs_no_package_of_the_image_and_msgpack_works_without_its_compiled_part(tmp_path: Path) -> None:
+    spec = spec_of(Board, placement="container", image="img")
+    bundle, options = bundle_of(spec), spec.in_place
+    assert isinstance(options, ContainerOptions)
+    copy = tmp_path / "packages" / "msgpack"
+    shutil.copytree(bundle.packages[0], copy, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    words = main_command(options, bundle, None)
+    config = json.loads(words[-1])
+    assert config["packages"] == [str(Path(bundle.packages[0]).parent)]
+    config["packages"] = [str(tmp_path / "packages")]
+    command = [sys.executable, "-S", *words[1:-1], json.dumps(config)]  # -S: no installed package can be imported
+    calls = [pack_call(1, 7, NEW, (), {}), pack_call(2, 7, "reset", (TASK,), {}), pack_call(3, 7, "write", ("a",), {})]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as container:
+        assert container.stdin is not None
+        assert container.stdout is not None
+        container.stdin.write(pack_hello(hello_of(spec, bundle, 1)))
+        container.stdin.flush()
+        reader, replies = FrameReader(), []
+        for call in (None, *calls):
+            if call is not None:
+                container.stdin.write(call)
+                container.stdin.flush()
+            while not (found := reader.replies(container.stdout.read1())):
+                continue
+            replies += found
+        container.stdin.close()  # ends the container
+        container.wait(60)
+    assert isinstance(replies[0].value, int)
+    assert [(reply.value, reply.error) for reply in replies[1:]] == [(None, None), ("board of t", None), (1, None)]

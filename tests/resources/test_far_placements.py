@@ -1,4 +1,4 @@
-"""Sandbox, containers and servers: an environment there behaves as it does here, fails alone, and leaves nothing."""
+"""Placements `sandbox`, `container` and `http`: an environment behaves as in this process, fails alone, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Far]:
         yield place
 
 
-def test_tools_read_the_same_and_values_travel_as_json_and_errors_by_name(far: Far) -> None:
+def test_tools_work_the_same_and_values_travel_unchanged_and_errors_by_name(far: Far) -> None:
     def tool(board: Worker) -> tuple[int, list[str]]:
         return board.write("note"), board.notes  # a method and an attribute
 
@@ -78,9 +78,9 @@ def test_tools_read_the_same_and_values_travel_as_json_and_errors_by_name(far: F
                 long = "\ud800 half a pair" + "x" * 2_000_000
                 assert await worker.write(long) == 2
                 assert await worker.read() == ["note", long]
-                with pytest.raises(TypeError, match="a set has no JSON form; return text"):
+                with pytest.raises(TypeError, match="a set has no encoded form; return text"):
                     await worker.odd()
-                with pytest.raises(TypeError, match=r"an argument of Worker\.write cannot travel.*a object has no JSON form"):
+                with pytest.raises(TypeError, match=r"argument of Worker\.write cannot travel.*a object has no encoded form"):
                     await worker.write(object())
                 with pytest.raises(ToolError, match="for the model to read"):
                     await worker.fail("tool")
@@ -94,7 +94,7 @@ def test_tools_read_the_same_and_values_travel_as_json_and_errors_by_name(far: F
     run(main)
 
 
-def test_blocking_code_does_not_block_the_loop_and_is_ended_at_its_limit(far: Far) -> None:
+def test_a_blocking_call_does_not_block_the_loop_and_ends_at_its_limit(far: Far) -> None:
     async def main() -> None:
         async with ResourceManager(None, far.spec(Worker, max=1, limit_s=0.3)) as manager:
             lease = await manager.acquire([Worker], TASK, "c", WAIT_S)
@@ -113,7 +113,7 @@ def test_blocking_code_does_not_block_the_loop_and_is_ended_at_its_limit(far: Fa
     run(main)
 
 
-def test_a_crash_takes_one_instance_and_says_how_and_the_place_is_taken_again(far: Far) -> None:
+def test_a_crash_ends_one_instance_says_how_and_another_one_replaces_it(far: Far) -> None:
     async def main() -> None:
         async with ResourceManager(None, far.spec(Worker, max=2)) as manager:
             one, two = [await manager.acquire([Worker], TASK, name, WAIT_S) for name in ("one", "two")]
@@ -130,7 +130,7 @@ def test_a_crash_takes_one_instance_and_says_how_and_the_place_is_taken_again(fa
     run(main)
 
 
-def test_what_does_not_come_up_is_one_sentence(far: Far) -> None:
+def test_an_environment_that_does_not_start_is_one_sentence(far: Far) -> None:
     async def main() -> None:
         async with ResourceManager(None, far.spec(NeverUp)) as manager:
             with pytest.raises(WorldError, match="NeverUp did not start: RuntimeError: the display is missing"):
@@ -140,7 +140,7 @@ def test_what_does_not_come_up_is_one_sentence(far: Far) -> None:
 
 
 @pytest.mark.parametrize("name", ["sandbox", *CONTAINERS])
-def test_a_secret_of_the_trainer_does_not_get_in_and_a_named_variable_does(
+def test_a_worker_sees_no_secret_of_the_trainer_but_the_variables_that_are_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_API_KEY", "canary")
@@ -158,7 +158,7 @@ def test_a_secret_of_the_trainer_does_not_get_in_and_a_named_variable_does(
 
 
 @pytest.mark.parametrize("name", ["sandbox", *CONTAINERS])
-def test_several_instances_share_one_place(name: str, tmp_path: Path) -> None:
+def test_several_instances_share_one_worker(name: str, tmp_path: Path) -> None:
     async def main(far: Far) -> None:
         async with ResourceManager(None, far.spec(Worker, max=2, per_process=2)) as manager:
             leases = [await manager.acquire([Worker], TASK, holder, WAIT_S) for holder in ("one", "two")]
@@ -174,7 +174,7 @@ def test_several_instances_share_one_place(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kill", "corrupt", "hang"])
-def test_faults_strike_there_too_and_the_next_chain_is_served(kind: str) -> None:
+def test_faults_happen_in_a_sandbox_too_and_the_next_chain_is_served(kind: str) -> None:
     world = faulty(Worker, FaultSchedule(0, {kind: 1.0}, spare=("close", "reset")))
 
     async def main() -> None:
@@ -245,7 +245,7 @@ def test_sigkill_of_the_trainer_leaves_nothing(far: Far, tmp_path: Path) -> None
 
 
 def test_a_server_that_is_killed_is_a_world_failure_and_the_next_one_is_found(tmp_path: Path) -> None:
-    """The server is a process of its own; a second one takes its address."""
+    """The server is another process; a second one takes its address."""
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
 
@@ -286,7 +286,7 @@ def test_a_server_that_is_killed_is_a_world_failure_and_the_next_one_is_found(tm
     run(main)
 
 
-def test_a_client_that_goes_gives_its_instance_back() -> None:
+def test_an_instance_is_closed_when_its_client_disconnects() -> None:
     async def main() -> None:
         with ServerThread(Worker, most=1) as server:
             pids = []

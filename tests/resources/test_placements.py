@@ -1,4 +1,4 @@
-"""Where an environment lives: threads and worker processes, their deaths, and what is left behind (nothing)."""
+"""Placements `loop`, `thread` and `process`: calls, crashes, and that no process, file or thread is left behind."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("placement", ["loop", "thread", "process"])
-def test_sync_tools_read_the_same_wherever_the_environment_lives(placement: str) -> None:
+def test_sync_tools_work_the_same_in_every_placement(placement: str) -> None:
     def tool(board: Board) -> tuple[int, list[str]]:
         return board.write("note"), board.notes  # a method and an attribute
 
@@ -87,7 +87,7 @@ def test_sync_tools_read_the_same_wherever_the_environment_lives(placement: str)
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])
-def test_blocking_code_does_not_block_the_loop_and_is_ended_at_its_deadline(placement: str) -> None:
+def test_a_blocking_call_does_not_block_the_loop_and_ends_at_its_deadline(placement: str) -> None:
     async def main() -> None:
         spec = spec_of(Board, placement=placement, max=1, call_timeout_s=0.2)
         async with ResourceManager(None, spec) as manager:
@@ -110,7 +110,7 @@ def test_blocking_code_does_not_block_the_loop_and_is_ended_at_its_deadline(plac
 
 
 @pytest.mark.parametrize("placement", ["loop", "thread", "process"])
-def test_a_sync_tool_that_is_given_up_inside_a_call_costs_the_instance_and_not_the_pool(placement: str) -> None:
+def test_a_sync_tool_that_is_cancelled_inside_a_call_costs_the_instance_and_not_the_pool(placement: str) -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, placement=placement, max=1)) as manager:
             lease = await manager.acquire([Board], TASK, "c")
@@ -146,7 +146,7 @@ def test_directories_of_dead_trainers_are_removed_and_those_of_living_ones_are_n
         assert os.listdir(tmp_path) == [living.name]
 
 
-def test_from_the_loop_an_attribute_of_a_far_environment_is_refused_with_the_cure() -> None:
+def test_reading_an_attribute_from_the_loop_is_refused_and_the_error_names_the_cure() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Board, placement="thread")) as manager, manager.lease([Board], TASK) as lease:
             with pytest.raises(AttributeError, match=r"await lease\.get\('Board', 'notes'\)"):
@@ -157,7 +157,7 @@ def test_from_the_loop_an_attribute_of_a_far_environment_is_refused_with_the_cur
     run(main)
 
 
-def test_a_crash_takes_one_worker_and_says_how() -> None:
+def test_a_crash_ends_one_worker_and_the_error_says_how() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Worker, max=2)) as manager:
             one, two = [await manager.acquire([Worker], TASK, name, 30) for name in ("one", "two")]
@@ -179,7 +179,7 @@ def test_a_crash_takes_one_worker_and_says_how() -> None:
     run(main)
 
 
-def test_values_travel_as_json_and_errors_by_name() -> None:
+def test_values_travel_unchanged_and_errors_by_name() -> None:
     rich = Task(
         "ü", (Message("user", "hi"), Message("assistant", "", (ToolCall("f", {"a": 1}, "1"),))), {"x": [1, {"y": None}]}
     )
@@ -190,11 +190,11 @@ def test_values_travel_as_json_and_errors_by_name() -> None:
             assert (await worker.picture()) == ToolResult(observation="a picture", image=b"\x89PNG", reward=0.5, done=True)
             assert await worker.write("\ud800 half a pair") == 1
             assert await worker.read() == ["\ud800 half a pair"]
-            with pytest.raises(TypeError, match="a set has no JSON form; return text"):
+            with pytest.raises(TypeError, match="a set has no encoded form; return text"):
                 await worker.odd()
             with pytest.raises(TypeError, match="the key 1 of a dict is not a string"):
                 await worker.numbered()
-            with pytest.raises(TypeError, match=r"an argument of Worker\.write cannot travel.*a object has no JSON form"):
+            with pytest.raises(TypeError, match=r"an argument of Worker\.write cannot travel.*a object has no encoded form"):
                 await worker.write(object())
             with pytest.raises(ToolError, match="for the model to read"):
                 await worker.fail("tool")
@@ -207,7 +207,7 @@ def test_values_travel_as_json_and_errors_by_name() -> None:
     run(main)
 
 
-def test_a_worker_sees_no_secret_and_its_files_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_sees_no_secret_and_its_files_are_removed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "canary")
     monkeypatch.setenv("ALLOWED", "yes")
 
@@ -262,7 +262,7 @@ def test_a_worker_that_grows_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("placement", ["thread", "process"])
-def test_a_worker_that_does_not_come_up_is_given_up(placement: str) -> None:
+def test_a_worker_that_does_not_start_is_terminated(placement: str) -> None:
     async def main() -> None:
         specs = (spec_of(NeverUp, placement=placement), spec_of(SlowUp, placement=placement, start_timeout_s=1.0))
         async with ResourceManager(None, *specs) as manager:
@@ -290,7 +290,7 @@ def test_closing_while_workers_start_leaves_none_of_them(pause_s: float) -> None
     run(main)
 
 
-def test_what_no_worker_could_import_is_refused_before_the_run() -> None:
+def test_an_environment_that_no_worker_can_import_is_refused_before_the_run() -> None:
     class Local(Board):
         pass
 

@@ -1,4 +1,4 @@
-"""What a pool may say about its place: read when the config is, refused with the cure, and asked of the engine in full."""
+"""The options of placements: which are refused and with what cure, and what the container engines are asked for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from agentfly.agents import ReactAgent
@@ -14,8 +15,8 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.bundle import PACKAGE, bundle_of
-from agentfly.resources.backends.container import container_config, enroot_words
-from agentfly.resources.backends.options import ContainerPlace
+from agentfly.resources.backends.container import container_config, enroot_command
+from agentfly.resources.backends.options import ContainerOptions
 from agentfly.resources.backends.owner import LABEL, is_dead, own_label
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
@@ -43,7 +44,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "word"), REFUSED, ids=[word[:40] for _, word in REFUSED])
-def test_what_no_pool_could_have_is_refused_when_the_config_is_read(
+def test_settings_that_no_pool_can_have_are_refused_when_the_config_is_read(
     settings: dict[str, Any], word: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.toml"
@@ -56,7 +57,7 @@ def test_what_no_pool_could_have_is_refused_when_the_config_is_read(
         ReactAgent(ScriptedEngine([]), env=Board, renderer=ByteRenderer(), resources={"pools": {"Board": settings}})
 
 
-def test_what_the_environment_does_not_take_is_refused_when_the_agent_is_built() -> None:
+def test_options_that_the_environment_does_not_take_are_refused_when_the_agent_is_built() -> None:
     def build(pools: dict[str, Any]) -> None:
         ReactAgent(ScriptedEngine([]), env=Board, renderer=ByteRenderer(), resources={"pools": pools})
 
@@ -66,7 +67,7 @@ def test_what_the_environment_does_not_take_is_refused_when_the_agent_is_built()
         build({"Bord": {"placement": "sandbox"}})
 
 
-def test_settings_that_a_place_cannot_honour_are_refused() -> None:
+def test_settings_that_a_placement_cannot_honour_are_refused() -> None:
     with pytest.raises(ConfigError, match="does not measure growth: remove max_growth_mb"):
         spec_of(Board, placement="sandbox", max_growth_mb=10)
     for name, value in (("pass_env", ("A",)), ("per_process", 2)):
@@ -96,10 +97,10 @@ def test_a_missing_engine_is_one_sentence_with_the_cure(tmp_path: Path, monkeypa
         ResourceManager(None, spec_of(Board, placement="container", image="x", engine="enroot"))
 
 
-def test_a_container_is_asked_for_with_every_wall() -> None:
+def test_the_configuration_of_a_container_names_every_restriction() -> None:
     spec = spec_of(Worker, placement="container", image="img", memory_mb=256, cpus=0.5, processes=20, disk_mb=8)
     place = spec.in_place
-    assert isinstance(place, ContainerPlace)
+    assert isinstance(place, ContainerOptions)
     config = container_config(spec, place, bundle_of(spec))
     host = config["HostConfig"]
     assert (config["NetworkDisabled"], host["NetworkMode"]) == (True, "none")
@@ -109,30 +110,31 @@ def test_a_container_is_asked_for_with_every_wall() -> None:
     assert (config["OpenStdin"], config["StdinOnce"], host["AutoRemove"]) == (True, True, True)
     assert config["User"] == "65534:65534"
     assert all(mount["ReadOnly"] for mount in host["Mounts"])
-    assert {mount["Source"] for mount in host["Mounts"]} == {str(PACKAGE), str(Path(__file__).parents[1])}
+    tests, packed = str(Path(__file__).parents[1]), str(Path(msgpack.__file__).parent)
+    assert {mount["Source"] for mount in host["Mounts"]} == {str(PACKAGE), tests, packed}
     assert config["Labels"][LABEL] == own_label()
 
 
-def test_enroot_is_asked_for_read_only_mounts_and_its_keeper_for_the_rest() -> None:
+def test_enroot_mounts_read_only_and_the_entry_point_gets_the_other_limits() -> None:
     spec = spec_of(Worker, placement="container", engine="enroot", image="img", memory_mb=256, cpus=2, processes=20)
     place = spec.in_place
-    assert isinstance(place, ContainerPlace)
-    words = enroot_words("/bin/enroot", spec, place, bundle_of(spec))
+    assert isinstance(place, ContainerOptions)
+    words = enroot_command("/bin/enroot", spec, place, bundle_of(spec))
     assert "--rw" not in words
     mounts = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
     assert all(re.search(r"[:,]ro,", mount) for mount in mounts[:-1])
     assert mounts[-1].startswith("tmpfs:/tmp:tmpfs:")
-    assert json.loads(words[-1])["walls"] == {"network": "none", "memory_mb": 256, "cpus": 2, "processes": 20}
+    assert json.loads(words[-1])["limits"] == {"network": "none", "memory_mb": 256, "cpus": 2, "processes": 20}
 
 
-def test_only_the_module_of_the_environment_is_shown_and_what_visible_names(tmp_path: Path) -> None:
+def test_a_bundle_has_the_module_of_the_environment_and_the_paths_of_visible(tmp_path: Path) -> None:
     world = tmp_path / "world.py"
     world.write_text("class World:\n    def reset(self, task): ...\n    def close(self): ...\n")
     (tmp_path / "secret.txt").write_text("canary")
     bundle = bundle_of(spec_of(f"{world}:World"), (str(tmp_path / "secret.txt"),))
     assert bundle.paths == (str(PACKAGE), str(world), str(tmp_path / "secret.txt"))
     assert bundle_of(spec_of(f"{world}:World")).paths == (str(PACKAGE), str(world))
-    with pytest.raises(ConfigError, match="visible names .*nowhere, which is not there"):
+    with pytest.raises(ConfigError, match="visible names .*nowhere, which does not exist"):
         bundle_of(spec_of(f"{world}:World"), (str(tmp_path / "nowhere"),))
 
 

@@ -1,4 +1,4 @@
-"""An environment of the user's own behind the walls of the sandbox: what it can see and do, and tiers that are refused."""
+"""Placement `sandbox`: what an environment can see and do behind the walls, and tiers that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.tools import tool
 from tests.sandbox.conftest import kernel_forbids
 
-from .worlds import TASK, Board, Worker
+from .worlds import TASK, Board, Curious, Worker
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
@@ -28,41 +28,12 @@ pytestmark = [
 WAIT_S = 120
 
 
-class Curious(Board):
-    """Tries what an environment from elsewhere might."""
-
-    def look(self, path: str) -> str:
-        try:
-            return Path(path).read_text()[:100]
-        except OSError as error:
-            return type(error).__name__
-
-    def put(self, path: str) -> str:
-        try:
-            Path(path).write_text("x")
-        except OSError as error:
-            return type(error).__name__
-        return "written"
-
-    def call_out(self) -> str:
-        import socket
-
-        try:
-            socket.create_connection(("127.0.0.1", 1), 1)
-        except OSError as error:
-            return type(error).__name__
-        return "connected"
-
-    def hoard(self, megabytes: int) -> int:
-        return len(bytearray(megabytes << 20))
-
-
 async def lend(spec: Spec, *calls: tuple[Any, ...]) -> list[Any]:
     async with ResourceManager(None, spec) as manager, manager.lease([spec.make], TASK, "c", WAIT_S) as lease:
         return [await lease.call(spec.make, name, *args) for name, *args in calls]
 
 
-def test_the_walls_stand_around_an_environment(tmp_path: Path) -> None:
+def test_an_environment_reads_writes_and_connects_only_inside_its_sandbox(tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("canary")
     shown = tmp_path / "shown.txt"
@@ -113,7 +84,7 @@ def test_a_world_in_one_file_is_imported_behind_the_walls(tmp_path: Path) -> Non
     assert not marker.exists()
 
 
-def test_a_neighbour_that_is_not_shown_is_missed_with_its_name(tmp_path: Path) -> None:
+def test_a_neighbour_module_that_is_not_visible_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("x = 1\n")
     world = tmp_path / "lonely_world.py"
     world.write_text(
@@ -132,7 +103,7 @@ def test_a_neighbour_that_is_not_shown_is_missed_with_its_name(tmp_path: Path) -
     shown = spec_of(spec, visible=[str(tmp_path)])
     if os.geteuid() == 0:
         tmp_path.chmod(0o700)
-        with pytest.raises(ConfigError, match=r"as root, a sandbox has a user of its own, who may not read .*: chmod o\+rx"):
+        with pytest.raises(ConfigError, match=r"that root starts runs as another user, who may not read .*: chmod o\+rx"):
             ResourceManager(None, shown)
     tmp_path.chmod(0o755)
     asyncio.run(main(shown))
@@ -152,7 +123,7 @@ def test_pools_with_the_same_options_share_a_server_which_ends_with_the_loop() -
     assert not SERVERS
 
 
-def test_a_tier_that_cannot_be_had_is_refused_and_none_weaker_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_does_not_work_is_refused_and_no_weaker_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentfly.resources.sandbox.host import SandboxServer
 
     async def fail(self: SandboxServer) -> None:

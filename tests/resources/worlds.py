@@ -1,10 +1,11 @@
-"""Small environments for the tests of this room; importable, so that worker processes find them."""
+"""Small environments for the tests of `resources`, in a module that worker processes can import."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -25,7 +26,7 @@ def task(number: int) -> Task:
 
 
 class Board(Environment):
-    """Remembers what was written; counts instances by class, so that a test sees what is open."""
+    """Keeps what was written. `open` counts the open instances of each class."""
 
     cost = Cost(cpu=0.1, memory_mb=10, start_s=0)
     open: ClassVar[Counter[str]] = Counter()
@@ -85,7 +86,7 @@ class Sickly(Board):
 
 
 class Worker(Board):
-    """What only makes sense in a worker process."""
+    """Methods that only make sense in a worker process."""
 
     placement = "process"
 
@@ -112,6 +113,8 @@ class Worker(Board):
             raise ToolError("for the model to read")
         if kind == "value":
             raise ValueError("not that")
+        if kind == "exit":
+            raise SystemExit(3)
         raise Strange("very odd")
 
     def environment(self) -> dict[str, str]:
@@ -126,6 +129,33 @@ class Worker(Board):
 
     def hoard(self, megabytes: int) -> None:
         self.hoarded = bytearray(os.urandom(1 << 20) * megabytes)
+
+
+class Curious(Board):
+    """Tries to read, write and connect beyond its walls."""
+
+    def look(self, path: str) -> str:
+        try:
+            return Path(path).read_text()[:100]
+        except OSError as error:
+            return type(error).__name__
+
+    def put(self, path: str) -> str:
+        try:
+            Path(path).write_text("x")
+        except OSError as error:
+            return type(error).__name__
+        return "written"
+
+    def call_out(self) -> str:
+        try:
+            socket.create_connection(("127.0.0.1", 1), 1)
+        except OSError as error:
+            return type(error).__name__
+        return "connected"
+
+    def hoard(self, megabytes: int) -> int:
+        return len(bytearray(megabytes << 20))
 
 
 class Strange(Exception):
@@ -143,7 +173,7 @@ class SlowUp(Board):
 
 
 def soon_gone(pids: Iterable[int]) -> bool:
-    """Whether they all end; one that has been killed may take a moment."""
+    """Whether all processes end within 20 s."""
     until = time.monotonic() + 20
     while any(exists(pid) for pid in pids):
         if time.monotonic() > until:
@@ -153,7 +183,7 @@ def soon_gone(pids: Iterable[int]) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether a process runs; one that is dead and not yet reaped does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

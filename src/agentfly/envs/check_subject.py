@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import ConfigError, DeadlineError
-from ..resources.backends.base import Instance, LoopInstance, ThreadInstance
+from ..resources.backends.base import Instance
+from ..resources.backends.thread import LoopInstance, ThreadInstance
 from ..resources.spec import Spec
 from ..tools.deadline import Expired, within
 from ..types import Task, ToolResult

@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError, MissingExtra
 from .address import url_of
@@ -122,7 +122,18 @@ class WebServer:
         return sock
 
 
-async def serve_until_stopped(server: WebServer, say: Callable[[str], None], opening: str, closing: str = "stopped") -> None:
+class AsyncServer(Protocol):
+    """What `serve_until_stopped` runs: a WebServer, or an object that starts and closes one."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+async def serve_until_stopped(server: AsyncServer, say: Callable[[str], None], opening: str, closing: str = "stopped") -> None:
     """Serve until SIGTERM or Ctrl-C. `opening` may contain "{url}"."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ from typing import Any
 from ..aio.deadline import Expired, within
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..types import Task
-from .backends.base import backend_of
+from .backends.registry import backend_of
 from .claims import Claims
 from .handle import Handle, Slot
 from .lease import EnvKind, Lease

@@ -31,7 +31,8 @@ from typing import Any, Protocol
 from ..aio.deadline import Expired, within
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import AgentFlyError, WorldError
-from .backends.base import Instance, backend_of
+from .backends.base import Instance
+from .backends.registry import backend_of
 from .handle import Handle, Slot
 from .spec import Spec
 

@@ -18,7 +18,7 @@ from .. import plugins
 from ..aio.deadline import Expired, within
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..types import Task
-from .backends.options import OPTIONS, PLACES, Place, read_place
+from .backends.options import OPTION_CLASSES, OPTIONS, PlacementOptions, read_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +211,8 @@ class Spec:
             object.__setattr__(self, "call_timeout_s", min(self.call_timeout_s, place.limit_s))
 
     @property
-    def in_place(self) -> Place | None:
-        return read_place(self.placement, self.place, f"environment {self.name!r}")
+    def in_place(self) -> PlacementOptions | None:
+        return read_placement(self.placement, self.place, f"environment {self.name!r}")
 
     @property
     def cls(self) -> type | None:
@@ -220,7 +220,7 @@ class Spec:
 
 
 DECLARED = ("cost", "reusable", "max_chains", "placement")
-PLACEMENT_NAMES = ("loop", "thread", "process", *PLACES)
+PLACEMENT_NAMES = ("loop", "thread", "process", *OPTION_CLASSES)
 SETTINGS = tuple(each.name for each in fields(Spec))
 
 
@@ -289,7 +289,7 @@ def check_settings(pool: str, settings: Any) -> None:
         if placement not in PLACEMENT_NAMES:
             raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENT_NAMES)}")
         options = {name: value for name, value in settings.items() if name in OPTIONS}
-        read_place(placement, {**settings.get("place", {}), **options}, who)
+        read_placement(placement, {**settings.get("place", {}), **options}, who)
 
 
 def _with_place(thing: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

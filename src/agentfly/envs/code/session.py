@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from ...errors import ConfigError, WorldError
-from ...resources.backends.options import read_place
+from ...resources.backends.options import read_placement
 from ...resources.sandbox.host import SandboxServer
 from ...resources.sandbox.limits import TIERS, CellResult
 from ...resources.sandbox.session import SandboxSession
@@ -75,7 +75,7 @@ def check_tier(
         )
     if name != "remote":
         options["engine"] = name
-    read_place("http" if name == "remote" else "container", options, f"the tier {name!r}")
+    read_placement("http" if name == "remote" else "container", options, f"the tier {name!r}")
     return name, options
 
 
@@ -131,7 +131,7 @@ _numbers = itertools.count(1)
 
 def _backend(tier: str, options: dict[str, Any]) -> Any:
     """One for each place and loop; the first says what it stops."""
-    from ...resources.backends.base import backend_of
+    from ...resources.backends.registry import backend_of
     from .env import CodeInterpreter
 
     homes = _homes.setdefault(asyncio.get_running_loop(), {})

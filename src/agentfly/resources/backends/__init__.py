@@ -1,1 +1,5 @@
-"""Where an environment instance lives: on the event loop, in a thread, process, sandbox or container, or behind a server."""
+"""The placements of environments: event loop, thread, worker process, sandbox, container, server.
+
+registry --> thread                                          Instance called directly
+        `--> process, sandbox, container, http --> remote    Instance -> rpc.client.Worker -> frames -> worker
+"""

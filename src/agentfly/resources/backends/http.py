@@ -1,91 +1,130 @@
-"""Placement `http`: an environment behind `agentfly envs serve`, on this machine or another, over one WebSocket each.
+"""Placement `http`: an environment behind `agentfly envs serve`, on this machine or another. Needs `agentfly[serve]`.
 
-One connection is one instance, made when it is opened and closed by the server when it goes, however it goes. Every wait has a
-deadline: connecting, each call (the lease's), and silence (pings). A server that dies or falls silent is a `WorldError` for the
-calls in flight, and the pool replaces the instance. What is served is the server's choice: a server of another environment is
-refused.
+One WebSocket connection is one instance: the server creates it for the connection and closes it afterwards. Every wait has a
+deadline: connecting, each call (the lease's), and silence (pings). If the server ends or falls silent, the calls in flight fail
+with a WorldError and the pool replaces the instance. A server that serves another environment is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 from ...errors import ConfigError, WorldError
-from ..rpc.client import RemoteBackend, Worker, WorkerTransport
-from ..rpc.websocket import WebSocket, connect
+from ..rpc import websocket_limits
+from ..rpc.client import Worker
 from ..spec import Spec
-from .options import HttpPlace
+from .options import HttpOptions
+from .remote import RemoteBackend
 
 CONNECT_S = 30.0
+SCHEMES = {"http": "ws", "https": "wss"}
 
 
-class HttpTransport(WorkerTransport):
-    thing = "server"
+class HttpWorker(Worker):
+    kind = "server"
 
-    def __init__(self, spec: Spec, place: HttpPlace) -> None:
-        super().__init__(spec)
-        self._place = place
+    def __init__(self, spec: Spec, options: HttpOptions) -> None:
+        super().__init__(spec.name)
+        self._spec, self._options = spec, options
         self._url = ""
-        self._socket: WebSocket | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._socket: Any = None
+        self._ended_by = ""
+        self._reading: asyncio.Task[None] | None = None
 
-    async def open(self, worker: Worker, number: int) -> None:
-        self._url = self._place.urls[number % len(self._place.urls)]
-        self._socket = await connect(self._url, token_of(self._place), min(CONNECT_S, self.spec.start_timeout_s))
-        make = asyncio.get_running_loop().create_task
-        self._tasks = [make(self._carry(self._socket, worker)), make(self._socket.watch(self._place.ping_s))]
+    async def connect(self, number: int) -> None:
+        self._url = self._options.urls[number % len(self._options.urls)]
+        timeout_s = min(CONNECT_S, self._spec.start_timeout_s)
+        self._socket = await open_socket(self._url, token_of(self._options), timeout_s, self._options.ping_s)
+        self._reading = asyncio.create_task(self._read())
 
-    async def _carry(self, socket: WebSocket, worker: Worker) -> None:
-        while (data := await socket.receive()) is not None:
-            worker.data_received(data)
-        worker.connection_lost(None)
+    async def _read(self) -> None:
+        closed = websocket_limits.websockets().exceptions.ConnectionClosed
+        try:
+            while True:
+                data = await self._socket.recv()
+                if isinstance(data, str):
+                    self._ended_by = "it sent text"
+                    break
+                self.data_received(data)
+        except closed as error:
+            self._ended_by = websocket_limits.reason_of(error)
+            if "ping timeout" in self._ended_by:
+                self._ended_by = f"nothing was heard for {3 * self._options.ping_s:g} s"
+        self.connection_lost(None)
 
     def write(self, data: bytes) -> None:
-        assert self._socket is not None
-        self._socket.send(data)
+        websocket_limits.websockets().asyncio.server.broadcast([self._socket], data)  # the library's `send` that never waits
 
-    async def terminate(self, asked: bool) -> str:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
+    async def terminate(self, wanted: bool) -> str:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading], timeout=5)
         if self._socket is None:
-            return f"before it began ({self._url})"
-        if asked:
-            self._socket.end()
-        else:
-            self._socket.abort()
-        await self._socket.finish()
-        return f"the connection ({self._socket.why or 'it is gone'}): {self._url}"
+            return f"before it started ({self._url})"
+        await self._socket.close()  # aborts the connection after CLOSE_S
+        return f"the connection ({self._ended_by or 'it is gone'}): {self._url}"
 
 
-def token_of(place: HttpPlace) -> str | None:
-    if place.token_env is None:
+async def open_socket(url: str, token: str | None, timeout_s: float, ping_s: float = 20.0) -> Any:
+    """A connection to an environment server. Raises ConfigError if the token is wrong, WorldError if there is no server."""
+    websockets = websocket_limits.websockets()
+    connect: Any = websockets.asyncio.client.connect
+
+    class Connect(connect):  # type: ignore[misc]
+        def process_redirect(self, exc: Exception) -> Exception:
+            return exc  # the pool names its server: a redirect is a refusal
+
+    scheme, colon, rest = url.partition(":")
+    try:
+        return await Connect(
+            SCHEMES.get(scheme, scheme) + colon + rest,
+            additional_headers={"Authorization": f"Bearer {token}"} if token is not None else {},
+            user_agent_header=None,
+            proxy=None,
+            open_timeout=timeout_s,
+            create_connection=websocket_limits.limited(websockets.asyncio.client.ClientConnection),
+            **websocket_limits.settings(ping_s),
+        )
+    except websockets.exceptions.InvalidStatus as error:
+        said = bytes(error.response.body or b"")[:500].decode("utf-8", "replace").strip()
+        refusal = f"the server at {url} refused: {said or error.response.status_code}"
+        if error.response.status_code == 401:
+            raise ConfigError(f"{refusal}; name the variable with its token in token_env") from None
+        raise WorldError(refusal) from None
+    except TimeoutError:
+        raise WorldError(f"the server at {url} did not answer within {timeout_s:g} s") from None
+    except (OSError, EOFError, ValueError, websockets.exceptions.WebSocketException) as error:
+        raise WorldError(f"no environment server answers at {url} ({error}); start one: agentfly envs serve NAME") from None
+
+
+def token_of(options: HttpOptions) -> str | None:
+    """The server's token. Raises ConfigError if the variable does not hold one."""
+    if options.token_env is None:
         return None
-    token = os.environ.get(place.token_env, "")
+    token = os.environ.get(options.token_env, "")
     if not token or not token.isascii() or any(letter.isspace() for letter in token):
-        raise ConfigError(f"token_env names {place.token_env}, but that variable holds no token: set it to the server's")
+        raise ConfigError(f"token_env names {options.token_env}, but that variable holds no token: set it to the server's")
     return token
 
 
 class HttpBackend(RemoteBackend):
     def __init__(self, spec: Spec) -> None:
-        place = spec.in_place
-        if not isinstance(place, HttpPlace):
-            raise ConfigError(f"environment {spec.name!r}: placement 'http' has no options to read")
+        options = spec.in_place
+        assert isinstance(options, HttpOptions)
         try:
-            token_of(place)
+            token_of(options)
         except ConfigError as error:
             raise ConfigError(f"environment {spec.name!r}: {error}") from None
+        websocket_limits.websockets()
         super().__init__(spec)
-        self._place = place
+        self._options = options
 
-    def transport(self) -> WorkerTransport:
-        return HttpTransport(self.spec, self._place)
+    def new_worker(self) -> Worker:
+        return HttpWorker(self.spec, self._options)
 
-    def check(self, about: object) -> None:
-        """The server says first what it serves."""
+    def check(self, about: Any) -> None:
         served = about.get("environment") if isinstance(about, dict) else None
         wanted = getattr(self.spec.make, "__name__", self.spec.name)
         if served != wanted:

@@ -1,7 +1,9 @@
-"""Who started a container: a label that tells, later and to another trainer, whether the one that did still lives.
+"""The label that a container carries: which trainer started it, so that a later trainer can tell whether that one still runs.
 
-A label names the boot, the PID namespace, the process and when it began. Only a process of this boot and this namespace can be
-judged from here; of any other `is_dead` says False, and its container is left alone.
+    label    boot id / PID namespace / pid / start time of the process
+
+Only a process of this boot and this namespace can be judged from here. For any other, `is_dead` is False and its container
+stays.
 """
 
 from __future__ import annotations
@@ -18,22 +20,22 @@ def _here() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
-def _began(pid: int) -> str:
-    """In ticks since the boot; with the number it is one process for good."""
+def _start_time(pid: int) -> str:
+    """In ticks since the boot. Together with the pid it names one process and no later one."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def own_label() -> str:
-    return f"{_here()}/{os.getpid()}/{_began(os.getpid())}"
+    return f"{_here()}/{os.getpid()}/{_start_time(os.getpid())}"
 
 
 def is_dead(label: str) -> bool:
-    """Whether the process that a label names has ended, for certain."""
-    place, _, began = label.rpartition("/")
-    place, _, pid = place.rpartition("/")
-    if place != _here() or not pid.isdigit():
+    """Whether the process that a label names has certainly ended."""
+    rest, _, start_time = label.rpartition("/")
+    where, _, pid = rest.rpartition("/")
+    if where != _here() or not pid.isdigit():
         return False
     try:
-        return _began(int(pid)) != began
+        return _start_time(int(pid)) != start_time
     except (OSError, IndexError):
         return True

@@ -1,9 +1,9 @@
-"""Placement `sandbox`: any environment behind the walls that model-written code runs behind.
+"""Placement `sandbox`: an environment behind the walls that model-written code runs behind.
 
-A sandbox session is forked as for code; its last cell turns it into a worker that speaks the wire's frames on the session's own
-connection. So an instance has no network, a read-only system, a private /tmp, limits, and none of the trainer's variables but
-those that `pass_env` names; the tier it got is logged with what it does not stop. All pools with the same options share a
-fork server, which has AgentFly loaded already but never the environment: that is imported behind the walls.
+A sandbox session is forked as for code. Its last cell turns it into a worker that speaks frames on the session's connection. An
+instance therefore has no network, a read-only system, a private /tmp, limits, and of the trainer's variables only those that
+`pass_env` names. The tier is logged with what it does not stop. Pools with the same options share a fork server, which has
+AgentFly loaded but never the environment: that is imported behind the walls.
 """
 
 from __future__ import annotations
@@ -14,54 +14,67 @@ import os
 import stat
 
 from ...errors import ConfigError
-from ..rpc.client import RemoteBackend, Worker, WorkerTransport
-from ..rpc.frames import pack
+from ..rpc.client import Worker
+from ..rpc.frames import HEADER, HELLO_ID, Reply, pack_hello
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
 from ..sandbox.shared import NUMERIC, Shared, borrow
 from ..spec import Spec
 from .bundle import bundle_of, hello_of
-from .options import SandboxPlace
+from .options import SandboxOptions
+from .remote import RemoteBackend
 
-PRELOAD = (*NUMERIC, "asyncio", "agentfly.resources.rpc.sandbox_main")
-WORDS_S = 2.0
-"""How long a session that ended by itself may take to be reaped, which tells why."""
+PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.sandbox_main")
+REAP_S = 2.0
+"""How long to wait until a session that ended by itself is reaped, which tells why it ended."""
 
 
-class SandboxTransport(WorkerTransport):
-    thing = "sandbox"
+class SandboxWorker(Worker):
+    kind = "sandbox"
 
-    def __init__(self, spec: Spec, place: SandboxPlace) -> None:
-        super().__init__(spec)
-        self._place = place
+    def __init__(self, spec: Spec, options: SandboxOptions) -> None:
+        super().__init__(spec.name)
+        self._spec, self._options = spec, options
         self._shared: Shared | None = None
         self._session: SandboxSession | None = None
-        self._transport: asyncio.Transport | None = None
+        self._failure = bytearray()
 
-    async def open(self, worker: Worker, number: int) -> None:
-        place = self._place
-        bundle = bundle_of(self.spec, place.visible)
-        limits = SandboxLimits(memory_mb=place.memory_mb, disk_mb=place.disk_mb, processes=place.processes, cpu_s=place.cpu_s)
-        server, self._shared = await borrow(place.tier, place.min_tier, limits, preload=PRELOAD, visible=bundle.paths)
-        self._session = session = await server.session()
-        channel = session.hand_over(
+    async def connect(self, number: int) -> None:
+        options = self._options
+        bundle = bundle_of(self._spec, options.visible)
+        limits = SandboxLimits(
+            memory_mb=options.memory_mb, disk_mb=options.disk_mb, processes=options.processes, cpu_s=options.cpu_s
+        )
+        server, self._shared = await borrow(options.tier, options.min_tier, limits, preload=PRELOAD, visible=bundle.paths)
+        self._session = await server.session()
+        channel = self._session.hand_over(
             f"import sys\nsys.path[:0] = {json.dumps(list(bundle.imports))}\n"
             "from agentfly.resources.rpc.sandbox_main import from_sandbox\nfrom_sandbox()\n"
         )
-        self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: worker, sock=channel)
-        self._transport.write(pack(hello_of(self.spec, bundle, number)))
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=channel)
+        self.write(pack_hello(hello_of(self._spec, bundle, number)))
 
-    def write(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._transport.write(data)
+    def data_received(self, data: bytes) -> None:
+        # If the cell fails before it becomes a worker, the session answers as it does for any cell: with JSON.
+        hello = self._calls.get(HELLO_ID)
+        if hello is None or hello.done() or not (self._failure or data[HEADER.size : HEADER.size + 1] == b"{"):
+            super().data_received(data)
+            return
+        self._failure += data
+        if len(self._failure) >= HEADER.size + HEADER.unpack_from(self._failure)[0]:
+            try:
+                why = str(json.loads(self._failure[HEADER.size :])["error"])
+            except (ValueError, LookupError, TypeError):
+                why = "its first answer cannot be read"
+            hello.set_result(Reply(HELLO_ID, None, ["WorldError", why[-500:]]))
 
-    async def terminate(self, asked: bool) -> str:
-        how = "before it began"
+    async def terminate(self, wanted: bool) -> str:
+        how = "before it started"
         if self._transport is not None:
             self._transport.abort()
         if self._session is not None:
-            if not asked:
-                await self._session.wait_gone(WORDS_S)
+            if not wanted:
+                await self._session.wait_gone(REAP_S)
             await self._session.close()
             how = f"({self._session.ended})"
         if self._shared is not None:
@@ -71,26 +84,25 @@ class SandboxTransport(WorkerTransport):
 
 class SandboxBackend(RemoteBackend):
     def __init__(self, spec: Spec) -> None:
-        place = spec.in_place
-        if not isinstance(place, SandboxPlace):
-            raise ConfigError(f"environment {spec.name!r}: placement 'sandbox' has no options to read")
-        bundle = bundle_of(spec, place.visible)  # what could not be imported inside is refused before anything starts
-        if os.geteuid() == 0 and place.tier != "process":
-            _check_open(spec, bundle.paths)
+        options = spec.in_place
+        assert isinstance(options, SandboxOptions)
+        bundle = bundle_of(spec, options.visible)  # raises ConfigError for an environment that no worker can import
+        if os.geteuid() == 0 and options.tier != "process":
+            _check_readable(spec, bundle.paths)
         super().__init__(spec)
-        self._place = place
+        self._options = options
 
-    def transport(self) -> WorkerTransport:
-        return SandboxTransport(self.spec, self._place)
+    def new_worker(self) -> Worker:
+        return SandboxWorker(self.spec, self._options)
 
 
-def _check_open(spec: Spec, paths: tuple[str, ...]) -> None:
-    """Root gives each sandbox a user of its own, who must be able to read what is shown to it."""
+def _check_readable(spec: Spec, paths: tuple[str, ...]) -> None:
+    """If root starts a sandbox, the sandbox runs as another user, who must be able to read the paths."""
     for path in paths:
         mode = os.stat(path).st_mode
         wanted = 0o005 if stat.S_ISDIR(mode) else 0o004
         if mode & wanted != wanted:
             raise ConfigError(
-                f"environment {spec.name!r}: as root, a sandbox has a user of its own, who may not read {path}: "
+                f"environment {spec.name!r}: a sandbox that root starts runs as another user, who may not read {path}: "
                 f"chmod o+{'rx' if wanted == 0o005 else 'r'} {path}"
             )

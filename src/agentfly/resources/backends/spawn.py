@@ -1,9 +1,11 @@
-"""Where worker processes are born and buried: a command in, a process in its own session with its own directory out.
+"""Starts and ends worker processes: each is a session leader with a socket to the trainer and a directory for its files.
 
-All of it happens in one thread, for two reasons: starting a process blocks, and the kernel's parent-death signal is sent
-when the *thread* that made a process ends. The thread, the directory and the pipe that ties the workers' lives to this
-process exist while there are workers. The directory is locked while its owner lives; what a killed trainer left is removed
-by the next one. A worker gets a scrubbed environment: a few harmless variables, and those that its spec names.
+    spawn: directory, socket pair, Popen --> WorkerProcess --> terminate: SIGKILL to the group, reap, remove the directory
+
+One thread does all of this, for two reasons: starting a process blocks, and the kernel sends the parent-death signal when the
+*thread* that started a process ends. The thread, the common directory and the life pipe exist while there are workers. The
+common directory is locked while its trainer lives; the next trainer removes those of trainers that were killed. A worker gets
+a few harmless environment variables and those that its spec names.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from ..threads import OwnThread
 SCRIPT = Path(__file__).parents[1] / "rpc" / "worker_main.py"
 _SYSTEM = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
 HARMLESS = (*_SYSTEM, "AGENTFLY_CACHE", "XDG_CACHE_HOME")
-"""The last two, so that a worker finds what the trainer has made for it."""
+"""The last two name the caches in which a worker finds what the trainer has prepared."""
 PREFIX = "agentfly-workers-"
-LOG_LIMIT = 1 << 20
+MAX_LOG = 1 << 20
 
 
 class WorkerProcess:
-    """A started worker: its process, our end of its socket, and its directory."""
+    """A started worker: its process, the trainer's end of its socket, and its directory."""
 
     __slots__ = ("channel", "directory", "popen")
 
@@ -43,13 +45,13 @@ class WorkerProcess:
         self.directory = directory
 
     def kill(self) -> None:
-        """SIGKILL to the whole group; only before it is reaped, after that the number may be someone else's."""
+        """Send SIGKILL to the process group, unless the process was reaped: its number may then belong to another."""
         if self.popen.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
 
     def tail(self) -> str:
-        """The end of what it printed."""
+        """The end of what the worker printed."""
         try:
             data = (self.directory / "log").read_bytes()[-2000:]
         except OSError:
@@ -57,13 +59,15 @@ class WorkerProcess:
         return data.decode("utf-8", "replace").strip()[-500:]
 
     def tidy(self) -> None:
-        """Keep what it prints from filling the disk."""
+        """Empty a log that has grown beyond MAX_LOG."""
         with contextlib.suppress(OSError):
-            if (self.directory / "log").stat().st_size > LOG_LIMIT:
+            if (self.directory / "log").stat().st_size > MAX_LOG:
                 os.truncate(self.directory / "log", 0)
 
 
 class Spawner:
+    """The worker processes of this trainer; there is one, `SPAWNER`."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
@@ -73,29 +77,31 @@ class Spawner:
         self._life: tuple[int, int] = (-1, -1)
 
     async def spawn(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None = None) -> WorkerProcess:
-        """Start one: `worker.py`, or a command of the caller's, which has the socket as its standard input and output. A
-        cancelled call leaves nothing: what was started is buried."""
+        """Start a worker: `worker_main.py`, or `command`, which gets the socket as its standard input and output.
+
+        If the call is cancelled, the process that it has started is terminated. Raises WorldError if the start fails.
+        """
         if os.name != "posix":
             raise ConfigError("placement 'process' needs Linux or macOS; use placement 'thread'")
         thread = self._enter()
-        born: list[WorkerProcess] = []
+        started: list[WorkerProcess] = []
         try:
-            await thread.run(lambda: born.append(self._start(number, pass_env, command)))
+            await thread.run(lambda: started.append(self._start(number, pass_env, command)))
         except BaseException as error:
-            # The thread works in order: by the time it comes to this, a start that nobody waits for has ended.
-            thread.submit(lambda: self._bury_all(born), _ignore)
+            # The thread works in order: when it gets to this, the start has ended, also if the caller was cancelled.
+            thread.submit(lambda: self._terminate_all(started), _ignore)
             if isinstance(error, OSError):
                 raise WorldError(f"a worker process could not be started: {error}") from error
             raise
-        return born[0]
+        return started[0]
 
-    async def terminate(self, born: WorkerProcess) -> None:
-        """Kill, reap, remove its directory. It goes on when the caller is cancelled."""
-        born.kill()
-        born.channel.close()
+    async def terminate(self, process: WorkerProcess) -> None:
+        """Kill and reap the process, and remove its directory. This goes on if the caller is cancelled."""
+        process.kill()
+        process.channel.close()
         thread = self._thread
         if thread is not None:
-            await thread.run(lambda: self._bury_all([born]))
+            await thread.run(lambda: self._terminate_all([process]))
 
     def _enter(self) -> OwnThread:
         with self._lock:
@@ -120,14 +126,14 @@ class Spawner:
                 thread.stop()
 
     def _open(self) -> None:
-        _sweep()
+        _remove_abandoned()
         self._home = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # Locked first and then named "lock": another trainer's sweep never finds one that is not held yet.
+        # Lock the file before it is named "lock": another trainer must never find a lock that is not held yet.
         self._lock_fd = os.open(self._home / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(self._home / "new", self._home / "lock")
         self._life = os.pipe()
-        self._thread = OwnThread("nursery")
+        self._thread = OwnThread("spawner")
 
     def _start(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None) -> WorkerProcess:
         assert self._home is not None
@@ -155,17 +161,18 @@ class Spawner:
         ours.setblocking(False)
         return WorkerProcess(popen, ours, directory)
 
-    def _bury_all(self, all_born: list[WorkerProcess]) -> None:
-        for born in all_born:
-            born.kill()
-            born.channel.close()
+    def _terminate_all(self, processes: list[WorkerProcess]) -> None:
+        """End what one `_enter` has led to: one process, or none if the start failed."""
+        for process in processes:
+            process.kill()
+            process.channel.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                born.popen.wait(timeout=5)
-            shutil.rmtree(born.directory, ignore_errors=True)
+                process.popen.wait(timeout=5)
+            shutil.rmtree(process.directory, ignore_errors=True)
         self._leave()
 
     def forget(self) -> None:
-        """A fork of this process has none of the threads, and the workers are not its own."""
+        """In a fork of this process: it has none of the threads, and the workers belong to its parent."""
         if self._count:
             for fd in (*self._life, self._lock_fd):
                 with contextlib.suppress(OSError):
@@ -174,15 +181,15 @@ class Spawner:
 
 
 def _environment(directory: Path, number: int, channel: int, pass_env: Sequence[str]) -> dict[str, str]:
-    """Nothing of the trainer's secrets. One thread per numeric library keeps many workers cheap."""
+    """A worker's variables. One thread per numeric library keeps many workers cheap."""
     kept = {name: os.environ[name] for name in (*HARMLESS, *pass_env) if name in os.environ}
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL") if f"{library}_NUM_THREADS" not in kept}
     ours = {"TMPDIR": str(directory), "AGENTFLY_WORKER": str(number), "AGENTFLY_CHANNEL": str(channel)}
     return {**threads, **kept, **ours}
 
 
-def _sweep() -> None:
-    """Remove what trainers that were killed have left: directories whose lock nobody holds."""
+def _remove_abandoned() -> None:
+    """Remove the directories of trainers that were killed: those whose lock is not held."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
@@ -191,7 +198,7 @@ def _sweep() -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # its owner lives
+            continue  # its trainer lives
         else:
             shutil.rmtree(lock.parent, ignore_errors=True)
         finally:
@@ -199,7 +206,7 @@ def _sweep() -> None:
 
 
 def _ignore(value: object, error: BaseException | None) -> None:
-    """Nobody waits for this."""
+    """The result of a job that nothing waits for."""
 
 
 SPAWNER = Spawner()

@@ -1,1 +1,6 @@
-"""Calls to an environment behind a socket: frames, client, server, the worker's programs, the environment server."""
+"""Calls to an environment over a connection.
+
+trainer   client (one Worker per connection) --frames--> server (EnvHost, in the worker) --> environment
+worker    worker_main (process), sandbox_main (sandbox), container_main (container) start `server`
+server    env_server: `agentfly envs serve`, frames over WebSocket
+"""

@@ -1,12 +1,16 @@
-"""The program of a container: `python3 -I keeper.py '{"path": [...], ...}'`. It is run by path and imports nothing of AgentFly.
+"""The entry point of a container, run by path: `python3 -I container_main.py '{"path": [...], ...}'`.
 
-It forks the worker and stands between it and the outside: bytes from its standard input go to the worker, the worker's bytes to
-its standard output, what the environment prints to its standard error. When its standard input ends, which it does with the
-trainer however that ends, it kills the worker and itself, whatever the worker is doing; as process 1 of its container it takes
-all the others along. When the worker ends, its last line says how.
+It forks the worker and stays between it and the trainer:
 
-Under an engine that puts up no walls of its own (enroot) the config names them, and it puts them up before it forks: namespaces
-without a network, limits, no capabilities. A wall that cannot be had is one sentence and exit code 3, never skipped.
+    trainer ==stdin==> relay ==socket==> worker           the worker's prints go to the container's standard error
+    trainer <=stdout== relay <=socket==  worker
+
+When standard input ends, which it does however the trainer ends, it kills the worker and exits; as process 1 of the container
+it takes every other process along. When the worker ends, the last line of standard error says how. Nothing of AgentFly is
+imported before the fork.
+
+If the engine sets no limits (enroot), the config names them, and they are set before the worker starts: namespaces without a
+network, resource limits, no capabilities. A limit that cannot be set is one sentence and exit code 3.
 """
 
 from __future__ import annotations
@@ -26,29 +30,30 @@ import time
 from typing import Any
 
 NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
-LIMIT = 1 << 20
+MAX_BUFFER = 1 << 20
+FLUSH_S = 5.0
 READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 1, 38, 24
 
 
 def main() -> None:
     config = json.loads(sys.argv[1])
-    walls = config.get("walls")
-    if walls is not None:
+    limits = config.get("limits")
+    if limits is not None:
         try:
-            fence(walls)
+            isolate(limits)
         except OSError as error:
-            word = f"the container cannot be walled off here: {error}; allow user namespaces (user.max_user_namespaces)"
-            print(word, file=sys.stderr)
+            sentence = f"the container cannot be isolated here: {error}; allow user namespaces (user.max_user_namespaces)"
+            print(sentence, file=sys.stderr)
             sys.exit(3)
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        work(theirs, config, walls)
+        run_worker(theirs, config, limits)
     theirs.close()
-    carry(ours.fileno(), pid)
-    end(pid)
+    relay(ours.fileno(), pid)
+    kill(pid)
     with contextlib.suppress(ChildProcessError):
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -56,16 +61,19 @@ def main() -> None:
     os._exit(1)
 
 
-def carry(worker: int, pid: int) -> None:
-    """Bytes both ways until the worker ends; when the outside does, everything does. One thread: a process that has made a
-    PID namespace may start no other, and no side waits for the other to read."""
+def relay(worker: int, pid: int) -> None:
+    """Copy bytes both ways until the worker ends. If the trainer ends first, kill the worker and exit.
+
+    One thread with non-blocking descriptors: a process that has created a PID namespace may start no thread, and neither side
+    may block because the other does not read.
+    """
     inward, outward = bytearray(), bytearray()
     for fd in (0, 1, worker):
         os.set_blocking(fd, False)
     while True:
         events = {0: 0, 1: 0, worker: 0}
-        events[0] |= select.POLLIN if len(inward) < LIMIT else 0
-        events[worker] |= select.POLLIN if len(outward) < LIMIT else 0
+        events[0] |= select.POLLIN if len(inward) < MAX_BUFFER else 0
+        events[worker] |= select.POLLIN if len(outward) < MAX_BUFFER else 0
         events[worker] |= select.POLLOUT if inward else 0
         events[1] |= select.POLLOUT if outward else 0
         poller = select.poll()
@@ -73,19 +81,19 @@ def carry(worker: int, pid: int) -> None:
             if wanted or fd != 1:
                 poller.register(fd, wanted)
         ready = dict(poller.poll())
-        there = not ready.get(1, 0) & select.POLLOUT or push(1, outward)
-        if not there or (ready.get(0, 0) & READABLE and not move(0, inward)):  # the outside is gone
-            end(pid)
+        is_read = not ready.get(1, 0) & select.POLLOUT or write_some(1, outward)
+        if not is_read or (ready.get(0, 0) & READABLE and not read_some(0, inward)):  # the trainer is gone
+            kill(pid)
             os._exit(0)
-        if ready.get(worker, 0) & select.POLLOUT and not push(worker, inward):
-            inward.clear()  # it has ended; what it said before comes now
-        if ready.get(worker, 0) & READABLE and not move(worker, outward):
+        if ready.get(worker, 0) & select.POLLOUT and not write_some(worker, inward):
+            inward.clear()  # the worker has ended; its last output is read below
+        if ready.get(worker, 0) & READABLE and not read_some(worker, outward):
             flush(outward)
             return
 
 
-def push(fd: int, buffer: bytearray) -> bool:
-    """Write once; False where nobody reads any more."""
+def write_some(fd: int, buffer: bytearray) -> bool:
+    """Write once. False if the other end is closed."""
     try:
         del buffer[: os.write(fd, buffer)]
     except BlockingIOError:
@@ -95,8 +103,8 @@ def push(fd: int, buffer: bytearray) -> bool:
     return True
 
 
-def move(fd: int, buffer: bytearray) -> bool:
-    """Read once; False at the end."""
+def read_some(fd: int, buffer: bytearray) -> bool:
+    """Read once. False at the end."""
     try:
         data = os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -108,57 +116,58 @@ def move(fd: int, buffer: bytearray) -> bool:
 
 
 def flush(outward: bytearray) -> None:
-    """The worker's last words; whoever does not take them in time does without."""
-    until = time.monotonic() + 5
-    while outward and time.monotonic() < until and push(1, outward):
+    """Write the worker's last output, for at most FLUSH_S."""
+    until = time.monotonic() + FLUSH_S
+    while outward and time.monotonic() < until and write_some(1, outward):
         time.sleep(0.005 if outward else 0)
 
 
-def end(pid: int) -> None:
-    """The worker, and its group where it leads one. It is not reaped yet: the number is still its own."""
+def kill(pid: int) -> None:
+    """SIGKILL to the worker and to the group that it leads. It is not reaped yet, so the number is still its own."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
 
 
-def work(channel: socket.socket, config: dict[str, Any], walls: dict[str, Any] | None) -> None:
-    """In the child: be the worker. Does not return."""
+def run_worker(channel: socket.socket, config: dict[str, Any], limits: dict[str, Any] | None) -> None:
+    """In the child: become the worker. Does not return."""
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(2, 1)
-        if walls is not None:
-            confine(walls)
+        if limits is not None:
+            set_limits(limits)
         sys.path[:0] = config["path"]
-        from agentfly.resources.rpc.sandbox_main import take
+        sys.path += config["packages"]
+        from agentfly.resources.rpc.sandbox_main import become_worker
 
-        take(channel)
+        become_worker(channel)
     except BaseException as error:  # noqa: BLE001 - a forked child must end here, and say why
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def fence(walls: dict[str, Any]) -> None:
-    """Namespaces of the worker's own; it is process 1 of the new one, so that nothing of it stays."""
+def isolate(limits: dict[str, Any]) -> None:
+    """Create namespaces for the worker. It is process 1 of the new PID namespace, so its processes end with it."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(NEW_USER | NEW_PID | NEW_IPC | (NEW_NET if walls["network"] == "none" else 0)) != 0:
+    if libc.unshare(NEW_USER | NEW_PID | NEW_IPC | (NEW_NET if limits["network"] == "none" else 0)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"unshare: {os.strerror(code)}")
 
 
-def confine(walls: dict[str, Any]) -> None:
-    """Limits and privileges of this process and all it starts."""
-    memory = walls["memory_mb"] << 20
+def set_limits(limits: dict[str, Any]) -> None:
+    """Set resource limits and drop all privileges, for this process and those that it starts."""
+    memory = limits["memory_mb"] << 20
     for which, value in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
-    resource.setrlimit(resource.RLIMIT_NPROC, (walls["processes"], walls["processes"]))  # of its own user namespace
+    resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"], limits["processes"]))  # counted in its user namespace
     cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, random.sample(cpus, min(len(cpus), math.ceil(walls["cpus"]))))
+    os.sched_setaffinity(0, random.sample(cpus, min(len(cpus), math.ceil(limits["cpus"]))))
     libc = ctypes.CDLL(None)
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
@@ -166,7 +175,7 @@ def confine(walls: dict[str, Any]) -> None:
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     if libc.capset(header, none) != 0:
-        raise OSError("capset: the capabilities could not be given up")
+        raise OSError("capset: the capabilities could not be dropped")
 
 
 if __name__ == "__main__":

@@ -1,35 +1,37 @@
-"""Values in, frames out, and back: what travels between the trainer and a worker process. No pickle.
+"""Frames: how calls and replies travel between a trainer and a worker. Values are those of `agentfly.codec`; no pickle.
 
-    frame   four bytes of length, then JSON                         call    {"id", "i", "m", "a", "k"}     i: which instance
-    value   {"v": any JSON value}  |  {"r": a ToolResult}           reply   {"id", ...value}  |  {"id", "e": [type, text]}
-            {"c": a CellResult}
+    frame    length (4 bytes, big-endian), then the codec's bytes, at most MAX_FRAME
+    call     [id, instance, method, args, kwargs]         trainer to worker
+    reply    [id, value, None]                            worker to trainer
+             [id, None, [type, text]]                     the call raised an exception
 
-A value must have a JSON form (tuples become lists), or be a `ToolResult` (whose image may be bytes) or a `CellResult` of a code
-interpreter; anything else is a TypeError that says so, and nothing is sent. `Task`s are understood as arguments. An exception
-travels as its type's name and its text, and comes back as the same type where that is one of AgentFly's or Python's own,
-otherwise as `RemoteError`.
+The one exception is the hello, the first frame to a worker process: its body is JSON, because the worker cannot import msgpack
+before it has read its import path from there. An exception travels as the name of its type and its text. It is raised as the
+same type if that is one of AgentFly's or Python's, otherwise as `RemoteError`.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import json
 import struct
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ... import errors
-from ...types import Message, Task, ToolCall, ToolResult
+from ... import codec, errors
 from ..sandbox.limits import CellResult
 
 MAX_FRAME = 64 << 20
+MAX_ERROR_TEXT = 20_000
 HEADER = struct.Struct(">I")
-_TASK = "__agentfly_task__"
-_PLAIN = (str, int, float, bool, type(None))
+HELLO_ID = 0
+"""The id of a worker's first reply, which answers no call: its value is what the worker says of itself."""
+NEW, GET, DROP = "@new", "@get", "@drop"
+"""Methods of the worker itself: create an instance, read an attribute, drop an instance. No environment's begins with @."""
 
 
 class RemoteError(Exception):
-    """Raised in a worker process by a type that this process does not know; `type_name` is its name."""
+    """An exception in a worker whose type this process does not know; `type_name` is its name."""
 
     def __init__(self, text: str, type_name: str = "Exception") -> None:
         super().__init__(text)
@@ -40,157 +42,134 @@ class RemoteError(Exception):
 
 
 class BadFrame(Exception):
-    """What came over the wire is not a frame."""
+    """Bytes that are not a frame, or a frame that is neither a call nor a reply."""
 
 
-def pack(message: dict[str, Any]) -> bytes:
-    data = json.dumps(message, separators=(",", ":")).encode()
-    if len(data) > MAX_FRAME:
-        raise TypeError(f"it takes {len(data) >> 20} MiB as JSON; at most {MAX_FRAME >> 20} can travel")
-    return HEADER.pack(len(data)) + data
+class Call(NamedTuple):
+    """Run `method` of one of the worker's instances."""
+
+    id: int
+    instance: int
+    method: str
+    args: list[Any]
+    kwargs: dict[str, Any]
 
 
-class Frames:
-    """Bytes in, messages out."""
+class Reply(NamedTuple):
+    """The value of a call, or the [type, text] of the exception that it raised."""
 
-    __slots__ = ("_buffer",)
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        buffer = self._buffer
-        buffer += data
-        found: list[dict[str, Any]] = []
-        start = 0
-        while len(buffer) - start >= 4:
-            length = HEADER.unpack_from(buffer, start)[0]
-            if length > MAX_FRAME:
-                raise BadFrame(f"a frame of {length} bytes")
-            end = start + 4 + length
-            if len(buffer) < end:
-                break
-            try:
-                message = json.loads(buffer[start + 4 : end])
-            except (ValueError, RecursionError) as error:
-                raise BadFrame(str(error)) from None
-            if type(message) is not dict:
-                raise BadFrame("not an object")
-            found.append(message)
-            start = end
-        if start:
-            del buffer[:start]
-        return found
+    id: int
+    value: Any
+    error: list[str] | None
 
 
-def check(value: Any, depth: int = 0) -> None:
-    """Refuse what JSON would change or cannot carry."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return
-    if depth > 200:
-        raise TypeError("it is nested too deeply")
-    if kind is list or kind is tuple:
-        for item in value:
-            check(item, depth + 1)
-    elif kind is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise TypeError(f"the key {key!r} of a dict is not a string")
-            check(item, depth + 1)
-    else:
-        raise TypeError(f"a {kind.__name__} has no JSON form")
+def pack_hello(hello: Mapping[str, Any]) -> bytes:
+    return _with_length(json.dumps(hello).encode())
 
 
-def pack_value(value: Any) -> dict[str, Any]:
-    if isinstance(value, ToolResult):
-        image = value.image
-        if isinstance(image, bytes):
-            image = {"base64": base64.b64encode(image).decode()}
-        check(image)
-        return {"r": [value.observation, image, value.reward, value.done, value.error]}
-    if isinstance(value, CellResult):
-        images = [base64.b64encode(image).decode() for image in value.images]
-        flags = [value.timed_out, value.alive, value.replaced]
-        return {"c": [value.stdout, value.stderr, value.value, value.error, images, *flags]}
-    check(value)
-    return {"v": value}
+def pack_call(call_id: int, instance: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Raises `codec.NotEncodable` for an argument that cannot travel."""
+    return _pack([call_id, instance, method, list(args), dict(kwargs)])
 
 
-def unpack_value(message: dict[str, Any]) -> Any:
-    if "v" in message:
-        return message["v"]
-    if "c" in message:
-        return _unpack_cell(message["c"])
-    try:
-        observation, image, reward, done, error = message["r"]
-        if isinstance(image, dict) and set(image) == {"base64"}:
-            image = base64.b64decode(image["base64"], validate=True)
-    except (KeyError, ValueError, TypeError) as wrong:
-        raise BadFrame(f"a reply without a value: {wrong}") from None
-    return ToolResult(observation=observation, image=image, reward=reward, done=done, error=error)
+def pack_value(call_id: int, value: Any) -> bytes:
+    """The reply with a call's value. Raises `codec.NotEncodable` for a value that cannot travel."""
+    return _pack([call_id, value, None])
 
 
-def _unpack_cell(parts: Any) -> CellResult:
-    """What another side says of a cell; it may be a server elsewhere, so every part is looked at."""
-    try:
-        stdout, stderr, value, error, images, timed_out, alive, replaced = parts
-        pictures = tuple(base64.b64decode(image, validate=True) for image in images)
-    except (ValueError, TypeError) as wrong:
-        raise BadFrame(f"not the result of a cell: {wrong}") from None
-    texts, flags = (stdout, stderr, value or "", error or ""), (timed_out, alive, replaced)
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(flag, bool) for flag in flags):
-        raise BadFrame("not the result of a cell")
-    return CellResult(stdout, stderr, value, error, pictures, timed_out, alive, replaced)
-
-
-def pack_argument(value: Any) -> Any:
-    if isinstance(value, Task):
-        return {_TASK: pack_task(value)}
-    check(value)
-    return value
-
-
-def unpack_argument(value: Any) -> Any:
-    return unpack_task(value[_TASK]) if type(value) is dict and _TASK in value else value
-
-
-def pack_task(task: Task) -> dict[str, Any]:
-    messages = []
-    for message in task.messages:
-        if message.images:
-            raise TypeError("a message with images cannot travel to a worker process")
-        calls = [[call.name, call.arguments, call.id, call.error] for call in message.tool_calls]
-        messages.append([message.role, message.content, calls, message.name, message.tool_call_id])
-    fields = dict(task.fields)
-    check(fields)
-    return {"id": task.id, "messages": messages, "fields": fields}
-
-
-def unpack_task(data: dict[str, Any]) -> Task:
-    messages = tuple(
-        Message(role, content, tuple(ToolCall(*call) for call in calls), name, call_id)
-        for role, content, calls, name, call_id in data["messages"]
-    )
-    return Task(data["id"], messages, data["fields"])
-
-
-def pack_error(error: BaseException) -> list[str]:
+def pack_error(call_id: int, error: BaseException) -> bytes:
     name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
     text = str(error.args[0]) if isinstance(error, KeyError | RemoteError) and error.args else str(error)
-    return [name, text[:20_000]]
+    return _pack([call_id, None, [name, text[:MAX_ERROR_TEXT]]])
 
 
-def unpack_error(pair: Any) -> Exception:
-    """The exception that stands for one raised on the other side."""
-    if not (isinstance(pair, list) and len(pair) == 2):
-        raise BadFrame("a reply with an error that is not [type, text]")
-    name, text = str(pair[0]), str(pair[1])
+def error_of(pair: list[str]) -> Exception:
+    """The exception that stands for one that was raised on the other side."""
+    name, text = pair
     for home in (errors, builtins):
         kind = getattr(home, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:
                 return kind(text)
             except TypeError:
-                break  # such as UnicodeDecodeError, which cannot be made from a text alone
+                break  # such as UnicodeDecodeError, which needs more than a text
     return RemoteError(text, name)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames. Every method raises `BadFrame`, and nothing else, for bytes that are none."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def calls(self, data: bytes) -> list[Call]:
+        return [_check_call(value) for value in self._values(data)]
+
+    def replies(self, data: bytes) -> list[Reply]:
+        return [_check_reply(value) for value in self._values(data)]
+
+    def _values(self, data: bytes) -> list[Any]:
+        buffer = self._buffer
+        buffer += data
+        found: list[Any] = []
+        start = 0
+        try:
+            while len(buffer) - start >= HEADER.size:
+                length = HEADER.unpack_from(buffer, start)[0]
+                if length > MAX_FRAME:
+                    raise BadFrame(f"a frame of {length} bytes")
+                end = start + HEADER.size + length
+                if len(buffer) < end:
+                    break
+                found.append(codec.decode(buffer[start + HEADER.size : end]))
+                start = end
+        except codec.NotDecodable as error:
+            raise BadFrame(str(error)) from None
+        if start:
+            del buffer[:start]
+        return found
+
+
+def _check_call(value: Any) -> Call:
+    if type(value) is list and len(value) == 5:
+        call = Call(*value)
+        types = (type(call.id), type(call.instance), type(call.method), type(call.args), type(call.kwargs))
+        if types == (int, int, str, list, dict) and all(type(name) is str for name in call.kwargs):
+            return call
+    raise BadFrame("it is not a call")
+
+
+def _check_reply(value: Any) -> Reply:
+    if type(value) is list and len(value) == 3 and type(value[0]) is int:
+        reply = Reply(*value)
+        if reply.error is None:
+            return reply
+        if type(reply.error) is list and [type(word) for word in reply.error] == [str, str]:
+            return reply
+    raise BadFrame("it is not a reply")
+
+
+def _pack(message: list[Any]) -> bytes:
+    data = codec.encode(message)
+    codec.check_keys(message)
+    return _with_length(data)
+
+
+def _with_length(data: bytes) -> bytes:
+    if len(data) > MAX_FRAME:
+        raise codec.NotEncodable(f"it takes {len(data) >> 20} MiB; a frame has at most {MAX_FRAME >> 20}")
+    return HEADER.pack(len(data)) + data
+
+
+def _check_cell(cell: CellResult) -> None:
+    """The sender may be a server elsewhere, so every field is checked."""
+    texts = (cell.stdout, cell.stderr, cell.value or "", cell.error or "")
+    flags = (cell.timed_out, cell.alive, cell.replaced)
+    good = all(isinstance(text, str) for text in texts) and all(isinstance(flag, bool) for flag in flags)
+    if not good or not isinstance(cell.images, tuple) or not all(isinstance(image, bytes) for image in cell.images):
+        raise ValueError("its fields have other types")
+
+
+codec.register(CellResult, _check_cell)

@@ -1,9 +1,8 @@
-"""The inside of a worker process: calls in over the socket, an environment's answers out.
+"""The worker's end: calls arrive over the socket, run in the environment, and their values or exceptions go back.
 
-One instance: its sync methods run on the main thread, so a call costs little, and one that hangs is ended with the process.
-Several instances: each has a thread of its own, so none waits for another. Async methods run on the event loop. An
-environment that raises is an answer like any other; what has no JSON form is refused with a sentence. Refuses to guess: a
-frame it cannot read ends the process.
+If the worker has one instance, its sync methods run on the main thread: a call is cheap, and a call that hangs ends with the
+process. If it has several, each instance has a thread, so that none waits for another. Async methods run on the event loop. An
+exception of the environment is a reply. A frame that cannot be read ends the process.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from functools import partial
 from typing import Any
 
 from ... import plugins
+from ...codec import NotEncodable
 from ...errors import ConfigError, WorldError
 from ..threads import OwnThread
-from .frames import BadFrame, Frames, pack, pack_error, pack_value, unpack_argument
-
-NEW, GET, DROP = "@new", "@get", "@drop"
-"""Methods of the host itself; the name of an environment's method never begins with @."""
+from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_value
 
 
-class _HostedInstance:
+class HostedInstance:
     __slots__ = ("env", "tasks", "thread")
 
     def __init__(self, thread: OwnThread | None) -> None:
@@ -36,20 +33,22 @@ class _HostedInstance:
         self.tasks: set[asyncio.Task[None]] = set()
 
 
-class Host(asyncio.Protocol):
+class EnvHost(asyncio.Protocol):
+    """The instances of one worker, and the connection to the trainer."""
+
     def __init__(self, hello: dict[str, Any], ended: asyncio.Future[None]) -> None:
         self.hello = hello
         self.ended = ended
         self.loop = ended.get_loop()
-        self.frames = Frames()
-        self.instances: dict[int, _HostedInstance] = {}
+        self.reader = FrameReader()
+        self.instances: dict[int, HostedInstance] = {}
         self.make: Callable[..., Any] | None = None
         self.transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
-        self.answer(0, os.getpid(), None)
+        self.reply(HELLO_ID, os.getpid(), None)
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
@@ -57,102 +56,103 @@ class Host(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            messages = self.frames.feed(data)
+            calls = self.reader.calls(data)
         except BadFrame as error:
             sys.exit(f"unreadable frame: {error}")
-        for message in messages:
-            self.handle(message)
+        for call in calls:
+            self.handle(call)
 
-    def handle(self, message: dict[str, Any]) -> None:
-        call_id, number, method = message["id"], message["i"], message["m"]
-        if method == NEW:
-            thread = None if self.hello["per_process"] == 1 else OwnThread(f"instance-{number}")
-            instance = self.instances[number] = _HostedInstance(thread)
-            self.dispatch(call_id, instance, partial(self.build, instance), False)
+    def handle(self, call: Call) -> None:
+        if call.method == NEW:
+            thread = None if self.hello["per_process"] == 1 else OwnThread(f"instance-{call.instance}")
+            instance = self.instances[call.instance] = HostedInstance(thread)
+            self.dispatch(call.id, instance, partial(self.build, instance), False)
             return
-        found = self.instances.get(number)
+        found = self.instances.get(call.instance)
         if found is None:
-            self.answer(call_id, None, WorldError("the environment is closed"))
-            return
-        if method == DROP:
-            self.drop(call_id, number, found)
-            return
-        args = [unpack_argument(value) for value in message.get("a", ())]
-        if method == GET:
-            self.dispatch(call_id, found, partial(getattr, found.env, args[0]), False)
-            return
-        kwargs = {name: unpack_argument(value) for name, value in message.get("k", {}).items()}
-        try:
-            function = getattr(found.env, method)
-        except AttributeError as error:
-            self.answer(call_id, None, error)
-            return
-        self.dispatch(call_id, found, partial(function, *args, **kwargs), inspect.iscoroutinefunction(function))
+            self.reply(call.id, None, WorldError("the environment is closed"))
+        elif call.method == DROP:
+            self.drop(call.id, call.instance, found)
+        elif call.method == GET:
+            self.dispatch(call.id, found, partial(getattr, found.env, *call.args), False)
+        else:
+            try:
+                function = getattr(found.env, call.method)
+            except AttributeError as error:
+                self.reply(call.id, None, error)
+                return
+            is_async = inspect.iscoroutinefunction(function)
+            self.dispatch(call.id, found, partial(function, *call.args, **call.kwargs), is_async)
 
-    def build(self, instance: _HostedInstance) -> None:
+    def build(self, instance: HostedInstance) -> None:
         if self.make is None:
             self.make = plugins.resolve("envs", self.hello["target"])
         assert self.make is not None
         instance.env = self.make(**self.hello["options"])
 
-    def dispatch(self, call_id: int, instance: _HostedInstance, call: Callable[[], Any], is_async: bool) -> None:
+    def dispatch(self, call_id: int, instance: HostedInstance, call: Callable[[], Any], is_async: bool) -> None:
         if instance.thread is not None and not is_async:
 
             def done(value: Any, error: BaseException | None) -> None:
                 self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
 
-            instance.thread.submit(partial(_shield, call), done)
+            instance.thread.submit(partial(_boxed, call), done)
             return
         try:
             value, error = call(), None
-        except BaseException as raised:  # noqa: BLE001 - an answer like any other
+        except BaseException as raised:  # noqa: BLE001 - every exception is a reply
             value, error = None, raised
         self.finish(call_id, instance, value, error)
 
-    def finish(self, call_id: int, instance: _HostedInstance, value: Any, error: BaseException | None) -> None:
-        if isinstance(value, _Waiting):
+    def finish(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
+        if isinstance(value, _Awaitable):
             value = value.awaitable
         if error is None and inspect.isawaitable(value):
             task = self.loop.create_task(self.wait(call_id, value))
             instance.tasks.add(task)
             task.add_done_callback(instance.tasks.discard)
         else:
-            self.answer(call_id, value, error)
+            self.reply(call_id, value, error)
 
     async def wait(self, call_id: int, awaitable: Any) -> None:
         try:
             value = await awaitable
-        except BaseException as error:  # noqa: BLE001 - as above; a cancelled call is answered too
-            self.answer(call_id, None, error)
+        except BaseException as error:  # noqa: BLE001 - every exception is a reply, also the cancellation of a dropped call
+            self.reply(call_id, None, error)
         else:
-            self.answer(call_id, value, None)
+            self.reply(call_id, value, None)
 
-    def drop(self, call_id: int, number: int, instance: _HostedInstance) -> None:
-        """End an instance whose call was given up: stop what it does, close it, say so."""
+    def drop(self, call_id: int, number: int, instance: HostedInstance) -> None:
+        """End an instance whose call was given up: stop its calls and close it."""
         del self.instances[number]
         for task in instance.tasks:
             task.cancel()
         if instance.thread is not None:
             instance.thread.leave(getattr(instance.env, "close", _nothing))
-        self.answer(call_id, None, None)
+        self.reply(call_id, None, None)
 
-    def answer(self, call_id: int, value: Any, error: BaseException | None) -> None:
+    def reply(self, call_id: int, value: Any, error: BaseException | None) -> None:
         if error is None:
             try:
-                data = pack({"id": call_id, **pack_value(value)})
-            except (TypeError, ValueError, RecursionError) as refused:
-                error = TypeError(
-                    f"what it returned cannot leave its worker process: {refused}; return text, numbers, lists, dicts or a "
-                    f"ToolResult, or place it in 'loop' or 'thread'"
-                )
+                data = pack_value(call_id, value)
+            except NotEncodable as refused:
+                error = cannot_leave("worker process", refused)
         if error is not None:
-            data = pack({"id": call_id, "e": pack_error(error)})
+            data = pack_error(call_id, error)
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
 
-class _Waiting:
-    """Carries an awaitable out of an instance's thread, which would await it there."""
+def cannot_leave(where: str, refused: NotEncodable) -> TypeError:
+    """The error for a returned value that cannot travel."""
+    return TypeError(
+        f"what it returned cannot leave its {where}: {refused}; return text, numbers, bytes, lists, dicts or a ToolResult, or "
+        f"place it in 'loop' or 'thread'"
+    )
+
+
+class _Awaitable:
+    """Carries an awaitable out of an instance's thread, which would otherwise await it there."""
 
     __slots__ = ("awaitable",)
 
@@ -160,19 +160,20 @@ class _Waiting:
         self.awaitable = awaitable
 
 
-def _shield(call: Callable[[], Any]) -> Any:
+def _boxed(call: Callable[[], Any]) -> Any:
     value = call()
-    return _Waiting(value) if inspect.isawaitable(value) else value
+    return _Awaitable(value) if inspect.isawaitable(value) else value
 
 
 def _nothing() -> None:
-    """An instance that was never built has nothing to close."""
+    """Closes an instance that was never built."""
 
 
 def serve(channel: socket.socket, hello: dict[str, Any]) -> None:
-    """Answer calls until the socket is closed, and end with all that the environment has started.
+    """Answer calls until the socket is closed, then end this process and its group. Does not return.
 
-    When the trainer dies, its end of the socket may be closed before the ties of `worker` pull: nobody else would end them.
+    The group is killed here, too: when the trainer ends, the kernel may close the socket before the signals of `worker_main`
+    arrive, and processes that the environment has started would be left.
     """
     if not isinstance(hello.get("target"), str):
         raise ConfigError("the first frame names no environment")
@@ -186,5 +187,5 @@ async def _serve(channel: socket.socket, hello: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     channel.setblocking(False)
-    await loop.create_connection(lambda: Host(hello, ended), sock=channel)
-    await ended  # the worker's whole life; it ends with the socket, and the kernel ends it with the trainer
+    await loop.create_connection(lambda: EnvHost(hello, ended), sock=channel)
+    await ended  # for the worker's whole life

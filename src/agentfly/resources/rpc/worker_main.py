@@ -1,13 +1,16 @@
-"""The program of a worker process. It is started as a script, by path: `python -I worker.py CHANNEL LIFE PARENT`.
+"""The program of a worker process, run by path: `python -I worker_main.py CHANNEL LIFE PARENT`.
 
-It ties its life to the trainer's before anything else, reads the first frame from the socket CHANNEL, takes over the
-trainer's import path and hands over to `host`. Nothing of AgentFly is imported before that.
+    tie to the trainer --> read the hello from CHANNEL --> take over the trainer's import path --> server.serve
 
-Two ties. A pipe LIFE whose other end only the trainer has: when that is closed, the kernel sends SIGKILL to the whole process
-group, children of the environment included, and code that hangs or holds the interpreter cannot loosen it. And the
-parent-death signal, in case a fork of the trainer keeps the pipe open: its handler kills the group too. (It must not kill this
-process alone: it comes before the pipe is closed, and the children would be left.) Where the kernel cannot do that (not
-Linux), a thread waits on the pipe.
+Nothing of AgentFly or of any package is imported before the path is known. Two ties end the worker with the trainer:
+
+LIFE, a pipe whose other end only the trainer holds. When it is closed, the kernel sends SIGKILL to the whole process group,
+children of the environment included; code that hangs or holds the interpreter cannot prevent it.
+
+The parent-death signal, in case a fork of the trainer keeps the pipe open. It arrives before the pipe is closed, so its handler
+kills the group: if it ended this process alone, the children would be left.
+
+On systems other than Linux, a thread waits on the pipe.
 """
 
 from __future__ import annotations
@@ -30,32 +33,34 @@ F_SETSIG = 10
 
 def tie_to(parent: int, life: int) -> None:
     if sys.platform == "linux":
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, _kill_group)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        life = os.open(
-            f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK
-        )  # all workers share one pipe; the signal is set per opening
+        # Open the pipe anew: all workers share it, and the signal belongs to the open file description.
+        life = os.open(f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(life, F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     else:
         threading.Thread(target=_watch, args=(life,), daemon=True).start()
     if os.getppid() != parent:
-        os._exit(1)  # it died before the ties were made
+        os._exit(1)  # the trainer ended before the ties were made
 
 
-def _end(*_: object) -> None:
+def _kill_group(*_: object) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
 def _watch(life: int) -> None:
     with contextlib.suppress(OSError):
         os.read(life, 1)
-    _end()
+    _kill_group()
 
 
 def read_hello(channel: socket.socket) -> dict[str, Any]:
-    """The first frame; the trainer sends nothing more before it is answered."""
+    """The first frame. It is JSON, because the codec can only be imported with the path that it names.
+
+    The trainer sends nothing more before it is answered, so no byte of a second frame is read here.
+    """
     data = b""
     while len(data) < 4 or len(data) < 4 + struct.unpack(">I", data[:4])[0]:
         part = channel.recv(65536)

@@ -1,0 +1,146 @@
+"""Instances in a worker: what the placements `process`, `sandbox`, `container` and `http` share.
+
+A call that is abandoned ends the worker if the instance is alone in it. If several instances share the worker, the instance is
+dropped, the worker takes no new ones, and it ends with its last instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from ...errors import DeadlineError, WorldError
+from ..rpc.client import Worker
+from ..rpc.frames import DROP, GET, NEW
+from ..spec import Spec
+from .base import Backend, Instance
+
+PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20) if hasattr(os, "sysconf") else 0.0
+
+
+class RemoteInstance(Instance):
+    def __init__(self, backend: RemoteBackend, number: int) -> None:
+        super().__init__(backend.spec, number)
+        self._backend = backend
+        self._worker: Worker | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._worker.pid if self._worker is not None and self._worker.alive else None
+
+    async def start(self) -> None:
+        worker = self._worker = self._backend.assign(self)
+        if len(worker.instances) == 1:
+            await worker.start(self.number)
+            self._backend.check(worker.about)
+        else:
+            await asyncio.shield(worker.ready)
+        await worker.call(self.number, NEW)
+        self.alive = True
+
+    async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if name[:1] == "@":
+            raise AttributeError(f"{self.spec.name} has no method {name!r}")
+        return await self._send(name, args, kwargs)
+
+    async def get(self, name: str) -> Any:
+        return await self._send(GET, (name,))
+
+    async def _send(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if self._worker is None:
+            raise WorldError(f"{self.spec.name} has not been started")
+        return await self._worker.call(self.number, method, args, kwargs)
+
+    def died(self, why: str) -> None:
+        """The worker ended."""
+        if self.alive:
+            self.alive, self.why = False, why
+            if self.on_death is not None:
+                self.on_death()
+
+    def abandon(self) -> None:
+        worker = self._worker
+        if not self.alive or worker is None:
+            return
+        self.alive = False
+        if self.spec.per_process == 1:
+            worker.end(f"{self.spec.name}: a call was given up and its {worker.kind} was killed")
+        else:
+            worker.tainted = True
+
+    async def close(self, timeout_s: float) -> None:
+        worker = self._worker
+        if worker is None:
+            return
+        if self.alive:
+            await super().close(timeout_s)
+        elif worker.alive and self.spec.per_process > 1 and self.number in worker.instances:
+            self._backend.run_later(worker.call(self.number, DROP), timeout_s)
+        worker.leave(self.number)
+        if not worker.alive:
+            await asyncio.shield(worker.gone)  # `terminate` has deadlines for each of its waits
+
+    async def _close(self) -> None:
+        await self._send("close")
+        if self.spec.per_process > 1:
+            await self._send(DROP)  # ends the instance's thread in the worker
+
+    def memory_mb(self) -> float | None:
+        pid = self.pid
+        if pid is None:
+            return None
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * PAGE_MB
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def tidy(self) -> None:
+        if self._worker is not None and self._worker.alive:
+            self._worker.tidy()
+
+
+class RemoteBackend(Backend):
+    """The workers of one pool. A placement overrides `new_worker`."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self._workers: list[Worker] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def new_worker(self) -> Worker:
+        raise NotImplementedError
+
+    def check(self, about: Any) -> None:
+        """Raises WorldError if what a new worker says of itself is not what the pool needs."""
+
+    def create(self, number: int) -> Instance:
+        return RemoteInstance(self, number)
+
+    def assign(self, instance: RemoteInstance) -> Worker:
+        """A worker with room for one more instance; a new one if there is none."""
+        self._workers = [worker for worker in self._workers if worker.alive]
+        for worker in self._workers:
+            if not worker.tainted and len(worker.instances) < self.spec.per_process:
+                break
+        else:
+            worker = self.new_worker()
+            self._workers.append(worker)
+        worker.instances[instance.number] = instance.died
+        return worker
+
+    def run_later(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> None:
+        """Run it in a task. A failure is ignored: the worker may end under it."""
+
+        async def run() -> None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await coroutine
+            except (WorldError, DeadlineError, TimeoutError):
+                return
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
