@@ -185,8 +185,8 @@ async def sandbox(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[s
     json_floor, fork_floor = JsonFloor(), ForkFloor()
     limits = SandboxLimits(memory_mb=256)
     server = await SandboxServer.start(tier=arguments.tier, limits=limits, cgroup=not arguments.no_cgroup)
-    warden = server._process.pid
-    before_pss, before_uss = memory_mib(warden)
+    supervisor = server._process.pid
+    before_pss, before_uss = memory_mib(supervisor)
     machine = used_memory_mib()
     starts: list[float] = []
     forks: list[float] = []
@@ -198,7 +198,7 @@ async def sandbox(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[s
         starts.append(time.perf_counter() - begin)
         forks.append(fork_floor.once())
     count = len(sessions)
-    idle_pss, idle_uss = memory_mib(warden)
+    idle_pss, idle_uss = memory_mib(supervisor)
     idle_machine = used_memory_mib()
     await timed_cells(sessions, "1 + 1")
     calls = await timed_cells(sessions, "1 + 1", max(1, 2000 // count), json_floor, trips)
@@ -206,7 +206,7 @@ async def sandbox(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[s
     numpy = (await sessions[0].run(NUMPY_CELL, 60)).error is None
     if numpy:
         await timed_cells(sessions, NUMPY_CELL)
-    used_pss, used_uss = memory_mib(warden)
+    used_pss, used_uss = memory_mib(supervisor)
     found: dict[str, Any] = {
         "tier": server.tier, "cgroup": server.facts["cgroup"], "live": server.stats()["live"], "numpy": numpy,
         "start_p50_ms": middle(starts), "start_p99_ms": middle(starts, 0.99),

@@ -144,7 +144,7 @@ def test_a_trainer_that_is_killed_takes_everything_with_it(tier: str, how: signa
         try:
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == "up\n"
-            assert len(processes() - before["processes"]) >= 6  # warden, server, three sessions, sleep
+            assert len(processes() - before["processes"]) >= 6  # supervisor, server, three sessions, sleep
             trainer.send_signal(how)
             trainer.wait(20)
         finally:
@@ -157,12 +157,12 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-@pytest.mark.parametrize("which", ["warden", "server"])
+@pytest.mark.parametrize("which", ["supervisor", "server"])
 def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str) -> None:
     before = leftovers()
     made = bench("namespace", limits=SMALL)
-    warden = made.server._process.pid
-    target = warden if which == "warden" else child_of(warden)
+    supervisor = made.server._process.pid
+    target = supervisor if which == "supervisor" else child_of(supervisor)
 
     async def work() -> tuple[Any, ...]:
         session = await made.server.session()
@@ -176,5 +176,5 @@ def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str) ->
 
     assert made.run(work()) == (False, False, False, 0)
     made.close()
-    bench("namespace", limits=SMALL).close()  # a warden that was killed could not tidy: the next one does it for it
+    bench("namespace", limits=SMALL).close()  # a supervisor that was killed could not clean up: the next one does
     assert settled(before) == {"processes": set(), "cgroups": set(), "folders": set(), "descriptors": set()}

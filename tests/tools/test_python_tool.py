@@ -67,10 +67,11 @@ def test_errors_are_short_and_keep_the_session(context):
         context, "x = 1\ndef f(n):\n    return 1 / n\nf(0)", "x = (", "import sys; sys.exit(3)", "x"
     )
     assert division == (
-        "Traceback:\n  line 4, in <module>: f(0)\n  line 3, in f: return 1 / n\nZeroDivisionError: division by zero"
+        "Traceback:\n  <cell 1> line 4, in <module>: f(0)\n  <cell 1> line 3, in f: return 1 / n\n"
+        "ZeroDivisionError: division by zero"
     )
     assert syntax.endswith("SyntaxError: '(' was never closed")
-    assert "python_child" not in division + syntax
+    assert "agentfly" not in division + syntax
     assert leave == "SystemExit: 3 (the session goes on)"
     assert after == "1"
 
@@ -114,7 +115,7 @@ def test_a_cell_that_runs_too_long_is_interrupted_and_keeps_its_variables(contex
 
 
 def test_a_cell_that_cannot_be_interrupted_costs_the_session_and_says_so(context, monkeypatch):
-    monkeypatch.setattr("agentfly.tools.python.GRACE_S", 0.3)
+    monkeypatch.setattr("agentfly.tools.python.session.GRACE_S", 0.3)
     stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
     _, killed, after = cells(context, "x = 5", stubborn, "x", limit_s=0.5)
     assert killed.error == "timeout"
@@ -255,7 +256,7 @@ def test_how_a_program_ends_is_told_from_outside():
     failed = program("def f():\n    raise ValueError('no')\nf()")
     assert failed.exit_code == 1
     assert failed.stderr.startswith('Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n    f()\n')
-    assert "python_child" not in failed.stderr
+    assert "agentfly" not in failed.stderr
     assert program("x = (").stderr.endswith("SyntaxError: '(' was never closed\n")
     assert program("import sys; sys.exit(4)").exit_code == 4
     assert program("import os; os.kill(os.getpid(), 9)").exit_code == -9

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ..envs.code.kinds import EASY, FORMS, Given, written
+from ..envs.code.task_kinds import EASY, FORMS, Given, written
 from ..envs.code.solver import write
 from ..envs.code.tasks import Problem, draw, split_of
 from .chat import code_system

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.code.apart import Verdict, count_apart
-from agentfly.envs.code.apart_judge import asked_names
-from agentfly.envs.code.apart_wire import NotPlain, pack, read, unpack, write
+from agentfly.envs.code.isolated.run import Verdict, count_apart
+from agentfly.envs.code.isolated.judge import asked_names
+from agentfly.envs.code.isolated.wire import NotPlain, pack, read, unpack, write
 from agentfly.envs.code.loaders import load_mbpp
 from agentfly.envs.code.reward import count_beside, unit_tests_reward
 from agentfly.errors import RewardError

@@ -33,7 +33,7 @@ from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
 from ...rewards.math_equal import math_equal
 from ...types import Trajectory
-from .apart import count_apart
+from .isolated.run import count_apart
 from .env import read_code
 from .session import CellResult, session
 

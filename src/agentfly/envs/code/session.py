@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 from ...errors import ConfigError, WorldError
 from ...resources.backends.options import read_place
-from ...resources.sandbox.host import SandboxServer
+from ...resources.sandbox.server import SandboxServer
 from ...resources.sandbox.limits import TIERS, CellResult
 from ...resources.sandbox.session import SandboxSession
-from ...resources.sandbox.shared import Shared, borrow
+from ...resources.sandbox.shared_server import SharedServer, borrow
 from ...resources.sandbox.tiers import FAR, ORDER, WORDS, is_below, least_local, not_stopped
 from ...resources.spec import Spec
 
@@ -108,7 +108,7 @@ async def session(
 class _Lent:
     """A session that is counted, so that its server knows when it is idle."""
 
-    def __init__(self, inner: SandboxSession, server: SandboxServer, shared: Shared) -> None:
+    def __init__(self, inner: SandboxSession, server: SandboxServer, shared: SharedServer) -> None:
         self.inner, self.shared = inner, shared
         self.tier, self.report = server.tier, server.report
         self.counted = True

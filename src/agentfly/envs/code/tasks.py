@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from .kinds import EASY, KINDS, Given, Kind
+from .task_kinds import EASY, KINDS, Given, Kind
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")

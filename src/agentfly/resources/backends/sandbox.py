@@ -18,7 +18,7 @@ from ..rpc.client import RemoteBackend, Worker, WorkerTransport
 from ..rpc.frames import pack
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
-from ..sandbox.shared import NUMERIC, Shared, borrow
+from ..sandbox.shared_server import NUMERIC, SharedServer, borrow
 from ..spec import Spec
 from .bundle import bundle_of, hello_of
 from .options import SandboxPlace
@@ -34,7 +34,7 @@ class SandboxTransport(WorkerTransport):
     def __init__(self, spec: Spec, place: SandboxPlace) -> None:
         super().__init__(spec)
         self._place = place
-        self._shared: Shared | None = None
+        self._shared: SharedServer | None = None
         self._session: SandboxSession | None = None
         self._transport: asyncio.Transport | None = None
 

@@ -9,7 +9,7 @@ answers are fetched in parts.
 import operator
 from typing import Any
 
-from .apart_wire import NotPlain, Speaker, pack, read, unpack, write  # taken out before it is sent: they are there already
+from .wire import NotPlain, Speaker, pack, read, unpack, write  # taken out before it is sent: they are there already
 
 OPERATORS = {name: getattr(operator, name) for name in operator.__all__}
 

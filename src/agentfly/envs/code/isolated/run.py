@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import WorldError, blame
-from .apart_wire import MAX_CHARS
-from .session import Session, session
+from ....errors import WorldError, blame
+from .wire import MAX_CHARS
+from ..session import Session, session
 
 _NO_ANSWER = json.dumps({"e": ["RuntimeError", "the solution gave no answer"]})
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .apart_wire import NotPlain, Speaker, pack, read, unpack, write  # taken out before it is sent: they are there already
+from .wire import NotPlain, Speaker, pack, read, unpack, write  # taken out before it is sent: they are there already
 
 ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
 FORWARDED = (
