@@ -1,7 +1,6 @@
-"""The kinds of tasks of the code world: how each is drawn, how it is asked, and what its answer is.
+"""The kinds of tasks of the code world: how each is drawn, asked and answered.
 
-In: a random generator. Out: what a question holds (`Given`), and the answer to it. Answers are computed here in plain Python,
-apart from the programs that `solver.py` writes for the same tasks. This file runs no code of anybody's.
+Answers are computed here in plain Python, separately from the programs that `solver.py` writes for the same tasks.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from typing import Any
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 Given = dict[str, Any]
+"""The numbers and words of one question, by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """How one kind of task is drawn, asked and answered. `easy` kinds are solved by one line and known to the pocket model."""
+class TaskKind:
+    """`draw` returns the numbers and words of a question, `answer` its answer. `asks` are ways to ask it."""
 
     name: str
     family: str
     draw: Callable[[random.Random], Given]
-    asks: tuple[str, ...]
     answer: Callable[[Given], Any]
-    easy: bool = False
+    asks: tuple[str, ...]
 
 
 FORMS: dict[str, Callable[[int, int, int], int]] = {
@@ -37,12 +36,12 @@ FORMS: dict[str, Callable[[int, int, int], int]] = {
 
 
 def written(given: Given) -> str:
-    """The expression of a task of kind `expression`, with its numbers in it."""
+    """Returns the expression of a task of kind `expression`, with its numbers in it."""
     return "".join(str(given[letter]) if letter in "abc" else letter for letter in given["form"])
 
 
 def word(rng: random.Random, low: int = 2, high: int = 4) -> str:
-    """A word nobody has seen."""
+    """Returns a made-up word of `low` to `high` syllables."""
     return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(low, high)))
 
 
@@ -148,209 +147,78 @@ def _coins(rng: random.Random) -> Given:
     return {"coins": [1, *sorted(rng.sample(range(2, 26), 3))], "amount": rng.randint(30, 150)}
 
 
-_ALL = (
-    # ---- arithmetic
-    Kind(
-        "expression",
+def _kinds(family: str, *rows: tuple[Any, ...]) -> dict[str, TaskKind]:
+    """Returns the kinds of a family by name. A row is (name, draw, answer, ways to ask ...)."""
+    return {name: TaskKind(name, family, draw, answer, tuple(asks)) for name, draw, answer, *asks in rows}
+
+
+KINDS: dict[str, TaskKind] = {
+    **_kinds(
         "arithmetic",
-        _expression,
-        ("What is {expression}?", "Compute {expression}.", "How much is {expression}?"),
-        lambda g: FORMS[g["form"]](g["a"], g["b"], g["c"]),
-        easy=True,
+        ("expression", _expression, lambda g: FORMS[g["form"]](g["a"], g["b"], g["c"]),
+         "What is {expression}?", "Compute {expression}.", "How much is {expression}?"),
+        ("remainder", _two("a", 500, 9999, "b", 7, 97), lambda g: g["a"] % g["b"],
+         "What is the remainder of {a} divided by {b}?", "Divide {a} by {b}. What is the remainder?"),
+        ("power", _two("a", 4, 99, "b", 3, 5), lambda g: g["a"] ** g["b"],
+         "What is {a} to the power of {b}?", "Raise {a} to the power of {b}."),
+        ("digit_sum", _two("a", 2, 99, "b", 10, 60), lambda g: sum(map(int, str(g["a"] ** g["b"]))),
+         "What is the sum of the digits of {a} to the power of {b}?", "Add up the digits of {a} ** {b}."),
+        ("average", _numbers(1, 200, 4, 4), lambda g: sum(g["numbers"]) / len(g["numbers"]),
+         "What is the average of {numbers}?", "Compute the mean of {numbers}."),
     ),
-    Kind(
-        "remainder",
-        "arithmetic",
-        _two("a", 500, 9999, "b", 7, 97),
-        ("What is the remainder of {a} divided by {b}?", "Divide {a} by {b}. What is the remainder?"),
-        lambda g: g["a"] % g["b"],
-        easy=True,
-    ),
-    Kind(
-        "power",
-        "arithmetic",
-        _two("a", 4, 99, "b", 3, 5),
-        ("What is {a} to the power of {b}?", "Raise {a} to the power of {b}."),
-        lambda g: g["a"] ** g["b"],
-        easy=True,
-    ),
-    Kind(
-        "digit_sum",
-        "arithmetic",
-        _two("a", 2, 99, "b", 10, 60),
-        ("What is the sum of the digits of {a} to the power of {b}?", "Add up the digits of {a} ** {b}."),
-        lambda g: sum(map(int, str(g["a"] ** g["b"]))),
-    ),
-    Kind(
-        "average",
-        "arithmetic",
-        _numbers(1, 200, 4, 4),
-        ("What is the average of {numbers}?", "Compute the mean of {numbers}."),
-        lambda g: sum(g["numbers"]) / len(g["numbers"]),
-    ),
-    # ---- strings
-    Kind(
-        "reverse",
+    **_kinds(
         "string",
-        _word,
-        ("Write '{word}' backwards.", "What is '{word}' in reverse?", "Reverse the word '{word}'."),
-        lambda g: g["word"][::-1],
-        easy=True,
+        ("reverse", _word, lambda g: g["word"][::-1],
+         "Write '{word}' backwards.", "What is '{word}' in reverse?", "Reverse the word '{word}'."),
+        ("letter_count", _word_and_letter, lambda g: sum(letter == g["letter"] for letter in g["word"]),
+         "How often does '{letter}' occur in '{word}'?", "How many times is '{letter}' in '{word}'?"),
+        ("capitals", _word, lambda g: g["word"].upper(),
+         "Write '{word}' in capital letters.", "What is '{word}' in upper case?"),
+        ("vowels", _words, lambda g: sum(letter in VOWELS for word in g["words"] for letter in word),
+         "How many vowels are in these words: {words}?", "Count the vowels of {words}."),
+        ("caesar", lambda rng: {"word": word(rng, 3, 6), "shift": rng.randint(2, 20)}, _caesar,
+         "Shift every letter of '{word}' by {shift} places in the alphabet, starting again at a after z."),
+        ("longest_word", _words_of_all_lengths, lambda g: max(g["words"], key=len),
+         "Which of these words is the longest: {words}?"),
+        ("word_order", _words, lambda g: " ".join(sorted(g["words"])),
+         "Put these words in alphabetical order, with a space between them: {words}."),
     ),
-    Kind(
-        "letter_count",
-        "string",
-        _word_and_letter,
-        ("How often does '{letter}' occur in '{word}'?", "How many times is '{letter}' in '{word}'?"),
-        lambda g: sum(letter == g["letter"] for letter in g["word"]),
-        easy=True,
-    ),
-    Kind(
-        "capitals",
-        "string",
-        _word,
-        ("Write '{word}' in capital letters.", "What is '{word}' in upper case?"),
-        lambda g: g["word"].upper(),
-        easy=True,
-    ),
-    Kind(
-        "vowels",
-        "string",
-        _words,
-        ("How many vowels are in these words: {words}?", "Count the vowels of {words}."),
-        lambda g: sum(letter in VOWELS for word in g["words"] for letter in word),
-    ),
-    Kind(
-        "caesar",
-        "string",
-        lambda rng: {"word": word(rng, 3, 6), "shift": rng.randint(2, 20)},
-        ("Shift every letter of '{word}' by {shift} places in the alphabet, starting again at a after z.",),
-        _caesar,
-    ),
-    Kind(
-        "longest_word",
-        "string",
-        _words_of_all_lengths,
-        ("Which of these words is the longest: {words}?",),
-        lambda g: max(g["words"], key=len),
-    ),
-    Kind(
-        "word_order",
-        "string",
-        _words,
-        ("Put these words in alphabetical order, with a space between them: {words}.",),
-        lambda g: " ".join(sorted(g["words"])),
-    ),
-    # ---- lists
-    Kind(
-        "list_sum",
+    **_kinds(
         "list",
-        _numbers(1, 99, 3, 5),
-        ("What is the sum of {numbers}?", "Add up the numbers {numbers}."),
-        lambda g: sum(g["numbers"]),
-        easy=True,
+        ("list_sum", _numbers(1, 99, 3, 5), lambda g: sum(g["numbers"]),
+         "What is the sum of {numbers}?", "Add up the numbers {numbers}."),
+        ("list_max", _distinct, lambda g: max(g["numbers"]),
+         "What is the largest number in {numbers}?", "Find the maximum of {numbers}."),
+        ("list_sort", _distinct, lambda g: sorted(g["numbers"]),
+         "Sort the list {numbers}.", "Put the numbers {numbers} in order."),
+        ("second_largest", _distinct, lambda g: sorted(g["numbers"])[-2],
+         "What is the second largest number in {numbers}?"),
+        ("even_squares", _numbers(1, 60, 5, 9), lambda g: sum(number**2 for number in g["numbers"] if number % 2 == 0),
+         "Add up the squares of the even numbers in {numbers}."),
+        ("dot_product", _two_lists, lambda g: sum(map(int.__mul__, g["left"], g["right"])),
+         "What is the dot product of {left} and {right}?"),
+        ("distinct", _numbers(1, 9, 8, 14), lambda g: len(set(g["numbers"])),
+         "How many different numbers are in {numbers}?"),
     ),
-    Kind(
-        "list_max",
-        "list",
-        _distinct,
-        ("What is the largest number in {numbers}?", "Find the maximum of {numbers}."),
-        lambda g: max(g["numbers"]),
-        easy=True,
-    ),
-    Kind(
-        "list_sort",
-        "list",
-        _distinct,
-        ("Sort the list {numbers}.", "Put the numbers {numbers} in order."),
-        lambda g: sorted(g["numbers"]),
-        easy=True,
-    ),
-    Kind(
-        "second_largest",
-        "list",
-        _distinct,
-        ("What is the second largest number in {numbers}?",),
-        lambda g: sorted(g["numbers"])[-2],
-    ),
-    Kind(
-        "even_squares",
-        "list",
-        _numbers(1, 60, 5, 9),
-        ("Add up the squares of the even numbers in {numbers}.",),
-        lambda g: sum(number**2 for number in g["numbers"] if number % 2 == 0),
-    ),
-    Kind(
-        "dot_product",
-        "list",
-        _two_lists,
-        ("What is the dot product of {left} and {right}?",),
-        lambda g: sum(map(int.__mul__, g["left"], g["right"])),
-    ),
-    Kind(
-        "distinct",
-        "list",
-        _numbers(1, 9, 8, 14),
-        ("How many different numbers are in {numbers}?",),
-        lambda g: len(set(g["numbers"])),
-    ),
-    # ---- small algorithms
-    Kind(
-        "gcd",
+    **_kinds(
         "algorithm",
-        lambda rng: {name: rng.randint(2, 60) * rng.randint(5, 90) for name in "ab"},
-        ("What is the greatest common divisor of {a} and {b}?",),
-        lambda g: math.gcd(g["a"], g["b"]),
+        ("gcd", lambda rng: {name: rng.randint(2, 60) * rng.randint(5, 90) for name in "ab"},
+         lambda g: math.gcd(g["a"], g["b"]), "What is the greatest common divisor of {a} and {b}?"),
+        ("primes", _two("a", 2, 500, "b", 501, 1500), lambda g: sum(map(_is_prime, range(g["a"], g["b"] + 1))),
+         "How many prime numbers lie between {a} and {b}, both included?"),
+        ("fibonacci", _two("n", 10, 90, "m", 11, 999), lambda g: _fibonacci(g["n"]) % g["m"],
+         "What is the {n}-th Fibonacci number modulo {m}? (The first two are 1 and 1.)"),
+        ("collatz", _one("n", 3, 9999), lambda g: _collatz(g["n"]),
+         "Halve a number when it is even, else triple it and add 1. How many steps lead from {n} to 1?"),
+        ("divisors", _one("n", 50, 9999), lambda g: sum(g["n"] % divisor == 0 for divisor in range(1, g["n"] + 1)),
+         "How many divisors does {n} have?"),
+        ("coins", _coins, _fewest_coins,
+         "What is the smallest number of coins that pays {amount} with coins of {coins}?"),
+        ("rising", _numbers(1, 99, 7, 10), lambda g: _longest_rising(g["numbers"]),
+         "How long is the longest strictly increasing subsequence of {numbers}?"),
+        ("edit_distance", lambda rng: {"one": word(rng), "other": word(rng)}, lambda g: _edit_distance(g["one"], g["other"]),
+         "What is the edit distance (Levenshtein) between '{one}' and '{other}'?"),
     ),
-    Kind(
-        "primes",
-        "algorithm",
-        _two("a", 2, 500, "b", 501, 1500),
-        ("How many prime numbers lie between {a} and {b}, both included?",),
-        lambda g: sum(map(_is_prime, range(g["a"], g["b"] + 1))),
-    ),
-    Kind(
-        "fibonacci",
-        "algorithm",
-        _two("n", 10, 90, "m", 11, 999),
-        ("What is the {n}-th Fibonacci number modulo {m}? (The first two are 1 and 1.)",),
-        lambda g: _fibonacci(g["n"]) % g["m"],
-    ),
-    Kind(
-        "collatz",
-        "algorithm",
-        _one("n", 3, 9999),
-        ("Halve a number when it is even, else triple it and add 1. How many steps lead from {n} to 1?",),
-        lambda g: _collatz(g["n"]),
-    ),
-    Kind(
-        "divisors",
-        "algorithm",
-        _one("n", 50, 9999),
-        ("How many divisors does {n} have?",),
-        lambda g: sum(g["n"] % divisor == 0 for divisor in range(1, g["n"] + 1)),
-    ),
-    Kind(
-        "coins",
-        "algorithm",
-        _coins,
-        ("What is the smallest number of coins that pays {amount} with coins of {coins}?",),
-        _fewest_coins,
-    ),
-    Kind(
-        "rising",
-        "algorithm",
-        _numbers(1, 99, 7, 10),
-        ("How long is the longest strictly increasing subsequence of {numbers}?",),
-        lambda g: _longest_rising(g["numbers"]),
-    ),
-    Kind(
-        "edit_distance",
-        "algorithm",
-        lambda rng: {"one": word(rng), "other": word(rng)},
-        ("What is the edit distance (Levenshtein) between '{one}' and '{other}'?",),
-        lambda g: _edit_distance(g["one"], g["other"]),
-    ),
-)
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
-EASY = tuple(kind.name for kind in _ALL if kind.easy)
+}  # fmt: skip
+EASY = ("expression", "remainder", "power", "reverse", "letter_count", "capitals", "list_sum", "list_max", "list_sort")
+"""Kinds that one line of Python solves; the bundled model knows them."""

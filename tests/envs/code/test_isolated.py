@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.code.isolated.run import Verdict, count_apart
 from agentfly.envs.code.isolated.judge import asked_names
+from agentfly.envs.code.isolated.run import Verdict, count_isolated
 from agentfly.envs.code.isolated.wire import NotPlain, pack, read, unpack, write
 from agentfly.envs.code.loaders import load_mbpp
 from agentfly.envs.code.reward import count_beside, unit_tests_reward
@@ -41,7 +41,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def apart(runner: asyncio.Runner) -> Callable[..., Verdict]:
     def run(code: str, *tests: str, timeout_s: float = 60.0) -> Verdict:
-        return runner.run(count_apart(code, tests, "", timeout_s, None))
+        return runner.run(count_isolated(code, tests, "", timeout_s, None))
 
     return run
 
@@ -280,7 +280,7 @@ def test_published_references_are_decided_apart(runner):
 
     async def main() -> list[tuple[str, Verdict, int]]:
         return [
-            (row["id"], await count_apart(row["solution"], row["tests"], "", 60.0, None), len(row["tests"])) for row in rows
+            (row["id"], await count_isolated(row["solution"], row["tests"], "", 60.0, None), len(row["tests"])) for row in rows
         ]
 
     assert [(name, verdict) for name, verdict, count in runner.run(main()) if verdict.passed != count] == []
