@@ -83,7 +83,7 @@ def test_what_is_overridden_in_a_subclass_of_plain_data_does_not_travel():
 
 
 @pytest.mark.parametrize("tree", [["?"], ["o", 5], ["i", "zz"], ["s", ["l"]], ["d", 1], ["T", "year", 1], [], ["y", "nothing"]])
-def test_what_nobody_packed_is_refused(tree):
+def test_data_that_pack_does_not_make_is_refused(tree):
     with pytest.raises((ValueError, TypeError, LookupError, AttributeError, StopIteration)):
         unpack(tree, [].__getitem__)
 
@@ -202,7 +202,10 @@ CHEATS: dict[str, tuple[str, list[str]]] = {
         "import math\nmath.isclose = lambda *a, **k: True\ndef f(): return 5",
         ["assert math.isclose(f(), 0.3)", "import math\nassert math.isclose(f(), 0.3)"],
     ),
-    "a module of its own": ("class math:\n    isclose = lambda *a: True\ndef f(): return 5", ["assert math.isclose(f(), 0.3)"]),
+    "a class with the name of a module": (
+        "class math:\n    isclose = lambda *a: True\ndef f(): return 5",
+        ["assert math.isclose(f(), 0.3)"],
+    ),
     "no assertion errors": (
         "import builtins\nbuiltins.AssertionError = ValueError\ndel builtins.exec\ndef square(n): return 0",
         TESTS,

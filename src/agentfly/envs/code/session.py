@@ -1,7 +1,7 @@
 """Where cells run: `open_session(tier)` opens a Python session. Only this file knows how each kind of session is made.
 
     namespace, landlock, process     a fork of this machine's sandbox server, shared by all sessions of one tier and loop
-    docker:IMAGE, enroot:NAME        a plain session in a container of its own
+    docker:IMAGE, enroot:NAME        a plain session in a separate container
     remote:URL                       a session of `agentfly envs serve code`, which reports its tier
 
 Options of a container or a server (`memory_mb`, `token_env`, ...) are those of the placements of the same kind. A tier that
