@@ -186,6 +186,9 @@ class ForkServer:
     def send(self, message: dict[str, Any]) -> None:
         self.control.send(json.dumps(message).encode())
 
+    def send_exit(self, session: int, **facts: Any) -> None:
+        self.send({"op": "exit", "id": session, "code": 0, "cpu_s": 0, "oom": False, "why": None, "error": None, **facts})
+
     def command(self) -> bool:
         data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(4))
         if not data:
@@ -229,7 +232,7 @@ class ForkServer:
                     syscalls.setns(self.own_pid_namespace, syscalls.NEW_PID)
         except OSError as error:
             self.discard(session)
-            self.send({"op": "exit", "id": session, "code": 0, "cpu_s": 0, "oom": False, "why": None, "error": str(error)})
+            self.send_exit(session, error=str(error))
         finally:
             os.close(fd)
             for descriptor in self.plan.join_fds:
@@ -294,17 +297,8 @@ class ForkServer:
                 with contextlib.suppress(OSError):
                     oom = self.plan.cgroups.ran_out_of_memory(self.groups[session])
             self.discard(session)
-            self.send(
-                {
-                    "op": "exit",
-                    "id": session,
-                    "code": os.waitstatus_to_exitcode(status),
-                    "cpu_s": usage.ru_utime + usage.ru_stime,
-                    "oom": oom,
-                    "why": self.reasons.pop(session, None),
-                    "error": None,
-                }
-            )
+            code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            self.send_exit(session, code=code, cpu_s=cpu_s, oom=oom, why=self.reasons.pop(session, None))
 
     def discard(self, session: int, group: str = "") -> None:
         """Removes the session's directory and cgroup. What the kernel still holds busy is tried again by `sweep`."""
