@@ -1,12 +1,12 @@
-"""Density and latency of sandbox sessions, beside their floors and beside other ways to run Python, in one run.
+"""Density and latency of sandbox sessions, compared with lower bounds and with other ways to run Python.
 
     python benchmarks/sandbox.py [--sessions 1000] [--tier namespace] [--no-cgroup] [--json [PATH]]
 
-Floors: a plain fork of an equally large interpreter with a round trip over a pipe (for starting), and a JSON round trip
-with an `eval` over a socket pair (for a call). They are taken in turn with what they are floors of, so that whatever else the
-machine does meets both. Memory is the growth of the private and of the proportional set size of the server's processes.
-Nothing is asserted here: the figures are printed as they are beside the bars, with the load of the machine. ipykernel is
-measured where `pip install agentfly[bench]` has put it.
+The lower bound of a start is a plain fork of an equally large interpreter with a round trip over a pipe; that of a call is a
+JSON round trip with an `eval` over a socket pair. Measurements alternate with those of their bound, so other load affects both
+alike. Memory is the growth of the private and the proportional set size of the server's processes. The figures are printed
+beside the bars, with the load of the machine; nothing is asserted. ipykernel is measured if `pip install agentfly[bench]`
+installed it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def middle(times: list[float], part: float = 0.5) -> float:
 
 
 class ForkFloor:
-    """An interpreter as large as the server, which forks when asked and hears one byte from the child."""
+    """An interpreter as large as the fork server. Times a fork and one byte from the child."""
 
     CODE = """if 1:
         import gc, importlib.util, os, sys, time
@@ -70,7 +70,7 @@ class ForkFloor:
 
 
 class JsonFloor:
-    """A child that reads JSON, evaluates and answers; blocking on both sides."""
+    """A child process that reads JSON, evaluates it and answers; both sides block."""
 
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair()
@@ -95,14 +95,14 @@ class JsonFloor:
 
 
 def memory_mib(root: int) -> tuple[float, float]:
-    """PSS and USS of a process and everything below it."""
+    """Returns PSS and USS of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 parent = int(Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[1])
             except OSError:
-                continue  # it ended while we looked
+                continue  # it ended meanwhile
             children.setdefault(parent, []).append(int(name))
     pss = uss = 0
     stack = [root]
@@ -120,7 +120,7 @@ def memory_mib(root: int) -> tuple[float, float]:
 
 
 def used_memory_mib() -> float:
-    """What the whole machine has given away, kernel included."""
+    """Returns the used memory of the whole machine, kernel included."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return (int(fields["MemTotal"].split()[0]) - int(fields["MemAvailable"].split()[0])) / 1024
 
@@ -144,7 +144,7 @@ async def timed_cells(
 
 
 async def throughput(sessions: list[SandboxSession], cells: int, at_once: int = 64) -> float:
-    """Cells per second from one loop, `at_once` of them under way."""
+    """Returns cells per second from one loop, `at_once` of them in flight."""
     per_worker = cells // at_once
 
     async def worker(session: SandboxSession) -> None:
@@ -157,7 +157,7 @@ async def throughput(sessions: list[SandboxSession], cells: int, at_once: int = 
 
 
 async def hung(sessions: list[SandboxSession], count: int) -> dict[str, float]:
-    """Some sessions spin or ignore signals until their time is over; what that does to the calls of the others."""
+    """Measures calls to other sessions while some spin or ignore signals until their time limit."""
     bad, good = sessions[:count], sessions[count : count + 200]
     quiet = middle(await timed_cells(good, "1 + 1", 3))
     limit, late = 1.0, []
@@ -181,12 +181,12 @@ async def hung(sessions: list[SandboxSession], count: int) -> dict[str, float]:
 
 
 async def sandbox(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The figures of the sandbox, and those of its floors."""
+    """Returns the figures of the sandbox and of its lower bounds."""
     json_floor, fork_floor = JsonFloor(), ForkFloor()
     limits = SandboxLimits(memory_mb=256)
     server = await SandboxServer.start(tier=arguments.tier, limits=limits, cgroup=not arguments.no_cgroup)
-    warden = server._process.pid
-    before_pss, before_uss = memory_mib(warden)
+    supervisor = server._process.pid
+    before_pss, before_uss = memory_mib(supervisor)
     machine = used_memory_mib()
     starts: list[float] = []
     forks: list[float] = []
@@ -198,7 +198,7 @@ async def sandbox(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[s
         starts.append(time.perf_counter() - begin)
         forks.append(fork_floor.once())
     count = len(sessions)
-    idle_pss, idle_uss = memory_mib(warden)
+    idle_pss, idle_uss = memory_mib(supervisor)
     idle_machine = used_memory_mib()
     await timed_cells(sessions, "1 + 1")
     calls = await timed_cells(sessions, "1 + 1", max(1, 2000 // count), json_floor, trips)
@@ -206,7 +206,7 @@ async def sandbox(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[s
     numpy = (await sessions[0].run(NUMPY_CELL, 60)).error is None
     if numpy:
         await timed_cells(sessions, NUMPY_CELL)
-    used_pss, used_uss = memory_mib(warden)
+    used_pss, used_uss = memory_mib(supervisor)
     found: dict[str, Any] = {
         "tier": server.tier, "cgroup": server.facts["cgroup"], "live": server.stats()["live"], "numpy": numpy,
         "start_p50_ms": middle(starts), "start_p99_ms": middle(starts, 0.99),
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--json", nargs="?", const="-", metavar="PATH", help="the figures by name, printed or into a file")
     arguments = parser.parse_args()
     gc.disable()
-    load = os.getloadavg()[0]  # before we add to it
+    load = os.getloadavg()[0]  # before the benchmark adds to it
     box, floors = asyncio.run(sandbox(arguments))
     found: dict[str, Any] = {
         "machine": {

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from agentfly.agents.code import CodeAgent
-from agentfly.envs.code.kinds import EASY
+from agentfly.envs.code.task_kinds import EASY
 from agentfly.envs.code.tasks import split_of
 from agentfly.pocket.chat import code_system
 from agentfly.pocket.code_demos import SLIPS, code_demo, train_task

@@ -13,7 +13,7 @@ import pytest
 from agentfly.agents import ReactAgent
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import ResourceManager, Spec, spec_of
-from agentfly.resources.sandbox.shared import SERVERS
+from agentfly.resources.sandbox.shared_server import SERVERS
 from agentfly.rewards import reward
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.tools import tool
@@ -124,7 +124,7 @@ def test_pools_with_the_same_options_share_a_server_which_ends_with_the_loop() -
 
 
 def test_a_tier_that_does_not_work_is_refused_and_no_weaker_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentfly.resources.sandbox.host import SandboxServer
+    from agentfly.resources.sandbox.server import SandboxServer
 
     async def fail(self: SandboxServer) -> None:
         await self.close()

@@ -1,10 +1,9 @@
 """The attack table: small programs that print PWNED when they get what they want.
 
-Each runs in a sandbox, where it must not print it, and outside, as a plain subprocess of the test's user, where it must:
-the control, which shows that the snippet would work if nothing stopped it. `control`: "same" (the same code), "root" (the
-same, only where the test runs as root), or other code where the attack itself would harm the host. Calls to the kernel are
-made with arguments that do nothing: what counts is whether the kernel looked at them (`reached`) or the wall answered
-(EPERM, ENOSYS, EACCES).
+Each runs in a sandbox, where it must not print that, and as a control in a plain subprocess, where it must: so the snippet
+would work if nothing stopped it. `control` is "same" (the same code), "root" (the same, only if the test runs as root), or
+other code where the attack would harm the machine. System calls have arguments without effect: `reached` tells whether the
+kernel read them, or the sandbox refused the call (EPERM, ENOSYS, EACCES).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Attack:
     name: str
     code: str
     control: str = "same"
-    landlock: bool = True  # False: the kernel says yes there and does nothing; a test of its own looks at the effect
+    landlock: bool = True  # False: the call succeeds without effect; another test checks the effect
 
 
 def _calls(*rows: tuple[str, str, str]) -> list[Attack]:
@@ -89,7 +88,7 @@ for path in glob.glob("/sys/fs/cgroup/cgroup.procs") + glob.glob("/sys/fs/cgroup
 
 PROCESSES = [
     Attack("signal a process of the host", 'os.kill(HOST["victim"], signal.SIGCONT); won()'),
-    Attack("signal everybody", "os.kill(-1, 0); won()", landlock=False),
+    Attack("signal all processes", "os.kill(-1, 0); won()", landlock=False),
     Attack("see the host's processes", 'won(str(HOST["victim"]) in os.listdir("/proc"))'),
     Attack("trace a process", 'won(call(101, 117, 0x4206, HOST["victim"], 0, 0) == 0)', "root"),
     Attack("read a process's memory", 'won(call(310, 270, HOST["victim"], None, 0, None, 0, 0) == 0)', "root"),

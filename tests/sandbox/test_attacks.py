@@ -22,7 +22,7 @@ by_name = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.n
 
 @pytest.fixture(scope="module")
 def outside(secret_in_the_trainer: None) -> Iterator[dict[str, Any]]:
-    """Things of the host worth attacking: sockets that answer, and a process with a secret in its environment."""
+    """Targets on the machine: sockets that answer, and a process with a secret in its environment."""
     with ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -70,7 +70,7 @@ def test_it_is_stopped_by_namespaces(namespace: Bench, host: dict[str, Any], att
 @by_name
 def test_it_is_stopped_by_landlock(landlock: Bench, host: dict[str, Any], attack: Attack) -> None:
     if not attack.landlock:
-        pytest.skip("there the call succeeds without effect: see the test that looks at the effect")
+        pytest.skip("the call succeeds without effect: another test checks the effect")
     result = landlock.cell(program(attack, host))
     assert "PWNED" not in result.stdout, result
     assert not result.timed_out, result
@@ -91,7 +91,7 @@ def test_it_works_outside(host: dict[str, Any], attack: Attack, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("tier", ["namespace", "landlock"])
-def test_a_signal_to_everybody_reaches_nobody_outside(tier: str, request: pytest.FixtureRequest) -> None:
+def test_a_signal_to_all_processes_reaches_none_outside(tier: str, request: pytest.FixtureRequest) -> None:
     bench: Bench = request.getfixturevalue(tier)
     code = "import signal; signal.signal(28, lambda *_: print('hit', flush=True)); print('up', flush=True)"
     code += "\nwhile True: signal.pause()"
@@ -99,7 +99,7 @@ def test_a_signal_to_everybody_reaches_nobody_outside(tier: str, request: pytest
         try:
             assert victim.stdout is not None
             assert victim.stdout.readline() == "up\n"
-            bench.cell("import os\nos.kill(-1, 28)")  # SIGWINCH: ignored by whoever does not ask for it
+            bench.cell("import os\nos.kill(-1, 28)")  # SIGWINCH: ignored by processes without a handler for it
             ready, _, _ = select.select([victim.stdout], [], [], 0.3)
             assert not ready
             victim.send_signal(28)

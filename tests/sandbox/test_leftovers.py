@@ -24,7 +24,7 @@ from .conftest import bench, kernel_forbids
 
 
 def processes() -> set[int]:
-    """Every process of a sandbox, by its command line (forks keep it), and what the cells below start."""
+    """Returns every process of a sandbox, by its command line (forks keep it), and what the cells below start."""
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -33,7 +33,7 @@ def processes() -> set[int]:
                 if b"agentfly_sandbox" in line or b"sleep\x0098765" in line:
                     found.add(int(name))
             except OSError:
-                continue  # it ended while we looked
+                continue  # it ended meanwhile
     return found
 
 
@@ -58,7 +58,7 @@ def leftovers() -> dict[str, set[Any]]:
 
 
 def settled(before: dict[str, set[Any]], wait_s: float = 20) -> dict[str, set[Any]]:
-    """What is there and was not before; waits a while for the kernel to finish."""
+    """Returns what is there now and was not before. Waits for the kernel to finish."""
     deadline = time.monotonic() + wait_s
     while True:
         extra = {name: things - before[name] for name, things in leftovers().items()}
@@ -80,7 +80,7 @@ CELLS = [
 
 
 async def life(server: SandboxServer, dice: random.Random) -> None:
-    """One session: a few cells, then any way to go."""
+    """Runs a few cells in one session, then ends it in some way."""
     session = await server.session()
     with contextlib.suppress(WorldError):  # a cell on a session that a background process has ended meanwhile
         for _ in range(dice.randrange(3)):
@@ -92,13 +92,13 @@ async def life(server: SandboxServer, dice: random.Random) -> None:
             if call.cancelled() or not call.result().alive:
                 break
     if dice.random() < 0.7:
-        await session.close()  # the others are left to the server
+        await session.close()  # the others end with the server
 
 
 @pytest.mark.parametrize(("tier", "count"), [("namespace", 200), ("landlock", 30)])
 def test_random_kills_cancels_and_time_outs_leave_nothing(tier: str, count: int) -> None:
     dice = random.Random(7)
-    asyncio.run(asyncio.sleep(0))  # what asyncio opens once is not ours
+    asyncio.run(asyncio.sleep(0))  # what asyncio opens once does not count
     before = leftovers()
     made = bench(tier, limits=SMALL)
 
@@ -144,7 +144,7 @@ def test_a_trainer_that_is_killed_takes_everything_with_it(tier: str, how: signa
         try:
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == "up\n"
-            assert len(processes() - before["processes"]) >= 6  # warden, server, three sessions, sleep
+            assert len(processes() - before["processes"]) >= 6  # supervisor, server, three sessions, sleep
             trainer.send_signal(how)
             trainer.wait(20)
         finally:
@@ -157,12 +157,12 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-@pytest.mark.parametrize("which", ["warden", "server"])
+@pytest.mark.parametrize("which", ["supervisor", "server"])
 def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str) -> None:
     before = leftovers()
     made = bench("namespace", limits=SMALL)
-    warden = made.server._process.pid
-    target = warden if which == "warden" else child_of(warden)
+    supervisor = made.server._process.pid
+    target = supervisor if which == "supervisor" else child_of(supervisor)
 
     async def work() -> tuple[Any, ...]:
         session = await made.server.session()
@@ -176,5 +176,5 @@ def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str) ->
 
     assert made.run(work()) == (False, False, False, 0)
     made.close()
-    bench("namespace", limits=SMALL).close()  # a warden that was killed could not tidy: the next one does it for it
+    bench("namespace", limits=SMALL).close()  # a supervisor that was killed could not clean up: the next one does
     assert settled(before) == {"processes": set(), "cgroups": set(), "folders": set(), "descriptors": set()}

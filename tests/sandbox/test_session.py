@@ -1,4 +1,4 @@
-"""What a session is to its user: a notebook that survives mistakes, and a host that believes nothing it says."""
+"""A session keeps its names and survives mistakes, and the trainer trusts nothing that it says."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_traceback_names_only_the_cells_lines(namespace: Bench) -> None:
         ("import sys; sys.stdout.close(); print('x')", "closed file"),
     ],
 )
-def test_a_mistake_is_a_sentence_and_the_session_lives(namespace: Bench, code: str, word: str) -> None:
+def test_a_mistake_gives_an_error_and_the_session_lives(namespace: Bench, code: str, word: str) -> None:
     _, second, third = cells(namespace, "kept = 5", code, "print('out')\nkept")
     assert word in (second.error or ""), second
     assert (third.stdout, third.value, third.alive) == ("out\n", "5", True)
@@ -87,37 +87,39 @@ def test_long_output_is_cut_in_the_middle(namespace: Bench) -> None:
     assert len(value.value) < 2100
 
 
-def test_endless_output_ends_at_the_limit_of_the_disk_or_of_time(namespace: Bench) -> None:
-    flood, after = cells(namespace, "while True: print('x' * 1000)", "1", timeout_s=5)
+def test_endless_output_ends_at_the_limit_of_the_disk_or_of_time(patient: Bench) -> None:
+    flood, after = cells(patient, "while True: print('x' * 1000)", "1", timeout_s=5)
     assert flood.error is not None
     assert len(flood.stdout) < 2100
     assert after.value == "1"
 
 
-def test_a_late_cell_is_interrupted_and_the_session_kept(namespace: Bench) -> None:
+def test_a_late_cell_is_interrupted_and_the_session_kept(patient: Bench) -> None:
     async def work() -> Any:
-        session = await namespace.server.session()
-        late = await session.run("x = 1\nprint('before')\nwhile True: pass", 0.2)
+        session = await patient.server.session()
+        await session.run("x = 1")
+        late = await session.run("import time\nwhile True: time.sleep(0.01)", 0.2)
         return late, await session.run("x"), await session.close()
 
-    late, after, _ = namespace.run(work())
-    assert (late.timed_out, late.alive, late.stdout) == (True, True, "before\n")
+    late, after, _ = patient.run(work())
+    assert (late.timed_out, late.alive) == (True, True)
     assert "longer than 0.2 s" in late.error
     assert after == CellResult(value="1")
 
 
 @pytest.mark.parametrize(
-    "code",
+    "deafness",
     [
-        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
-        "import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\nwhile True: pass",
-        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)",
+        "signal.signal(signal.SIGINT, lambda *_: None)",
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())",
     ],
 )
-def test_a_cell_that_will_not_stop_is_ended_with_its_session(namespace: Bench, code: str) -> None:
+def test_a_cell_that_ignores_the_interrupt_is_killed_with_its_session(namespace: Bench, deafness: str) -> None:
     async def work() -> Any:
         session = await namespace.server.session()
-        result = await session.run(code, 0.2)
+        await session.run(f"import signal\n{deafness}")
+        result = await session.run("while True: pass", 0.2)
         with pytest.raises(WorldError, match="has ended"):
             await session.run("1")
         await session.close()
@@ -130,7 +132,7 @@ def test_a_cell_that_will_not_stop_is_ended_with_its_session(namespace: Bench, c
 @pytest.mark.parametrize(
     ("code", "word"), [("os._exit(7)", "code 7"), ("os.abort()", "signal"), ("os.kill(os.getpid(), 9)\n1/0", "")]
 )
-def test_how_a_session_ended_is_the_servers_word(namespace: Bench, code: str, word: str) -> None:
+def test_the_fork_server_says_how_a_session_ended(namespace: Bench, code: str, word: str) -> None:
     (result,) = cells(namespace, f"import os, ctypes\n{code}")
     assert word in (result.error or "")
 
@@ -168,11 +170,11 @@ def test_forged_replies_end_the_session_and_nothing_else(namespace: Bench, name:
     assert cells(namespace, "1 + 1")[0].value == "2"
 
 
-def test_a_forged_reply_is_only_that_sessions_word_and_a_second_one_ends_it(namespace: Bench) -> None:
+def test_a_forged_reply_counts_as_the_sessions_reply_and_a_second_one_ends_it(namespace: Bench) -> None:
     async def work() -> Any:
         session = await namespace.server.session()
         forged = await session.run(FORGE + 'send(b\'{"id": 1, "stdout": "forged"}\')\ntime.sleep(0.2)', 5)
-        while session.alive:  # its true reply to the cell comes unasked for now
+        while session.alive:  # the true reply to the cell is unexpected now
             await asyncio.sleep(0.01)
         after = await session.run("1")
         with pytest.raises(WorldError, match="has ended"):
@@ -182,15 +184,18 @@ def test_a_forged_reply_is_only_that_sessions_word_and_a_second_one_ends_it(name
 
     forged, after = namespace.run(work())
     assert forged.stdout == "forged"
-    assert (after.alive, after.timed_out) == (False, False)  # the code's own doing, not the world's failure
+    assert (after.alive, after.timed_out) == (False, False)  # the code caused it, so it is no failure of the world
 
 
 def test_a_session_cannot_claim_more_time(namespace: Bench) -> None:
-    code = (
-        FORGE
-        + "import signal\nsignal.signal(2, signal.SIG_IGN)\ntime.sleep(0.1)\nchannel.sendall(b'\\0')\nwhile True: time.sleep(1)"
-    )
-    (result,) = cells(namespace, code, timeout_s=0.4)
+    async def work() -> Any:
+        session = await namespace.server.session()
+        await session.run(FORGE + "import signal\nsignal.signal(2, signal.SIG_IGN)")
+        result = await session.run("channel.sendall(b'\\0')\nwhile True: time.sleep(1)", 0.4)
+        await session.close()
+        return result
+
+    result = namespace.run(work())
     assert (result.timed_out, result.alive) == (True, False)
 
 
@@ -290,8 +295,8 @@ def test_the_report_names_the_tier_and_what_it_does_not_stop(namespace: Bench) -
     assert namespace.server.stats()["live"] >= 1
 
 
-def test_without_root_and_cgroup_the_walls_stand_as_well() -> None:
-    """The same server started by an ordinary user, in a process of its own."""
+def test_without_root_and_cgroups_every_attack_is_stopped_too() -> None:
+    """Runs the attack table in a process of an ordinary user."""
     if os.geteuid() != 0:
         pytest.skip("the other tests ran without root already")
     done = as_another_user()

@@ -67,10 +67,11 @@ def test_errors_are_short_and_keep_the_session(context):
         context, "x = 1\ndef f(n):\n    return 1 / n\nf(0)", "x = (", "import sys; sys.exit(3)", "x"
     )
     assert division == (
-        "Traceback:\n  line 4, in <module>: f(0)\n  line 3, in f: return 1 / n\nZeroDivisionError: division by zero"
+        "Traceback:\n  <cell 1> line 4, in <module>: f(0)\n  <cell 1> line 3, in f: return 1 / n\n"
+        "ZeroDivisionError: division by zero"
     )
     assert syntax.endswith("SyntaxError: '(' was never closed")
-    assert "python_child" not in division + syntax
+    assert "agentfly" not in division + syntax
     assert leave == "SystemExit: 3 (the session goes on)"
     assert after == "1"
 
@@ -105,18 +106,19 @@ for fd in range(1, 20):
     assert texts[3] == "'after'"
 
 
-def test_a_cell_that_runs_too_long_is_interrupted_and_keeps_its_variables(context):
-    first, second, third = cells(context, "x = 5", "print('begun')\nwhile True: pass", "x", limit_s=0.5)
+def test_a_cell_that_runs_too_long_is_interrupted_and_keeps_its_variables(context, monkeypatch):
+    monkeypatch.setattr("agentfly.tools.python.session.GRACE_S", 60)
+    first, second, third = cells(context, "x = 5", "print('begun')\nwhile True: pass", "x", limit_s=2)
     assert first.error is None
     assert second.error == "timeout"
-    assert second.observation == "begun\n[stopped after 0.5 s; the session and its variables are kept]"
+    assert second.observation == "begun\n[stopped after 2 s; the session and its variables are kept]"
     assert third.observation == "5"
 
 
 def test_a_cell_that_cannot_be_interrupted_costs_the_session_and_says_so(context, monkeypatch):
-    monkeypatch.setattr("agentfly.tools.python.GRACE_S", 0.3)
-    stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-    _, killed, after = cells(context, "x = 5", stubborn, "x", limit_s=0.5)
+    monkeypatch.setattr("agentfly.tools.python.session.GRACE_S", 0.3)
+    deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nx = 5"
+    _, killed, after = cells(context, deaf, "while True: pass", "x", limit_s=2)
     assert killed.error == "timeout"
     assert "was killed; the next call starts a new one, earlier variables are lost" in killed.observation
     assert "NameError: name 'x' is not defined" in after.observation
@@ -255,11 +257,11 @@ def test_how_a_program_ends_is_told_from_outside():
     failed = program("def f():\n    raise ValueError('no')\nf()")
     assert failed.exit_code == 1
     assert failed.stderr.startswith('Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n    f()\n')
-    assert "python_child" not in failed.stderr
+    assert "agentfly" not in failed.stderr
     assert program("x = (").stderr.endswith("SyntaxError: '(' was never closed\n")
     assert program("import sys; sys.exit(4)").exit_code == 4
     assert program("import os; os.kill(os.getpid(), 9)").exit_code == -9
-    hung = program("print('begun', flush=True)\nwhile True: pass", timeout_s=0.5)
+    hung = program("print('begun', flush=True)\nwhile True: pass", timeout_s=3)
     assert (hung.stdout, hung.timed_out, hung.exit_code) == ("begun\n", True, -9)
     assert "MemoryError" in program("x = 'a' * (1 << 31)", memory_mb=256).stderr
 

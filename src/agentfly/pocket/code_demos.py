@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ..envs.code.kinds import EASY, FORMS, Given, written
 from ..envs.code.solver import write
-from ..envs.code.tasks import Problem, draw, split_of
+from ..envs.code.task_kinds import EASY, FORMS, Given, written
+from ..envs.code.tasks import CodeProblem, draw, split_of
 from .chat import code_system
 from .demo import GUESSES, Demo, Phase
 
@@ -60,7 +60,7 @@ def code_demo(rng: random.Random, phase: Phase, behaviour: str = "") -> Demo:
     return demo
 
 
-def train_task(rng: random.Random) -> Problem:
+def train_task(rng: random.Random) -> CodeProblem:
     while True:
         problem = draw(rng, EASY)
         if split_of(problem.question) == "train":
@@ -75,7 +75,7 @@ def _other_form(rng: random.Random, given: Given) -> tuple[str, object]:
     return written({**given, "form": form}), FORMS[form](given["a"], given["b"], given["c"])
 
 
-def _guess(rng: random.Random, demo: Demo, problem: Problem) -> Demo:
+def _guess(rng: random.Random, demo: Demo, problem: CodeProblem) -> Demo:
     """An answer without a program: something from the question, or near the answer, but never the answer."""
     answer = problem.answer
     if answer.isdigit():

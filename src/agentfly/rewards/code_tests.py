@@ -1,18 +1,15 @@
-"""Code tests: run the tests of a task against the code the model wrote.
+"""Reward `code_tests`: runs the tests of a task against the code in the prediction, in a new process with limits.
 
-Comes in: the prediction (its last fenced block, or all of it) and the field `tests`: assert code, a list of such pieces, or
-pairs of stdin and stdout. Goes out: 1 if all pass, else 0 (or the share, with `partial`). Every run is a fresh process with
-limits of time and memory.
+`tests` is assert code, a list of such pieces, or pairs of stdin and stdout.
 
-    pairs      stdin goes in, stdout is compared here: the process never sees what is expected of it
-    asserts    the harness reads a random nonce, the code and the tests from stdin and wipes what it read, turns stdin and
-               stdout away from the code, and after test i has passed writes sha256(nonce, i) to a saved descriptor: what is
-               written never tells what would have to be written for another test
+    pairs      stdin goes in and stdout is compared here: the process never sees what is expected
+    asserts    the process reads a nonce, the code and the tests from stdin, wipes that file, and redirects stdin and stdout.
+               After test i passes it writes sha256(nonce, i) to a saved descriptor: no digest tells another test's digest
 
-So exiting early, printing "passed", reading the process's files, or replacing `print` or `exec` earn nothing. Not stopped:
-code that searches its own process for the nonce (frames, gc, /proc/self/mem), returns objects whose `==` is always true, or
-replaces the functions that the tests themselves call. Nor is the process a sandbox: code that must be kept from the files
-and the network of this machine needs a world with walls. Where a task allows it, prefer pairs.
+So early exits, printing "passed", reading the process's files and replacing `print` or `exec` earn nothing. Not stopped: code
+that searches its process for the nonce (frames, gc, /proc/self/mem), returns objects whose `==` is always true, or replaces
+functions that the tests call. The process is not a sandbox either: code that must not reach files and network needs the reward
+`unit_tests`.
 """
 
 from __future__ import annotations
@@ -28,30 +25,47 @@ from .base import Reward
 from .function import FunctionReward
 from .lookup import factory
 
-HARNESS = r"""
-import hashlib, json, os, sys
-def _run():
-    nonce, code, tests = json.loads(sys.stdin.buffer.read())
-    given = os.fstat(0)
-    for entry in os.scandir("."):
-        if entry.is_file() and os.path.samestat(entry.stat(), given):
-            os.truncate(entry.path, 0)  # stdin was a file: leave nothing to read again
-    out, null = os.dup(1), os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    # Everything that is needed afterwards is taken now: the code may replace any builtin.
-    write, digest, run = os.write, hashlib.sha256, exec
-    rest = [(compile(test, "<test>", "exec"), f"{nonce} {number}".encode()) for number, test in enumerate(tests)]
+RUN_TESTS = r"""
+def _run_tests(nonce, sources, tests, report):
+    import hashlib
+    # The code may replace any built-in or module, so everything that is needed after it is bound before it runs.
+    digest, run, build = hashlib.sha256, exec, compile
+    compiled = [(build(test, "<test>", "exec"), f"{nonce} {number}".encode()) for number, test in enumerate(tests)]
+    nonce = tests = None
     space = {"__name__": "solution"}
-    run(compile(code, "<solution>", "exec"), space)
-    for test, secret in rest:
+    for source, name in sources:
+        run(build(source, name, "exec"), space)
+    for test, secret in compiled:
         try:
             run(test, space)
         except BaseException:
             continue
-        write(out, digest(secret).hexdigest().encode() + b"\n")
-_run()
+        report(digest(secret).hexdigest())
 """
+"""Source that runs tests after the code they test, in one namespace. Calls `report` with a digest for each test that passes."""
+
+_PROGRAM = (
+    RUN_TESTS
+    + r"""
+def _main():
+    import json, os, sys
+    nonce, code, tests = json.loads(sys.stdin.buffer.read())
+    given = os.fstat(0)
+    for entry in os.scandir("."):
+        if entry.is_file() and os.path.samestat(entry.stat(), given):
+            os.truncate(entry.path, 0)  # stdin is a file: the code must not read the nonce and the tests from it
+    out, null, write = os.dup(1), os.open(os.devnull, os.O_RDWR), os.write
+    os.dup2(null, 0)
+    os.dup2(null, 1)  # what the code prints cannot mix with the digests
+    _run_tests(nonce, [(code, "<solution>")], tests, lambda text: write(out, text.encode() + b"\n"))
+_main()
+"""
+)
+
+
+def count_reported(nonce: str, count: int, reported: set[str], length: int = 64) -> int:
+    """Counts the tests whose digest, cut to `length` characters, `RUN_TESTS` has reported."""
+    return sum(sha256(f"{nonce} {number}".encode()).hexdigest()[:length] in reported for number in range(count))
 
 
 @factory("code_tests")
@@ -59,8 +73,8 @@ def code_tests_reward(timeout_s: float = 10.0, memory_mb: int = 512, partial: bo
     """1 if the code in the prediction passes every test of the field `tests`.
 
     `tests` is assert code, a list of assert codes, a list of `{"input": ..., "output": ...}` (or [input, output]), or
-    `{"inputs": [...], "outputs": [...]}`. `timeout_s` is for one process: all asserts together, or one pair. `partial`
-    gives the share that passed instead. Components: `passed` (the share) and `tests` (how many).
+    `{"inputs": [...], "outputs": [...]}`. `timeout_s` is for one process: all asserts together, or one pair. With `partial` the
+    reward is the share that passed. Components: `passed` (the share) and `tests` (their number).
     """
     if timeout_s <= 0 or memory_mb < 16:
         raise ConfigError("reward 'code_tests': timeout_s must be above 0 and memory_mb at least 16")
@@ -79,7 +93,7 @@ def code_tests_reward(timeout_s: float = 10.0, memory_mb: int = 512, partial: bo
         return {"reward": share if partial else float(share == 1.0), "passed": share, "tests": len(asserts or pairs)}
 
     code_tests.__doc__ = code_tests_reward.__doc__
-    # Each process has its own deadline; a reward's own would cut a long list of pairs short.
+    # Each process has a deadline. One for the whole reward would cut a long list of pairs short.
     return FunctionReward(code_tests, name="code_tests", timeout_s=None)
 
 
@@ -87,11 +101,10 @@ async def _pass_asserts(code: str, tests: Sequence[str], timeout_s: float, memor
     from ..tools.python import run_code
 
     nonce = secrets.token_hex(16)
-    # ASCII JSON: lone surrogates in a reply would not survive the encoding of stdin.
+    # JSON in ASCII: lone surrogates in a reply would not survive the encoding of stdin.
     payload = json.dumps([nonce, code, list(tests)])
-    run = await run_code(HARNESS, stdin=payload, timeout_s=timeout_s, memory_mb=memory_mb)
-    said = set(run.stdout.splitlines())
-    return sum(sha256(f"{nonce} {number}".encode()).hexdigest() in said for number in range(len(tests)))
+    run = await run_code(_PROGRAM, stdin=payload, timeout_s=timeout_s, memory_mb=memory_mb)
+    return count_reported(nonce, len(tests), set(run.stdout.splitlines()))
 
 
 async def _pass_pairs(code: str, pairs: Sequence[tuple[str, str]], timeout_s: float, memory_mb: int, stop_early: bool) -> int:
@@ -100,7 +113,7 @@ async def _pass_pairs(code: str, pairs: Sequence[tuple[str, str]], timeout_s: fl
     passed = 0
     for given, expected in pairs:
         run = await run_code(code, stdin=given, timeout_s=timeout_s, memory_mb=memory_mb)
-        if not run.timed_out and run.exit_code == 0 and _lines(run.stdout) == _lines(expected):
+        if not run.timed_out and run.exit_code == 0 and output_lines(run.stdout) == output_lines(expected):
             passed += 1
         elif stop_early:
             break
@@ -108,17 +121,17 @@ async def _pass_pairs(code: str, pairs: Sequence[tuple[str, str]], timeout_s: fl
 
 
 def _is_source(code: str) -> bool:
-    """No file can hold the rest: half of a surrogate pair, or a NUL. That is the model's mistake, not the world's."""
+    """Whether a file can hold the code. A lone surrogate or a NUL is the model's mistake, not the world's failure."""
     return "\0" not in code and code.encode("utf-8", "ignore").decode() == code
 
 
-def _lines(text: str) -> list[str]:
-    """Output as people compare it: white space at the ends of lines and of the text does not count."""
+def output_lines(text: str) -> list[str]:
+    """Returns output for comparison, without white space at the ends of lines and of the text."""
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
 def read_tests(tests: Any) -> tuple[list[str], list[tuple[str, str]]]:
-    """Assert codes or pairs of stdin and stdout: one of the two lists is empty."""
+    """Returns assert codes and pairs of stdin and stdout; one of the two lists is empty. Raises ValueError for other tests."""
     if hasattr(tests, "tolist"):  # a column of a Parquet file
         tests = tests.tolist()
     if isinstance(tests, str):
@@ -137,7 +150,7 @@ def read_tests(tests: Any) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _refuse_broken(test: str, number: int) -> None:
-    """A test that is not Python would fail every solution, silently."""
+    """Raises ValueError for a test that is not Python: it would fail every solution silently."""
     try:
         compile(test, "<test>", "exec")
     except SyntaxError as error:
@@ -155,7 +168,7 @@ def _pair(test: Any, number: int) -> tuple[str, str]:
 
 
 def extract_code(prediction: str) -> str:
-    """The last fenced block; one that was never closed runs to the end; without a fence, all of it. Linear in the text."""
+    """Returns the last fenced block, which runs to the end if it is not closed; without a fence, all of the text."""
     block: list[str] | None = None
     last: list[str] | None = None
     for line in prediction.splitlines():

@@ -1,4 +1,4 @@
-"""A chain's context, and a short way to run cells through the tool."""
+"""Fixtures that run cells through the tool, and sandboxes that tolerate a busy machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from agentfly.envs.code.env import CodeInterpreter
 from agentfly.envs.code.tools import code_interpreter_tool
+from agentfly.resources.sandbox import SandboxLimits, shared_server
 from agentfly.tools import Context, call_tools
 from agentfly.types import Task, ToolCall, ToolResult, Trajectory
 
@@ -18,11 +19,10 @@ Run = Callable[..., list[ToolResult]]
 
 @pytest.fixture
 def run() -> Run:
-    """`run("x = 1", "x")` gives the results of some calls of one chain."""
+    """`run("x = 1", ("while True: pass", 0.5))` returns the results of some calls of one chain, each with its time limit."""
 
-    def calls(*codes: Any, limit_s: float = 20.0) -> list[ToolResult]:
+    def calls(*codes: Any, limit_s: float = 60.0) -> list[ToolResult]:
         task = Task("t0", (), {})
-        tools = {"code_interpreter": code_interpreter_tool(limit_s=limit_s)}
 
         async def main() -> list[ToolResult]:
             interpreter = CodeInterpreter()
@@ -34,14 +34,24 @@ def run() -> Run:
             context = Context(task, Trajectory("c0", task), lend=lend)
             try:
                 await interpreter.reset(task)
-                made = [ToolCall("code_interpreter", {"code": code}) for code in codes]
-                return [(await call_tools(tools, [call], context))[0] for call in made]
+                results = []
+                for item in codes:
+                    code, limit = item if isinstance(item, tuple) else (item, limit_s)
+                    tools = {"code_interpreter": code_interpreter_tool(limit_s=limit)}
+                    results += await call_tools(tools, [ToolCall("code_interpreter", {"code": code})], context)
+                return results
             finally:
                 await interpreter.close()
 
         return asyncio.run(main())
 
     return calls
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long grace: on a busy machine an interrupted cell may take longer to reply than the default allows."""
+    monkeypatch.setattr(shared_server, "DEFAULT_LIMITS", SandboxLimits(grace_s=30))
 
 
 @pytest.fixture

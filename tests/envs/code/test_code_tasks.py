@@ -12,9 +12,9 @@ import pytest
 
 from agentfly import CodeAgent, ReactAgent, plugins
 from agentfly.data import load_tasks
-from agentfly.envs.code.kinds import EASY, KINDS
 from agentfly.envs.code.reward import code_answer
 from agentfly.envs.code.solver import PROGRAMS, solve
+from agentfly.envs.code.task_kinds import EASY, KINDS
 from agentfly.envs.code.tasks import SPLITS, code_tasks, easy_code_tasks, split_of
 from agentfly.envs.code.tools import python
 from agentfly.errors import ConfigError

@@ -38,7 +38,7 @@ def expected() -> dict[str, Cells]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[CellResult]]:
-    """Every snippet in an interpreter of its own, a few at a time."""
+    """Runs every snippet in a separate interpreter, a few at a time."""
 
     async def main() -> dict[str, list[CellResult]]:
         turns = asyncio.Semaphore(4)

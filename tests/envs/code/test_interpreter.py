@@ -31,16 +31,16 @@ def test_an_error_is_a_short_traceback_and_the_session_goes_on(shown):
     assert second == "1"
 
 
-def test_a_cell_that_takes_too_long_is_stopped_and_its_variables_are_kept(run):
-    late, after = run("x = 7\nwhile True: pass", "x", limit_s=0.5)
+def test_a_cell_that_takes_too_long_is_stopped_and_its_variables_are_kept(patient, run):
+    _, late, after = run("x = 7", ("while True: pass", 0.5), "x")
     assert late.observation == "[stopped after 0.5 s; the session and its variables are kept]"
     assert late.error == "timeout"
     assert after.observation == "7"
 
 
 def test_a_cell_that_will_not_stop_costs_the_session_and_the_model_is_told(run):
-    stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nx = 7\nwhile True: pass"
-    late, after, later = run(stubborn, "'x' in globals()", "1", limit_s=0.5)
+    deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nx = 7"
+    _, late, after, later = run(deaf, ("while True: pass", 0.5), "'x' in globals()", "1")
     assert "did not stop after 0.5 s and was killed; the next call starts a new one" in late.observation
     assert late.error == "timeout"
     assert after.observation == "[a new session was started; earlier variables are lost]\nFalse"
@@ -79,10 +79,11 @@ def test_text_that_is_not_unicode_is_refused():
     assert good.stdout == "é\n"
 
 
-def test_endless_output_is_cut_and_stopped(run):
-    endless, after = run("n = 0\nwhile True:\n    print('word', n)\n    n += 1", "n > 0", limit_s=1.0)
-    assert endless.observation.startswith("word 0\nword 1\n")
-    assert "characters left out" in endless.observation
+def test_endless_output_is_cut_and_stopped(patient, run):
+    begin = "n = 0\nwhile n < 10_000:\n    print('word', n)\n    n += 1"
+    long, endless, after = run(begin, ("while True:\n    print('word', n)\n    n += 1", 1.0), "n > 0")
+    assert long.observation.startswith("word 0\nword 1\n")
+    assert "characters left out" in long.observation
     assert "stopped after 1 s" in endless.observation
     assert len(endless.observation) < HEAD + TAIL + 300
     assert after.observation == "True"
@@ -245,7 +246,7 @@ def test_figures_of_the_real_matplotlib_come_back_as_png(run):
     assert (none.observation, none.image) == ("[]", None)  # shown once, then closed
 
 
-def test_the_tool_obeys_the_time_limit_of_the_environments_own_options():
+def test_the_tool_obeys_the_time_limit_of_the_environments_own_options(patient):
     async def main() -> list[ToolResult]:
         spec = spec_of(CodeInterpreter, options={"limit_s": 0.5})
         task = Task("t0", (), {})

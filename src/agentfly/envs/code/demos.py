@@ -1,8 +1,8 @@
 """Demonstrations of the code world's tasks for `CodeAgent`: the solver's cells, what they print, the answer.
 
-In: a count, a seed and the share of slips. Out: rows for supervised training, from the train split alone. Nothing is run: a
-cell that prints, prints the task's own answer, and every other cell prints nothing (a test holds the solver to that). A slip is
-an answer that nobody worked out.
+Rows are for supervised training, from the train split only. No code runs: a cell that prints shows the task's answer, and every
+other cell prints nothing (a test checks that of the solver). A share `mistakes` of the rows gives a wrong answer without a
+program.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ SILENT = "(no output)"
 
 
 def code_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """Tasks of every kind, one or two cells each."""
+    """Demonstrations of tasks of every kind, one or two cells each."""
     return _rows(code_tasks("train", count, seed), seed, mistakes)
 
 
 def easy_code_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """Tasks that one line of Python solves."""
+    """Demonstrations of tasks that one line of Python solves."""
     return _rows(easy_code_tasks("train", count, seed), seed, mistakes)
 
 
@@ -45,7 +45,7 @@ def _rows(tasks: list[dict[str, Any]], seed: int, mistakes: float) -> list[dict[
 
 
 def _guess(rng: random.Random, answer: str) -> str:
-    """Something of the answer's kind that is not the answer."""
+    """Returns a wrong answer of the same type."""
     if answer.isdigit():
         return str(max(0, int(answer) + rng.choice((-1, 1)) * rng.randint(1, 30)) if int(answer) else rng.randint(1, 30))
     letters = list(answer)

@@ -1,9 +1,8 @@
 """`CodeInterpreter`: a Python session for one chain, as an environment.
 
-In: cells of code. Out: what each printed, the value of its last expression, a short traceback. Names, imports and functions
-stay from cell to cell; `reset` begins with an empty namespace. A session that was lost (killed at its time limit, exited,
-cancelled) is replaced at the next cell, and `replaced` says so. Code that cannot be run at all is refused with one sentence,
-and the session goes on. Nothing of one chain is ever visible to another: a session is opened for a chain and closed with it.
+Names, imports and functions stay from cell to cell; `reset` starts with an empty namespace. A lost session (killed at its time
+limit, exited, cancelled) is replaced at the next cell, and `replaced` says so. Code that cannot be run is refused with one
+sentence, and the session goes on. Chains never share a session.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 from ...errors import ConfigError, WorldError
 from ...resources.spec import Cost, Environment
 from ...types import Task
-from .session import CellResult, Session, check_tier, open_session
+from .session import CellResult, CodeSession, check_tier, open_session
 
 LIMIT_S = 20.0
 GRACE_S = 40.0
@@ -26,8 +25,8 @@ MAX_CODE = 200_000
 class CodeInterpreter(Environment):
     """A stateful Python interpreter.
 
-    `limit_s` is for one cell; `tier` names how strictly sessions are walled off (namespace, landlock, process, docker:IMAGE,
-    enroot:NAME, remote:URL), `min_tier` the weakest that is accepted, `place` further options of a container or server.
+    `limit_s` is the time limit of a cell. `tier` says how sessions are isolated (namespace, landlock, process, docker:IMAGE,
+    enroot:NAME, remote:URL), `min_tier` is the weakest tier to accept, `place` holds options of a container or server.
     """
 
     cost: ClassVar[Cost] = Cost(cpu=0.05, memory_mb=30, start_s=0.1)
@@ -47,7 +46,7 @@ class CodeInterpreter(Environment):
         self.cells = 0
         self.replaced = False
         """Whether the last cell ran in a new session because the one before it was lost."""
-        self._session: Session | None = None
+        self._session: CodeSession | None = None
         self._lost = self._closed = False
         self._turn = asyncio.Lock()
 
@@ -58,23 +57,23 @@ class CodeInterpreter(Environment):
         min_tier: str | None = None,
         place: Mapping[str, Any] | None = None,
     ) -> None:
-        """Refuse what cannot work before anything is started."""
+        """Raises ConfigError for options that cannot work, before anything is started."""
         if not isinstance(limit_s, int | float) or not limit_s > 0:
             raise ConfigError(f"CodeInterpreter: limit_s must be above 0, not {limit_s!r}")
         check_tier(tier, min_tier, place)
 
     @staticmethod
     def longest_call_s(limit_s: float = LIMIT_S, **options: Any) -> float:
-        """What one call may take: a cell, and for its session to start, to be interrupted or, where it must be, killed."""
+        """Returns how long a call may take: the cell, and time to start, interrupt or kill its session."""
         return float(limit_s) + GRACE_S
 
     async def reset(self, task: Task | None = None) -> None:
-        """An empty namespace. The session itself is opened by the first cell, so that a chain that runs none costs nothing."""
+        """Starts with an empty namespace. The first cell opens the session, so a chain without cells costs nothing."""
         await self._drop()
         self.cells, self.replaced, self._lost, self._closed = 0, False, False, False
 
     async def run(self, code: str | bytes, timeout_s: float | None = None) -> CellResult:
-        """Run one cell. Cells of one interpreter run one after the other, whoever calls."""
+        """Runs one cell. Concurrent calls run one after the other."""
         limit_s = self.limit_s if timeout_s is None else timeout_s
         text, refused = read_code(code)
         if refused:
@@ -89,7 +88,7 @@ class CodeInterpreter(Environment):
             try:
                 result = await self._session.run(text, limit_s)
             except BaseException:
-                # Cancelled, or the session itself failed: its state is unknown, so the next cell gets a new one.
+                # The call was cancelled or the session failed. Its state is unknown, so the next cell gets a new session.
                 await self._drop()
                 raise
             if not result.alive:
@@ -97,7 +96,7 @@ class CodeInterpreter(Environment):
             return replace(result, replaced=True) if self.replaced else result
 
     async def about(self) -> dict[str, Any]:
-        """The tier that its sessions really have, and sentences that say what that stops and does not stop."""
+        """Returns the actual tier of the session, and sentences on what it stops and does not stop."""
         async with self._turn:
             if self._session is None:
                 self._session = await open_session(self.tier, self.min_tier, self.place)
@@ -112,7 +111,7 @@ class CodeInterpreter(Environment):
 
     @staticmethod
     def conformance() -> dict[str, Any]:
-        """How `check_env` plays it: the solver's cells must print the answer of two easy tasks."""
+        """Returns the arguments of `check_env`: the solver's cells must print the answers of two easy tasks."""
         from ...data import load_tasks
         from .solver import solve
         from .tasks import easy_code_tasks
@@ -140,7 +139,7 @@ class CodeInterpreter(Environment):
 
 
 def read_code(code: Any) -> tuple[str, str]:
-    """Code as text, or why it cannot be run."""
+    """Returns the code as text, and an empty string or the reason why it cannot be run."""
     if isinstance(code, bytes):
         try:
             code = code.decode()

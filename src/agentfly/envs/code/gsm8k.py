@@ -1,9 +1,9 @@
-"""The task set `gsm8k`: word problems of the published files in, rows `{"id", "question", "answer", "kind", "worked"}` out.
+"""The task set `gsm8k`: rows `{"id", "question", "answer", "kind", "worked"}` from the published files.
 
-`$GSM8K_DATA` names the folder with train.jsonl and test.jsonl as they are published (also gzipped, also as gsm8k_train.jsonl,
-also a checkout of the repository that publishes them), or one such file. The train file is for training. A quarter of the test
-file is "validation" and the rest "test"; where there is no test file, a twentieth of the train file is held out for each. A
-question belongs to exactly one split, whatever the seed: the part is a hash of its text. Nothing is fetched.
+`$GSM8K_DATA` names the folder with train.jsonl and test.jsonl (also gzipped, also as gsm8k_train.jsonl, also a checkout of the
+repository that publishes them), or one such file. The train file is for training. A quarter of the test file is "validation"
+and the rest "test"; without a test file, a twentieth of the train file is held out for each. A question belongs to exactly one
+split, whatever the seed: the split is a hash of its text. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError, DataError
 from .loaders import load_gsm8k
-from .tasks import SPLITS, Split
+from .tasks import SPLITS, CodeSplit
 
 VARIABLE = "GSM8K_DATA"
 FOLDERS = (".", "grade_school_math/data")
@@ -24,20 +24,20 @@ NAMES = ("{}.jsonl", "{}.jsonl.gz", "gsm8k_{}.jsonl", "gsm8k_{}.jsonl.gz")
 BUCKETS = 20
 
 
-def gsm8k_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-    """Word problems of GSM8K, from the files that $GSM8K_DATA names; all of a split's where no number is asked for."""
+def gsm8k_tasks(split: CodeSplit, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Word problems of GSM8K, from the files that $GSM8K_DATA names. Without a count, all of the split."""
     if split not in SPLITS:
         raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
     if count is not None and count < 1:
         raise ConfigError(f"tasks: count must be at least 1, not {count}.")
     rows = _of_split(split)
-    if split != "test":  # the test problems keep the order of their file
+    if split != "test":  # test problems keep the order of their file
         random.Random(f"gsm8k {split} {seed}").shuffle(rows)
     return rows[:count]
 
 
 def data_files() -> tuple[Path | None, Path | None]:
-    """The train file and the test file, where there are such; one of them is there."""
+    """Returns the train file and the test file; at most one is None. Raises ConfigError or DataError if there is neither."""
     given = os.environ.get(VARIABLE)
     if not given:
         raise ConfigError(
@@ -75,12 +75,12 @@ def _of_split(split: str) -> list[dict[str, Any]]:
         rows = [row for row in _load(test, "test") if row["question"] not in known]
         rows = [row for row in rows if ("validation" if _bucket(row) < BUCKETS // 4 else "test") == split]
     if not rows:
-        raise DataError(f"{test or train}: so few problems are in it that none is left for the split {split!r}; add more")
+        raise DataError(f"{test or train}: it has so few problems that none is left for the split {split!r}; add more")
     return rows
 
 
 def _load(path: Path, name: str) -> list[dict[str, Any]]:
-    """Lines of both files have numbers from 1: the name of the file makes one id of each."""
+    """Loads a file. Lines of both files are numbered from 1, so the file's name goes into the id."""
     return [{**row, "id": row["id"].replace("gsm8k/", f"gsm8k/{name}/")} for row in load_gsm8k(path)]
 
 

@@ -1,11 +1,10 @@
 """Demonstrations `gsm8k` for `CodeAgent`: a program made of each worked answer, what it prints, the answer.
 
-In: a count, a seed and the share of slips; the worked answers of GSM8K mark their steps as `48/2 = <<48/2=24>>24 clips in May`.
-Out: rows for supervised training, of the train split alone. A step becomes a line, `clips_may = 48 / 2`, named after the words
-around it; a number that an earlier step gave becomes that step's name; the last line prints. No code is run: an arithmetic of
-our own (+ - * / of numbers and names) works the program out, and one that does not print the published answer is left out. So
-is one that is too long, or holds what somebody worked out in the head: a step without an operation, or a number from nowhere. A
-slip is an answer that nobody worked out, or a last step with the wrong operation.
+GSM8K marks the steps of a worked answer as `48/2 = <<48/2=24>>24 clips in May`. A step becomes the line `clips_may = 48 / 2`,
+named after the words around it; a number that an earlier step computed becomes that step's name; the last line prints. No code
+runs: the program is evaluated here (+ - * / of numbers and names), and left out if it does not print the published answer, is
+too long, has a step without an operation, or uses a number from nowhere. A mistake is an answer without a program, or a wrong
+last operation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from ...errors import DataError
 from .gsm8k import gsm8k_tasks
 
-Number = int | float
+GsmNumber = int | float
 MAX_PROGRAM = 400  # characters
 MAX_NAME = 24
 _STEP = re.compile(r"<<([^<>=]{1,120})=\s*(-?[\d.]{1,40})>>(-?[\d.,]*)")
@@ -43,7 +42,7 @@ _SWAPPED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Mult: (ast.Add, ast.Div),
     ast.Div: (ast.Mult,),
 }
-# These say nothing of what a number counts.
+# Words that do not say what a number counts.
 _WORDS = """a add adds after ago all also altogether amount an and are as at be because become becomes been before but by
 calculate can could determine did divide do does each end equal equals every final finally find finding first for from get
 gets give gives had has have he hence her him his how if in into is it its just know left let make makes many mean means more
@@ -61,15 +60,15 @@ _SPELLED_VALUES = {word: value for value, word in enumerate(_SPELLED.split())} |
     **dict.fromkeys(("week", "weeks", "daily"), 7),
     **dict.fromkeys(("dozen", "dozens", "year", "years", "monthly"), 12),
 }
-# These need not stand in the question: they are in halves, weekdays, dozens, hours, years, coins, percents.
+# Numbers that a solution may use without the question: of halves, weekdays, dozens, hours, years, coins, percents.
 _CUSTOMARY = frozenset(
     [0, 1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 20, 24, 25, 28, 30, 31, 36, 48, 50, 52, 60, 75, 90, 100, 144, 180, 360, 365, 366, 1000]
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One line of a program."""
+class ProgramLine:
+    """One line of a program: `name = value`."""
 
     name: str
     value: ast.expr
@@ -80,7 +79,7 @@ class Step:
 
 
 def gsm8k_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """Problems of the train split, from $GSM8K_DATA; beyond their number they come again."""
+    """Demonstrations of the train split of $GSM8K_DATA. If `count` exceeds their number, they repeat."""
     rows: list[dict[str, Any]] = []
     for task in gsm8k_tasks("train", None, seed):
         if len(rows) == count:
@@ -92,10 +91,10 @@ def gsm8k_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dic
     return [rows[number % len(rows)] for number in range(count)]
 
 
-def written(task: Mapping[str, Any]) -> list[Step]:
-    """The program of a worked answer; nothing where none can be made that comes to the published answer."""
+def written(task: Mapping[str, Any]) -> list[ProgramLine]:
+    """Returns the program of a worked answer, or an empty list if none computes the published answer."""
     worked, given = task["worked"], _given(task["question"])
-    steps: list[Step] = []
+    steps: list[ProgramLine] = []
     namer = _Namer(given)
     for mark in _STEP.finditer(worked):
         tree = _read(mark[1])
@@ -103,7 +102,7 @@ def written(task: Mapping[str, Any]) -> list[Step]:
             return []
         tree = namer.visit(tree)
         name = _name(worked, mark, {step.name for step in steps})
-        steps.append(Step(name, tree))
+        steps.append(ProgramLine(name, tree))
         namer.results.setdefault(_value(mark[2]), []).append(name)
     shown = run(steps)
     if shown is None or plain(shown) != task["answer"] or len(program_of(steps)) > MAX_PROGRAM:
@@ -111,32 +110,32 @@ def written(task: Mapping[str, Any]) -> list[Step]:
     return steps if all(_known(number, given) for step in steps for number in _numbers(step.value)) else []
 
 
-def program_of(steps: Sequence[Step]) -> str:
+def program_of(steps: Sequence[ProgramLine]) -> str:
     return "\n".join([*(step.line for step in steps), f"print({steps[-1].name})"]) if steps else ""
 
 
-def run(steps: Sequence[Step]) -> Number | None:
-    """What the program prints, worked out as Python would; None for what it could not work out."""
-    names: dict[str, Number] = {}
-    result: Number | None = None
+def run(steps: Sequence[ProgramLine]) -> GsmNumber | None:
+    """Returns what the program prints, with Python's arithmetic, or None if it would raise an error."""
+    names: dict[str, GsmNumber] = {}
+    result: GsmNumber | None = None
     for step in steps:
         try:
-            result = names[step.name] = _work_out(step.value, names)
+            result = names[step.name] = _evaluate(step.value, names)
         except (ArithmeticError, KeyError):
             return None
     return result
 
 
-def plain(number: Number) -> str:
-    """As one writes an answer: 24 for 24.0."""
+def plain(number: GsmNumber) -> str:
+    """Returns a number as an answer is written: 24 for 24.0."""
     return str(number).removesuffix(".0")
 
 
-def _row(task: Mapping[str, Any], steps: list[Step], seed: int, mistakes: float) -> dict[str, Any]:
-    # A source of its own for each row: the good ones are the same whatever the share of slips.
+def _row(task: Mapping[str, Any], steps: list[ProgramLine], seed: int, mistakes: float) -> dict[str, Any]:
+    # One generator per row, so that good rows do not depend on the share of mistakes.
     rng = random.Random(f"gsm8k demos {seed} {task['id']}")
     slip = rng.random() < mistakes
-    if slip and rng.random() < 0.5 and (wrong := _wrong_end(steps, task["answer"], rng)):
+    if slip and rng.random() < 0.5 and (wrong := _wrong_last_line(steps, task["answer"], rng)):
         steps, slip = wrong, False
     messages = [{"role": "user", "content": task["question"]}]
     if slip:
@@ -151,33 +150,33 @@ def _row(task: Mapping[str, Any], steps: list[Step], seed: int, mistakes: float)
     return {"id": task["id"], "answer": task["answer"], "kind": task["kind"], "messages": messages}
 
 
-def _wrong_end(steps: list[Step], answer: str, rng: random.Random) -> list[Step]:
-    """The same with another operation in the last step; nothing where that changes nothing or cannot be worked out."""
+def _wrong_last_line(steps: list[ProgramLine], answer: str, rng: random.Random) -> list[ProgramLine]:
+    """Returns the program with another operation in its last line, or an empty list if the result is the same or an error."""
     last = steps[-1].value
     if not isinstance(last, ast.BinOp):
         return []
     other = rng.choice(_SWAPPED[type(last.op)])()
-    wrong = [*steps[:-1], Step(steps[-1].name, ast.BinOp(last.left, other, last.right))]
+    wrong = [*steps[:-1], ProgramLine(steps[-1].name, ast.BinOp(last.left, other, last.right))]
     shown = run(wrong)
     return wrong if shown is not None and plain(shown) != answer else []
 
 
 def _guess(answer: str, rng: random.Random) -> str:
-    """A number that is not the answer."""
+    """Returns a number that is not the answer."""
     size = max(10, int(abs(float(answer))))
     return str(next(number for number in iter(lambda: rng.randint(1, 2 * size), 0) if str(number) != answer))
 
 
-def _value(text: str) -> Number:
+def _value(text: str) -> GsmNumber:
     text = text.replace(",", "").rstrip(".")
     try:
         return int(text) if "." not in text else float(text)
     except ValueError:
-        return float("nan")  # equal to nothing
+        return float("nan")  # equals no other number
 
 
 def _read(text: str) -> ast.expr | None:
-    """An expression of + - * / and numbers, or nothing."""
+    """Returns an expression of + - * / and numbers, or None for anything else."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         return tree if _only_arithmetic(tree) else None
@@ -196,31 +195,31 @@ def _only_arithmetic(tree: ast.expr) -> bool:
     return False
 
 
-def _work_out(tree: ast.expr, names: Mapping[str, Number]) -> Number:
+def _evaluate(tree: ast.expr, names: Mapping[str, GsmNumber]) -> GsmNumber:
     match tree:
         case ast.Constant(value=int() | float() as value):
             return value
         case ast.Name(id=name):
             return names[name]
         case ast.UnaryOp(operand=operand):
-            return -_work_out(operand, names)
+            return -_evaluate(operand, names)
         case ast.BinOp(left=left, op=op, right=right):
-            result: Number = _OPERATORS[type(op)](_work_out(left, names), _work_out(right, names))
+            result: GsmNumber = _OPERATORS[type(op)](_evaluate(left, names), _evaluate(right, names))
             return result
     raise KeyError(type(tree).__name__)
 
 
 class _Namer(ast.NodeTransformer):
-    """Puts names for numbers that earlier steps gave; of several with the same result, the newest that nothing has used yet."""
+    """Replaces numbers that earlier lines computed by their names. Of several equal results it takes the newest unused one."""
 
-    def __init__(self, given: set[Number]) -> None:
-        self.given, self.results = given, dict[Number, list[str]]()
+    def __init__(self, given: set[GsmNumber]) -> None:
+        self.given, self.results = given, dict[GsmNumber, list[str]]()
         self._used: set[str] = set()
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         names = self.results.get(node.value, []) if isinstance(node.value, int | float) else []
         unused = [name for name in names if name not in self._used]
-        # A number that the question has too is an earlier result only where nothing has used that one yet.
+        # A number that also stands in the question means an earlier result only if that result is still unused.
         if not names or (not unused and node.value in self.given):
             return node
         name = (unused or names)[-1]
@@ -228,24 +227,24 @@ class _Namer(ast.NodeTransformer):
         return ast.Name(name, ast.Load())
 
 
-def _numbers(tree: ast.expr) -> list[Number]:
+def _numbers(tree: ast.expr) -> list[GsmNumber]:
     return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, int | float)]
 
 
-def _given(question: str) -> set[Number]:
-    """The numbers of the question, in digits and in words."""
+def _given(question: str) -> set[GsmNumber]:
+    """Returns the numbers of the question, in digits and in words."""
     words = _WORD.findall(question.lower())
     return {_value(text) for text in _NUMBER.findall(question)} | {_SPELLED_VALUES[w] for w in words if w in _SPELLED_VALUES}
 
 
-def _known(number: Number, given: set[Number]) -> bool:
+def _known(number: GsmNumber, given: set[GsmNumber]) -> bool:
     return number in given or number in _CUSTOMARY or (isinstance(number, float) and number < 20)  # 0.2, as of 20 %
 
 
 def _name(worked: str, mark: re.Match[str], taken: set[str]) -> str:
-    """After what the number counts, and of whom: two telling words after it in its clause, else one and one before it."""
-    after = _telling(_CLAUSE.split(worked[mark.end() :], maxsplit=1)[0])[:2]
-    before = [word for word in _telling(_SENTENCE.split(worked[: mark.start()])[-1]) if word not in after]
+    """Names a line after what its number counts: two content words after it in its clause, or one after and one before it."""
+    after = _content_words(_CLAUSE.split(worked[mark.end() :], maxsplit=1)[0])[:2]
+    before = [word for word in _content_words(_SENTENCE.split(worked[: mark.start()])[-1]) if word not in after]
     words = after if len(after) == 2 else [*before[: 2 - len(after)], *after]
     others = ([word, *after[:1]] for word in before)
     names = [name for name in map(_joined, [words, *others]) if name] or [f"step_{len(taken) + 1}"]
@@ -257,6 +256,6 @@ def _joined(words: Sequence[str]) -> str:
     return "_".join(words)[:MAX_NAME].rstrip("_")
 
 
-def _telling(text: str) -> list[str]:
+def _content_words(text: str) -> list[str]:
     words = _WORD.findall(_ENDING.sub("", text.lower()))
     return [word for word in words if word not in _EMPTY and len(word) > 1 and word.isascii()]

@@ -1,11 +1,11 @@
-"""Public problem sets in, rows for training out: files in the shape of GSM8K, MBPP and HumanEval, as JSONL or gzipped JSONL.
+"""Loads files in the shape of GSM8K, MBPP and HumanEval (JSONL, also gzipped) as rows for training.
 
     load_gsm8k      question, answer ("... #### 72")                      -> question, answer           for code_answer
     load_mbpp       text, code, test_list                                 -> question, tests            for unit_tests
     load_humaneval  prompt, entry_point, canonical_solution, test         -> question, tests, prelude   for unit_tests
 
-Every row also has `id`, `kind` and, where the file has one, `solution`. A malformed row is refused by its line; nothing is
-fetched, and no code of a file is run here, only compiled.
+Every row also has `id`, `kind` and, if the file has one, `solution`. A malformed row raises DataError with its line. Code of a
+file is compiled and never run; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import Any
 
 from ...errors import DataError
 
-Row = dict[str, Any]
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
 
 
-class Line:
-    """One row as it stands in its file, which knows its line."""
+class DataLine:
+    """One row of a file, with its line number for errors."""
 
     def __init__(self, path: Path, number: int, row: Any) -> None:
         self.where, self.number = f"{path}: line {number}", number
@@ -39,7 +38,7 @@ class Line:
         return DataError(f"{self.where}: {what}")
 
     def text(self, *names: str) -> str:
-        """The first of these fields that is there."""
+        """Returns the first of these fields that the row has. Raises DataError if it has none."""
         for name in names:
             if name in self.row:
                 value = self.row[name]
@@ -55,17 +54,17 @@ class Line:
         return [item.replace("\r\n", "\n") for item in value]
 
     def python(self, source: str, name: str) -> ast.Module:
-        """Source that compiles."""
+        """Returns the syntax tree. Raises DataError for source that is not Python."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old code is full of "\\d" without an r before it, which is not our business
+                warnings.simplefilter("ignore")  # old code is full of "\\d" in plain strings
                 return ast.parse(source)
         except (SyntaxError, ValueError) as error:
             raise self.refuse(f"{name!r} is not Python: {error}") from error
 
 
-def read_lines(path: str | Path) -> Iterator[Line]:
-    """The rows of a JSONL file with their line numbers; blank lines are skipped, an empty file is refused."""
+def read_lines(path: str | Path) -> Iterator[DataLine]:
+    """Yields the rows of a JSONL file. Skips blank lines. Raises DataError for an empty or malformed file."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -84,13 +83,13 @@ def read_lines(path: str | Path) -> Iterator[Line]:
                 row = json.loads(line)
             except (json.JSONDecodeError, RecursionError) as error:
                 raise DataError(f"{path}: line {number} is not valid JSON: {error}") from error
-            yield Line(path, number, row)
+            yield DataLine(path, number, row)
     if empty:
         raise DataError(f"{path}: the file has no rows")
 
 
-def load_gsm8k(path: str | Path) -> list[Row]:
-    """Word problems with a number as their answer: the part after "####"."""
+def load_gsm8k(path: str | Path) -> list[dict[str, Any]]:
+    """Loads word problems. The answer is the number after "####"."""
     rows = []
     for line in read_lines(path):
         worked, mark, answer = line.text("answer").rpartition("####")
@@ -104,8 +103,8 @@ def load_gsm8k(path: str | Path) -> list[Row]:
     return rows
 
 
-def load_mbpp(path: str | Path) -> list[Row]:
-    """Functions to write from one sentence; the first test is shown, so that the name and the arguments are known."""
+def load_mbpp(path: str | Path) -> list[dict[str, Any]]:
+    """Loads functions to write from one sentence. The question shows the first test, for the name and the arguments."""
     rows = []
     for line in read_lines(path):
         tests = line.texts("test_list")
@@ -114,7 +113,7 @@ def load_mbpp(path: str | Path) -> list[Row]:
         for test in tests:
             line.python(test, "test_list")
         shown = line.texts("test_list")[0]
-        row: Row = {
+        row: dict[str, Any] = {
             "id": _id(line, "mbpp"),
             "question": f"{line.text('text', 'prompt').strip()}\nThe code must pass tests such as:\n{shown}",
             "tests": tests,
@@ -127,8 +126,8 @@ def load_mbpp(path: str | Path) -> list[Row]:
     return rows
 
 
-def load_humaneval(path: str | Path) -> list[Row]:
-    """Functions to complete from their signature and docstring. What stands before the function is the row's `prelude`."""
+def load_humaneval(path: str | Path) -> list[dict[str, Any]]:
+    """Loads functions to complete from signature and docstring. What stands before the function is the row's `prelude`."""
     rows = []
     for line in read_lines(path):
         prompt, name, test = line.text("prompt"), line.text("entry_point").strip(), line.text("test")
@@ -140,7 +139,7 @@ def load_humaneval(path: str | Path) -> list[Row]:
         first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
         tests = [f"{test}\ncheck({name})"]
         line.python(tests[0], "test")
-        row: Row = {
+        row: dict[str, Any] = {
             "id": _id(line, "humaneval"),
             "question": f"Complete this function. Reply with all of it.\n```python\n{prompt.strip()}\n```",
             "tests": tests,
@@ -153,5 +152,5 @@ def load_humaneval(path: str | Path) -> list[Row]:
     return rows
 
 
-def _id(line: Line, kind: str) -> str:
+def _id(line: DataLine, kind: str) -> str:
     return f"{kind}/{str(line.row.get('task_id', line.number)).rpartition('/')[2]}"

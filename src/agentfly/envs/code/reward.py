@@ -1,18 +1,13 @@
 """Rewards of the code world: the final answer, what a program prints, and unit tests.
 
     code_answer   the answer is the expected one: the same number, list or word
-    code_output   the program, run again in a fresh session, prints the expected output
-    unit_tests    the code passes the tests of the task, which run in another session than the code
+    code_output   the program, run again in a new session, prints the expected output
+    unit_tests    the code passes the task's tests, which run in another session than the code (see `isolated`)
 
-A program is the fenced block of the final reply or, where that has none, the cells that the chain ran. It is scored in a
-session that no chain has touched. Unit tests run apart (see `apart`): the solution only ever sees the arguments of a call, and
-what it gives back is compared as plain data where it cannot look. Printing, exiting, replacing built-in functions, searching
-frames or memory, and objects that equal everything earn nothing.
-
-Tests that hand something to the solution that is not plain data, a function say, cannot be split. They run beside it in one
-session, and the component `apart` is 0: compiled before the solution runs, wiped from where it could look, each that passes
-leaves a digest of a secret. There code that searches its own process for that secret is not stopped, nor objects that equal
-everything; `beside=False` refuses such tasks.
+A program is the fenced block of the final reply or, without one, the cells that the chain ran. It is scored in a session that
+no chain has used. Tests that hand a solution more than plain data, for example a function, cannot run isolated. They run beside
+the solution in one session, and the component `apart` is 0. There, code that searches its process for the tests' nonce is not
+stopped, nor are objects that equal everything; `beside=False` refuses such tasks.
 """
 
 from __future__ import annotations
@@ -22,46 +17,38 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Any
 
 from ...errors import ConfigError, WorldError, blame
 from ...rewards import Reward
 from ...rewards.answers import alternatives
-from ...rewards.code_tests import extract_code, read_tests
+from ...rewards.code_tests import RUN_TESTS, count_reported, extract_code, output_lines, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
 from ...rewards.math_equal import math_equal
 from ...types import Trajectory
-from .apart import count_apart
 from .env import read_code
+from .isolated.run import count_isolated
 from .session import CellResult, session
 
 _MATH_WORDS = re.compile(r"sqrt|frac|pi|sin|cos|tan|log|ln|exp|infty?|text|cdot|times")
-_DIGEST = 16  # characters, as in HARNESS
+_DIGEST_CHARS = 16  # of each digest, because a session cuts the value of a cell
 
-# Run as one cell; its value is the list of digests. The payload is not a name of the namespace that the solution sees.
-HARNESS = r"""
-def _run(given):
-    import hashlib, json, linecache
+# Runs as one cell, whose value is the list of digests. The payload is no name of the namespace that the solution sees.
+_CELL = (
+    RUN_TESTS
+    + r"""
+def _main(given):
+    import json, linecache
     nonce, prelude, code, tests = json.loads(given)
     given = None
-    linecache.clearcache()
-    digest, run, passed = hashlib.sha256, exec, []
+    linecache.clearcache()  # it holds the source of this cell, and with it the payload
+    passed = []
     keep = passed.append
-    rest = [(compile(test, "<test>", "exec"), f"{nonce} {number}".encode()) for number, test in enumerate(tests)]
-    nonce = tests = None
-    space = {"__name__": "solution"}
-    for source, name in ((prelude, "<prelude>"), (code, "<solution>")):
-        run(compile(source, name, "exec"), space)
-    for test, secret in rest:
-        try:
-            run(test, space)
-        except BaseException:
-            continue
-        keep(digest(secret).hexdigest()[:16])
+    _run_tests(nonce, [(prelude, "<prelude>"), (code, "<solution>")], tests, lambda text: keep(text[:DIGEST_CHARS]))
     return " ".join(passed)
-"""
+""".replace("DIGEST_CHARS", str(_DIGEST_CHARS))
+)
 
 
 def _code_answer(prediction: str, answer: Any) -> float:
@@ -70,7 +57,7 @@ def _code_answer(prediction: str, answer: Any) -> float:
 
 
 def same(found: str, expected: str) -> bool:
-    """Words must be the same to the letter; numbers, formulas and lists may be written otherwise."""
+    """Whether two answers agree. Words must be equal to the letter; numbers, formulas and lists may be written differently."""
     found, expected = _bare(found), _bare(expected)
     if not found or not expected:
         return False
@@ -85,13 +72,13 @@ def same(found: str, expected: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """Without white space, back-ticks and quotes around it."""
+    """Returns the text without white space, back-ticks and quotes around it."""
     text = text.strip().strip("`").strip()
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def _listed(text: str) -> list[Any] | None:
-    """A list or tuple as Python writes it. "3, 4" is one, "1,234" is not."""
+    """Returns a list or tuple in Python's notation, or None. "3, 4" is one, "1,234" is not."""
     if len(text) > 10_000 or not re.search(r"^[\[(]|, ", text):
         return None
     try:
@@ -108,7 +95,7 @@ code_answer = FunctionReward(_code_answer, name="code_answer")
 def code_output_reward(timeout_s: float = 10.0, field: str = "answer", tier: str | None = None) -> Reward:
     """1 if the program, run in a fresh session, prints (or ends with the value of) the field `answer`.
 
-    `timeout_s` is for all its cells together, `field` names the field with the expected output, `tier` the kind of session.
+    `timeout_s` is for one cell, `field` names the field with the expected output, `tier` is the kind of session.
     """
     _check("code_output", timeout_s)
 
@@ -120,7 +107,9 @@ def code_output_reward(timeout_s: float = 10.0, field: str = "answer", tier: str
         if result is None or result.error or result.timed_out or not result.alive:
             return 0.0
         shown = (result.stdout if result.stdout.strip() else result.value or "").strip()
-        return float(any(_lines(shown) == _lines(text) or same(shown, text) for text in alternatives(fields[field])))
+        return float(
+            any(output_lines(shown) == output_lines(text) or same(shown, text) for text in alternatives(fields[field]))
+        )
 
     code_output.__doc__ = code_output_reward.__doc__
     return FunctionReward(code_output, name="code_output", timeout_s=timeout_s + 60.0, needs=(field,))
@@ -130,10 +119,10 @@ def code_output_reward(timeout_s: float = 10.0, field: str = "answer", tier: str
 def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str | None = None, beside: bool = True) -> Reward:
     """1 if the code passes every test of the field `tests`, which run in another session than the code.
 
-    `tests` is assert code or a list of such. `timeout_s` is for all of them, `partial` gives the share that passed instead,
-    `tier` is the kind of session. The optional field `prelude` is run before the solution, and before the tests. The component
-    `apart` is 0 where the tests could not be kept apart and ran beside the solution in one session; `beside=False` makes that
-    an error, for tasks whose tests must not be cheated.
+    `tests` is assert code or a list of such. `timeout_s` is for all of them. With `partial` the reward is the share that
+    passed. `tier` is the kind of session. The optional field `prelude` runs before the solution and before the tests. The
+    component `apart` is 0 if the tests could not run isolated and ran beside the solution in one session; `beside=False` makes
+    that an error.
     """
     _check("unit_tests", timeout_s)
 
@@ -144,13 +133,13 @@ def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str 
         code = "\n".join(program_of(prediction, trajectory) or [prediction])
         passed, apart = 0, 1.0
         if code.strip() and not read_code(code)[1]:
-            verdict = await count_apart(code, asserts, prelude, timeout_s, tier)
+            verdict = await count_isolated(code, asserts, prelude, timeout_s, tier)
             if verdict.passed is not None:
                 passed = verdict.passed
             elif beside:
                 apart, passed = 0.0, await count_beside(code, asserts, prelude, timeout_s, tier)
             else:
-                raise ValueError(f"the tests cannot run apart from the solution: {verdict.why}; allow it with beside=True")
+                raise ValueError(f"the tests cannot run isolated from the solution: {verdict.why}; allow it with beside=True")
         share = passed / len(asserts)
         return {"reward": share if partial else float(share == 1.0), "passed": share, "tests": len(asserts), "apart": apart}
 
@@ -159,18 +148,17 @@ def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str 
 
 
 async def count_beside(code: str, tests: Sequence[str], prelude: str, timeout_s: float, tier: str | None) -> int:
-    """How many tests pass after `code`. They run in order, in the same fresh session as the code."""
+    """Counts the tests that pass after `code`. They run in order, in the same new session as the code."""
     nonce = secrets.token_hex(16)
     payload = json.dumps([nonce, prelude, code, list(tests)])
-    result = await _run_fresh([f"{HARNESS}\n_run({payload!r})"], timeout_s, tier)
+    result = await _run_fresh([f"{_CELL}\n_main({payload!r})"], timeout_s, tier)
     if result is None or result.error or result.timed_out or result.value is None:
         return 0
-    said = set(result.value.strip("'\"").split())
-    return sum(sha256(f"{nonce} {number}".encode()).hexdigest()[:_DIGEST] in said for number in range(len(tests)))
+    return count_reported(nonce, len(tests), set(result.value.strip("'\"").split()), _DIGEST_CHARS)
 
 
 def program_of(prediction: str, trajectory: Trajectory) -> list[str]:
-    """The fenced block of the final reply; where there is none, the cells that the chain ran; empty where it ran none."""
+    """Returns the fenced block of the final reply; without one, the cells that the chain ran."""
     if "```" in prediction:
         return [extract_code(prediction)]
     return [
@@ -182,7 +170,7 @@ def program_of(prediction: str, trajectory: Trajectory) -> list[str]:
 
 
 async def _run_fresh(cells: Sequence[str], timeout_s: float, tier: str | None) -> CellResult | None:
-    """Cells in a session of their own: the result of the last one, or of the one that ended the session."""
+    """Runs cells in a new session. Returns the result of the last one, or of the one that ended the session."""
     result: CellResult | None = None
     with blame(WorldError, "the session of a reward failed"):
         async with session(tier) as fresh:
@@ -191,10 +179,6 @@ async def _run_fresh(cells: Sequence[str], timeout_s: float, tier: str | None) -
                 if not result.alive or result.timed_out:
                     break
     return result
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
 
 
 def _check(name: str, timeout_s: float) -> None:

@@ -1,11 +1,11 @@
-"""Where cells run: `open_session(tier)` gives a fresh Python session, and this file alone knows how each kind is had.
+"""Where cells run: `open_session(tier)` opens a Python session. Only this file knows how each kind of session is made.
 
-    namespace, landlock, process     a fork of this machine's sandbox server, which all sessions of one tier and loop share
-    docker:IMAGE, enroot:NAME        a container of its own, in which a plain session runs
-    remote:URL                       a session of `agentfly envs serve code`, which says which tier it has
+    namespace, landlock, process     a fork of this machine's sandbox server, shared by all sessions of one tier and loop
+    docker:IMAGE, enroot:NAME        a plain session in a separate container
+    remote:URL                       a session of `agentfly envs serve code`, which reports its tier
 
-Further options of a container or a server (`memory_mb`, `token_env`, ...) are those of the placements of the same kind. A tier
-that cannot be had here is a ConfigError that names the cure; none weaker is taken in its place, and none below `min_tier`.
+Options of a container or a server (`memory_mb`, `token_env`, ...) are those of the placements of the same kind. A tier that
+does not work here raises ConfigError with what to enable. A weaker tier is never taken instead, and none below `min_tier`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from ...errors import ConfigError, WorldError
+from ...plugins import resolve
 from ...resources.backends.options import read_placement
-from ...resources.sandbox.host import SandboxServer
 from ...resources.sandbox.limits import TIERS, CellResult
+from ...resources.sandbox.server import SandboxServer
 from ...resources.sandbox.session import SandboxSession
-from ...resources.sandbox.shared import Shared, borrow
+from ...resources.sandbox.shared_server import SharedServer, borrow
 from ...resources.sandbox.tiers import FAR, ORDER, WORDS, is_below, least_local, not_stopped
 from ...resources.spec import Spec
 
-__all__ = ["CellResult", "Session", "check_tier", "open_session", "session"]
+__all__ = ["CellResult", "CodeSession", "check_tier", "open_session", "session"]
 log = logging.getLogger(__name__)
 SLACK_S = 30.0
-"""What a far session may take beyond a cell's own limit before it is given up: its own interruption, and the way."""
-_INSIDE = {"docker": "image", "enroot": "image", "remote": "url"}
+"""How long a container or server may take beyond a cell's limit, to interrupt the cell and to answer."""
+_REQUIRED = {"docker": "image", "enroot": "image", "remote": "url"}
 
 
-class Session(Protocol):
-    """One namespace of Python, which nobody else can see. What `run` gives back says whether the session is still `alive`."""
+class CodeSession(Protocol):
+    """One private Python namespace. The result of `run` says whether the session is still `alive`."""
 
     tier: str
 
@@ -50,7 +51,7 @@ class Session(Protocol):
 def check_tier(
     tier: str | None, min_tier: str | None = None, place: Mapping[str, Any] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
-    """The tier's name and the options of its place, all of them checked. Nothing is started."""
+    """Returns the tier's name and the checked options of its place. Starts nothing. Raises ConfigError."""
     name, _, rest = (tier or "").partition(":")
     if tier is not None and (name not in (*TIERS, *FAR) or (rest and name not in FAR)):
         raise ConfigError(f"no tier of sessions is called {tier!r}; there are {', '.join((*reversed(TIERS), *FAR))}")
@@ -64,11 +65,11 @@ def check_tier(
             raise ConfigError(f"place is for the tiers {', '.join(FAR)}; the tier {name or 'namespace'!r} has none: remove it")
         return (tier and name), {}
     if rest:
-        if _INSIDE[name] in options:
-            raise ConfigError(f"{_INSIDE[name]} is named twice, in the tier {tier!r} and in place")
-        options[_INSIDE[name]] = rest
-    if _INSIDE[name] not in options:
-        raise ConfigError(f"the tier {name!r} needs more: write {name}:{_INSIDE[name].upper()}")
+        if _REQUIRED[name] in options:
+            raise ConfigError(f"{_REQUIRED[name]} is named twice, in the tier {tier!r} and in place")
+        options[_REQUIRED[name]] = rest
+    if _REQUIRED[name] not in options:
+        raise ConfigError(f"the tier {name!r} needs more: write {name}:{_REQUIRED[name].upper()}")
     if "limit_s" in options or "engine" in options:
         raise ConfigError(
             "limit_s and engine are not options of an interpreter's place: it has limit_s, and the tier is the engine"
@@ -79,15 +80,17 @@ def check_tier(
     return name, options
 
 
-async def open_session(tier: str | None = None, min_tier: str | None = None, place: Mapping[str, Any] | None = None) -> Session:
-    """A fresh session of the named tier; without a name, of the strictest one."""
+async def open_session(
+    tier: str | None = None, min_tier: str | None = None, place: Mapping[str, Any] | None = None
+) -> CodeSession:
+    """Opens a session of this tier; by default of the strictest one."""
     name, options = check_tier(tier, min_tier, place)
     if name in FAR:
-        return await _open_far(name, min_tier, options)
+        return await _open_remote(name, min_tier, options)
     least = None if min_tier is None else least_local(min_tier, TIERS)
     server, shared = await borrow(name, least)
     try:
-        return _Lent(await server.session(), server, shared)
+        return _SandboxedSession(await server.session(), server, shared)
     except BaseException:
         shared.leave()
         raise
@@ -96,8 +99,8 @@ async def open_session(tier: str | None = None, min_tier: str | None = None, pla
 @contextlib.asynccontextmanager
 async def session(
     tier: str | None = None, min_tier: str | None = None, place: Mapping[str, Any] | None = None
-) -> AsyncIterator[Session]:
-    """A fresh session that is closed at the end of the block."""
+) -> AsyncIterator[CodeSession]:
+    """Opens a session and closes it at the end of the block."""
     opened = await open_session(tier, min_tier, place)
     try:
         yield opened
@@ -105,10 +108,10 @@ async def session(
         await opened.close()
 
 
-class _Lent:
-    """A session that is counted, so that its server knows when it is idle."""
+class _SandboxedSession:
+    """A session of this machine's sandbox, counted as a user of its server, which ends when it has none."""
 
-    def __init__(self, inner: SandboxSession, server: SandboxServer, shared: Shared) -> None:
+    def __init__(self, inner: SandboxSession, server: SandboxServer, shared: SharedServer) -> None:
         self.inner, self.shared = inner, shared
         self.tier, self.report = server.tier, server.report
         self.counted = True
@@ -123,51 +126,51 @@ class _Lent:
         await self.inner.close()
 
 
-# ---- in a container, or on another machine ---------------------------------------------------------------------------------
+# ---- in a container, or on another machine ----
 
-_homes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
+_backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], Any]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)
 
 
 def _backend(tier: str, options: dict[str, Any]) -> Any:
-    """One for each place and loop; the first says what it stops."""
+    """Returns the backend of this place and loop. The first call logs what the tier stops and does not stop."""
     from ...resources.backends.registry import backend_of
-    from .env import CodeInterpreter
 
-    homes = _homes.setdefault(asyncio.get_running_loop(), {})
+    backends = _backends.setdefault(asyncio.get_running_loop(), {})
     key = tier, json.dumps(options, sort_keys=True)
-    if key not in homes:
+    if key not in backends:
+        interpreter = resolve("envs", "code")  # by name: `env` imports this file
         if tier == "remote":
-            spec = Spec(name="code", make=CodeInterpreter, placement="http", place=options)
+            spec = Spec(name="code", make=interpreter, placement="http", place=options)
         else:
-            inner = {"tier": "process"}  # the container is the wall
-            spec = Spec(name="code", make=CodeInterpreter, options=inner, placement="container", place=options)
-        homes[key] = backend_of(spec)
+            inner = {"tier": "process"}  # the container isolates it
+            spec = Spec(name="code", make=interpreter, options=inner, placement="container", place=options)
+        backends[key] = backend_of(spec)
         log.info("%s", " ".join((WORDS[tier], *not_stopped(tier, {}))))
-    return homes[key]
+    return backends[key]
 
 
-async def _open_far(tier: str, min_tier: str | None, options: dict[str, Any]) -> Session:
-    home = _backend(tier, options)
-    instance = home.create(next(_numbers))
+async def _open_remote(tier: str, min_tier: str | None, options: dict[str, Any]) -> CodeSession:
+    backend = _backend(tier, options)
+    instance = backend.create(next(_numbers))
     try:
-        async with asyncio.timeout(home.spec.start_timeout_s):
+        async with asyncio.timeout(backend.spec.start_timeout_s):
             await instance.start()
             got, report = tier, (WORDS[tier], *not_stopped(tier, {}))
             if tier == "remote":
-                got, theirs = await _look(instance, min_tier)
+                got, theirs = await _server_tier(instance, min_tier)
                 report += theirs
     except TimeoutError:
         await instance.close(10)
-        raise WorldError(f"a session of the tier {tier!r} did not come up within {home.spec.start_timeout_s:g} s") from None
+        raise WorldError(f"a session of the tier {tier!r} did not come up within {backend.spec.start_timeout_s:g} s") from None
     except BaseException:
         await instance.close(10)
         raise
-    return _Far(instance, got, report, here=tier != "remote")
+    return _RemoteSession(instance, got, report, here=tier != "remote")
 
 
-async def _look(instance: Any, min_tier: str | None) -> tuple[str, tuple[str, ...]]:
-    """What a server says of its own sessions; weaker ones than we want are refused."""
+async def _server_tier(instance: Any, min_tier: str | None) -> tuple[str, tuple[str, ...]]:
+    """Returns the tier and the report of a server's sessions. Raises ConfigError if they are weaker than `min_tier`."""
     about = await instance.call("about", (), {})
     theirs, report = (about.get("tier"), about.get("report")) if isinstance(about, dict) else (None, None)
     if theirs not in ORDER or not isinstance(report, list):
@@ -181,8 +184,8 @@ async def _look(instance: Any, min_tier: str | None) -> tuple[str, tuple[str, ..
     return theirs, tuple(f"There: {sentence}" for sentence in report)
 
 
-class _Far:
-    """A session behind a wire, in an instance of its own; `here`: on this machine."""
+class _RemoteSession:
+    """A session in a container (`here`: on this machine) or on a server, in a separate instance."""
 
     def __init__(self, instance: Any, tier: str, report: tuple[str, ...], here: bool) -> None:
         self.instance, self.tier, self._report, self._here = instance, tier, report, here
@@ -200,14 +203,14 @@ class _Far:
         except WorldError as error:
             self.instance.abandon()
             if not self._here:
-                raise  # a server that is gone is the world's failure; a container may well have died of the cell
+                raise  # a server that is gone is the world's failure; a container may have died of the cell
             return _lost(str(error))
         except BaseException:
             self.instance.abandon()
             raise
         if not isinstance(result, CellResult):
             self.instance.abandon()
-            raise WorldError("the far session sent something that is not the result of a cell")
+            raise WorldError("the remote session sent something that is not the result of a cell")
         return result
 
     async def close(self) -> None:

@@ -1,8 +1,7 @@
-"""The solver of the code world: a task in, the cells that solve it out.
+"""The solver of the code world: returns the cells that solve a task.
 
-Every program is written from the task's field `given` and prints the answer last. Some need several cells, each of which uses
-what the cells before it have defined. Rows of the loaders carry their own `solution`, which is then the one cell. A task that
-has neither is refused: nobody wrote a solution for it.
+Programs are written from the task's field `given` and print the answer last; some need several cells. Rows of the loaders have
+a `solution`, which is the only cell. A task with neither raises ConfigError.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from ...errors import ConfigError
 from ...types import Task
 
-# One string per cell. {name} is the value as Python writes it; {expression} is the text of an arithmetic expression.
+# One string per cell. {name} is replaced by the repr of the value, {expression} by the text of an arithmetic expression.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "expression": ("print({expression})",),
     "remainder": ("print({a} % {b})",),
@@ -72,7 +71,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
 
 
 def solve(task: Task | Mapping[str, Any]) -> list[str]:
-    """Cells to run one after the other in one session; the last one prints the answer (or defines what the tests ask for)."""
+    """Returns cells to run in order in one session. The last one prints the answer, or defines what the tests use."""
     fields = task.fields if isinstance(task, Task) else task
     if fields.get("solution"):
         return [str(fields["solution"])]
@@ -83,6 +82,6 @@ def solve(task: Task | Mapping[str, Any]) -> list[str]:
 
 
 def write(kind: str, given: Mapping[str, Any]) -> list[str]:
-    """The program of one kind of task, with its numbers and words filled in."""
+    """Returns the program of one kind of task, with its numbers and words filled in."""
     values = {name: str(value) if name == "expression" else repr(value) for name, value in given.items()}
     return [cell.format_map(values) for cell in PROGRAMS[kind]]

@@ -1,8 +1,7 @@
 """Seeded tasks that a program solves: arithmetic, strings, lists and small algorithms.
 
-In: a split, a count and a seed. Out: rows `{"question", "answer", "kind", "family", "given"}`. `given` holds the numbers and
-words of the question, for solvers; the model never sees it. A question belongs to exactly one split, whatever the seed: the
-split is a hash of its text. This file runs no code of anybody's and knows no model.
+Rows are `{"question", "answer", "kind", "family", "given"}`. `given` holds the numbers and words of the question for solvers;
+the model never sees it. A question belongs to exactly one split, whatever the seed: the split is a hash of its text.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import ConfigError
-from .kinds import EASY, KINDS, Given, Kind
+from .task_kinds import EASY, KINDS, Given, TaskKind
 
-Split = Literal["train", "validation", "test"]
+CodeSplit = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
 DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
 MAX_COUNT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CodeProblem:
     """One drawn task."""
 
-    kind: Kind
+    kind: TaskKind
     given: Given
     question: str
 
@@ -35,31 +34,31 @@ class Problem:
         return str(self.kind.answer(self.given))
 
 
-def code_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def code_tasks(split: CodeSplit, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Tasks of every kind, such as "How many divisors does 360 have?"."""
     return _rows(tuple(KINDS), split, count, seed)
 
 
-def easy_code_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def easy_code_tasks(split: CodeSplit, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Tasks that one line of Python solves, such as "What is the sum of [31, 8, 77]?"."""
     return _rows(EASY, split, count, seed)
 
 
-def draw(rng: random.Random, kinds: Sequence[str] = tuple(KINDS)) -> Problem:
-    """One task, of whatever split."""
+def draw(rng: random.Random, kinds: Sequence[str] = tuple(KINDS)) -> CodeProblem:
+    """Draws one task, of any split."""
     kind = KINDS[rng.choice(kinds)]
     given = kind.draw(rng)
-    return Problem(kind, given, rng.choice(kind.asks).format(**_shown(given)))
+    return CodeProblem(kind, given, rng.choice(kind.asks).format(**_shown(given)))
 
 
 def split_of(question: str) -> str:
-    """The one split that a question belongs to: 80 % train, 10 % validation, 10 % test."""
+    """Returns the split of a question: 80 % are train, 10 % validation, 10 % test."""
     bucket = zlib.crc32(question.encode()) % 10
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
 def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists of words are written as people write them; lists of numbers as Python does."""
+    """Returns the values as a question shows them: lists of words with commas, lists of numbers in Python's notation."""
     return {
         name: ", ".join(value) if isinstance(value, list) and isinstance(value[0], str) else value
         for name, value in given.items()

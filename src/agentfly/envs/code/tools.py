@@ -1,8 +1,7 @@
-"""`code_interpreter(code)`: the model's way into the chain's `CodeInterpreter`.
+"""`code_interpreter(code)`: the tool that runs the model's code in the chain's `CodeInterpreter`.
 
-In: code as the model wrote it. Out: an observation: what was printed, the value of the last expression, a short traceback, each
-cut in the middle where it is long, and a line in brackets where the model must know more (out of time, session replaced). The
-interpreter is lent to the chain because the tool asks for one; nothing here runs code itself.
+The observation holds what was printed, the value of the last expression and a short traceback, each cut in the middle if it is
+long, and a line in brackets if the model must know more (out of time, session replaced).
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from .session import CellResult
 
 HEAD, TAIL = 4_000, 2_000
 LONGEST_S = 24 * 3600.0
-"""The deadline of a tool whose cells follow the interpreter's `limit_s`: the ones that count are that, and its pool's."""
+"""The deadline of a tool without its own limit. The interpreter's `limit_s` and the pool's deadline apply before it."""
 
 
 def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float | None = None) -> Tool:
-    """The tool under another name, or with its own time limit for a cell instead of the interpreter's `limit_s`."""
+    """Returns the tool under another name, or with a time limit for a cell in place of the interpreter's `limit_s`."""
 
     async def code_interpreter(code: str, interpreter: CodeInterpreter) -> ToolResult:
         """Run Python code. Variables are kept between calls; what is printed and the value of the last line come back.
@@ -28,7 +27,7 @@ def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float | No
             code: Python code
         """
         result = await interpreter.run(code, limit_s)
-        # An interpreter that lives elsewhere does not say what its limit is.
+        # The proxy of an interpreter in another process has no `limit_s`.
         limit = getattr(interpreter, "limit_s", None) if limit_s is None else limit_s
         return ToolResult(
             observation=describe(result, limit),
@@ -36,13 +35,13 @@ def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float | No
             error="timeout" if result.timed_out else None,
         )
 
-    # Stateful: the cells of one turn run in the order the model wrote them in. The tool's own deadline is the last resort.
+    # Stateful: the cells of one turn run in the order in which the model wrote them.
     timeout_s = LONGEST_S if limit_s is None else limit_s + GRACE_S
     return tool(code_interpreter, name=name, stateful=True, timeout_s=timeout_s, register=False)
 
 
 def describe(result: CellResult, limit_s: float | None) -> str:
-    """What the model reads."""
+    """Returns what the model reads."""
     limit = "its time limit" if limit_s is None else f"{limit_s:g} s"
     parts = ["[a new session was started; earlier variables are lost]" if result.replaced else ""]
     parts += [shorten(text.rstrip("\n")) for text in (result.stdout, result.stderr, result.value) if text]
@@ -60,18 +59,18 @@ def describe(result: CellResult, limit_s: float | None) -> str:
 
 
 def shorten(text: str) -> str:
-    """The beginning and the end of a long text, and how much is missing between them."""
+    """Returns the beginning and the end of a long text, and how much is missing between them."""
     text = clean(text)
-    if len(text) <= HEAD + TAIL + 100:  # a text that was shortened once is not shortened again
+    if len(text) <= HEAD + TAIL + 100:  # so that a shortened text is not shortened again
         return text
     return f"{text[:HEAD]}\n[... {len(text) - HEAD - TAIL:,} characters left out ...]\n{text[-TAIL:]}"
 
 
 def _reason(error: str | None) -> str:
-    """Why a session ended, without the sentence around it, which the model reads anyway."""
+    """Returns why a session ended, without the words around it that `describe` adds."""
     return (error or "it is gone").removeprefix("the session has ended and its variables are lost: ")
 
 
 code_interpreter = code_interpreter_tool()
 python = code_interpreter_tool(name="python")
-"""The same under the name that `CodeAgent` calls."""
+"""The same tool under the name that `CodeAgent` calls."""

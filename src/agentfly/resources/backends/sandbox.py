@@ -18,7 +18,7 @@ from ..rpc.client import Worker
 from ..rpc.frames import HEADER, HELLO_ID, Reply, pack_hello
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
-from ..sandbox.shared import NUMERIC, Shared, borrow
+from ..sandbox.shared_server import NUMERIC, SharedServer, borrow
 from ..spec import Spec
 from .bundle import bundle_of, hello_of
 from .options import SandboxOptions
@@ -35,7 +35,7 @@ class SandboxWorker(Worker):
     def __init__(self, spec: Spec, options: SandboxOptions) -> None:
         super().__init__(spec.name)
         self._spec, self._options = spec, options
-        self._shared: Shared | None = None
+        self._shared: SharedServer | None = None
         self._session: SandboxSession | None = None
         self._failure = bytearray()
 

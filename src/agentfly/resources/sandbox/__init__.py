@@ -1,31 +1,24 @@
-"""A sandbox for Python sessions: a fork server, sessions behind walls, one event loop that drives thousands of them.
+"""A sandbox for Python sessions: `SandboxServer.start()` gives a server, `server.session()` a session, `session.run(code,
+timeout_s)` a `CellResult`. One event loop in the trainer drives thousands of sessions.
 
-`SandboxServer.start()` gives a server that says which tier it got; `server.session()` a session; `session.run(code,
-timeout_s)` a `CellResult`. The names load late: the server process imports this package too, and must stay small.
+    trainer                 server.py (SandboxServer), session.py (SandboxSession), shared_server.py
+      |  starts             the code of all processes below is in runtime/
+      v
+    supervisor              not isolated; makes namespaces and cgroups, ends the fork server with the trainer, cleans up
+      |  forks
+      v
+    fork server             process 1 of a PID namespace; has the interpreter and numpy loaded, sees only the system's libraries
+      |  forks, once per session
+      v
+    session                 isolated from the trainer, from the machine and from other sessions; runs cells
+
+    trainer <-- control socket: commands, exits --> fork server        trainer <-- one socket each: cells, replies --> session
+
+What a session says is data to check. How it ended is what the fork server saw of it, and time is the trainer's clock.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .host import SandboxServer
-    from .limits import TIERS, CellResult, SandboxLimits
-    from .session import SandboxSession
+from .limits import TIERS, CellResult, SandboxLimits
+from .server import SandboxServer
+from .session import SandboxSession
 
 __all__ = ["TIERS", "CellResult", "SandboxLimits", "SandboxServer", "SandboxSession"]
-_WHERE = {
-    "SandboxServer": "host",
-    "SandboxSession": "session",
-    "SandboxLimits": "limits",
-    "CellResult": "limits",
-    "TIERS": "limits",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_WHERE[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""What a session may use, and what a cell gives back. Values only: this file knows no kernel and no socket."""
+"""What a session may use, and what a cell returns. Values only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ TIERS = ("process", "landlock", "namespace")  # weakest first
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Per session. `memory_mb` is what a session may take on top of the preloaded interpreter, all its processes together
-    where a cgroup or the watchdog can add them up; `disk_mb` and `inodes` bound its private /tmp; `cpu_s` is its lifetime's
-    CPU time per process; `output_chars` cuts stdout, stderr and the shown value each; `grace_s` is how long an interrupted
-    cell has to come back before it is killed."""
+    """Limits of one session. `memory_mb` is on top of the preloaded interpreter, for all its processes together where a cgroup
+    or the watchdog can add them up. `disk_mb` and `inodes` bound its private /tmp. `cpu_s` is CPU time per process over the
+    session's life. `output_chars` limits stdout, stderr and the shown value each. An interrupted cell has `grace_s` to reply
+    before its session is killed."""
 
     memory_mb: int = 512
     disk_mb: int = 64
@@ -33,9 +33,9 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell printed and came to. `value` is the repr of its last expression, `error` a short traceback or the sentence
-    why the session ended, `images` PNG bytes. `timed_out` and `alive` are the host's own observations, never the session's
-    words; `replaced` says that the cell ran in a new session because the one before it was lost."""
+    """The outcome of a cell. `value` is the repr of its last expression, `error` a short traceback or why the session ended,
+    `images` PNG bytes. `timed_out` and `alive` are what the trainer observed, never what the session claims. `replaced` says
+    that the cell ran in a new session because the one before it was lost."""
 
     stdout: str = ""
     stderr: str = ""

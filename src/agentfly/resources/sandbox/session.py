@@ -1,7 +1,7 @@
-"""The host's side of one session: a non-blocking socket on the event loop, one cell at a time.
+"""The trainer's side of one session: a non-blocking socket on the event loop, one cell at a time.
 
-What the session says is data to be checked: a frame that is too long, malformed, unasked for or of the wrong type ends it.
-Whether the cell timed out and how the session ended is known from the host's clock and the server's waitpid alone.
+A reply is data to check: one that is too long, malformed, unasked for or of the wrong type ends the session. Whether a cell
+timed out and how the session ended is decided by the trainer's clock and the fork server's waitpid alone.
 """
 
 from __future__ import annotations
@@ -11,27 +11,40 @@ import base64
 import binascii
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...errors import WorldError
-from .limits import CellResult
-from .protocol import CELL, CHUNK, INTERRUPT, KILL, LENGTH, QUICK, SLOW
-
-if TYPE_CHECKING:
-    from .host import SandboxServer
+from ...tools.python.cells import CELL, CHUNK, LENGTH
+from .limits import CellResult, SandboxLimits
+from .runtime.protocol import INTERRUPT, KILL, MAX_IMAGES, QUICK, SLOW
 
 MAX_CODE_CHARS = 2_000_000
 SLOW_S = 0.02
-MAX_IMAGES, MAX_IMAGE_CHARS = 4, 2_000_000
+"""A cell that still runs after this time is not a short call: its session gets longer time slices, and yields to short ones."""
+MAX_IMAGE_CHARS = 2_000_000
 _decode = json.JSONDecoder().raw_decode
+
+
+class SessionControl(Protocol):
+    """What a session needs of its server."""
+
+    limits: SandboxLimits
+    start_timeout_s: float
+    ended: str | None
+
+    def command(self, op: int, number: int) -> None: ...
+
+    def count(self, name: str) -> None: ...
+
+    def cell_started(self, session: SandboxSession, cell: int) -> None: ...
 
 
 class SandboxSession:
     """Made by `SandboxServer.session()`."""
 
-    def __init__(self, server: SandboxServer, number: int, channel: socket.socket) -> None:
+    def __init__(self, server: SessionControl, number: int, channel: socket.socket) -> None:
         self.number = number
-        self.ended: str | None = None  # why, once it has
+        self.ended: str | None = None  # the reason, once the session has ended
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._channel = channel
@@ -39,14 +52,14 @@ class SandboxSession:
         self._outgoing = memoryview(b"")
         self._blocked = False
         self._waiter: asyncio.Future[dict[str, Any] | None] | None = None
-        self._signalled: asyncio.Future[None] | None = None
-        self._gone: asyncio.Future[None] = self._loop.create_future()  # the server has reaped it
+        self._signalled: asyncio.Future[None] | None = None  # done when the fork server has sent SIGINT
+        self._gone: asyncio.Future[None] = self._loop.create_future()  # done when the fork server has reaped it
         self._timer: asyncio.TimerHandle | None = None
         self._late = self._slow = False
-        self._known = False  # whether the end has been told
+        self._reported = False  # whether a result has told the caller about the end
         self._deadline = 0.0
         self._cell = 0
-        # Two outputs and an error and a value, every character escaped, the images, and room for the names.
+        # Two outputs, an error and a value, every character escaped; the images; and room for the names.
         self._max_frame = 4 * 6 * (server.limits.output_chars + 100) + MAX_IMAGES * MAX_IMAGE_CHARS + 100_000
         self._loop.add_reader(channel.fileno(), self._on_readable)
 
@@ -55,11 +68,13 @@ class SandboxSession:
         return self.ended is None
 
     async def run(self, code: str, timeout_s: float = 30.0) -> CellResult:
-        """Run one cell. A cell that takes longer is interrupted; one that does not stop is ended with its session.
-        Cancelling the call ends the session. WorldError when the session is known to have ended, or its server has; one that
-        ended by itself since the last cell is the code's own doing, and gives a result that is not `alive`."""
+        """Runs one cell. A cell that takes longer than `timeout_s` is interrupted; if it does not stop, its session is killed.
+
+        Cancelling the call ends the session. Raises WorldError if the server has ended, or if an earlier result already said
+        that the session ended. A session that ended by itself since the last cell, as code can make it, gives a result that is
+        not `alive`."""
         if self.ended is not None:
-            if self._known or self._server.ended is not None:
+            if self._reported or self._server.ended is not None:
                 raise WorldError(f"the sandbox session has ended: {self.ended}")
             return self._lost()
         if self._waiter is not None:
@@ -69,7 +84,7 @@ class SandboxSession:
         self._cell += 1
         self._late = False
         self._deadline = self._loop.time() + timeout_s
-        self._server.begins(self, self._cell)
+        self._server.cell_started(self, self._cell)
         if timeout_s <= SLOW_S:
             self._timer = self._loop.call_at(self._deadline, self._on_late)
         body = code.encode("utf-8", "surrogatepass")
@@ -86,39 +101,41 @@ class SandboxSession:
             return self._lost()
         if not self._late:
             return result
-        if self._signalled is not None:  # or the signal could hit the next cell
+        if self._signalled is not None:
+            # The cell may have ended before the signal was sent. Without this wait the signal could hit the next cell.
             await asyncio.shield(self._signalled)
         error = f"TimeoutError: the cell took longer than {timeout_s:g} s and was interrupted; the session goes on"
         return CellResult(result.stdout, result.stderr, None, error, result.images, timed_out=True, alive=self.alive)
 
     def _lost(self) -> CellResult:
-        self._known = True
+        self._reported = True
         error = f"the session has ended and its variables are lost: {self.ended}"
         return CellResult(error=error, timed_out=self._late, alive=False)
 
     async def close(self) -> None:
-        """End the session and wait until the server has seen it go. Any number of times."""
-        self._known = True
+        """Ends the session and waits until the fork server has reaped it. Can be called again."""
+        self._reported = True
         self._end("it was closed")
         if not self._gone.done():
             await asyncio.wait([self._gone], timeout=10)
 
     def hand_over(self, code: str) -> socket.socket:
-        """Run a last cell and give the connection away: the cell speaks on it from now on, this object only knows the end."""
+        """Runs a last cell and returns the connection: from now on the cell speaks on it. This object still learns of the
+        end."""
         self._loop.remove_reader(self._channel.fileno())
         channel = self._channel.dup()
         body = code.encode()
-        channel.send(CELL.pack(len(body), 0) + body)  # small, and nothing is on its way
+        channel.send(CELL.pack(len(body), 0) + body)  # fits into the empty socket buffer, so it never blocks
         return channel
 
     async def wait_gone(self, timeout_s: float) -> bool:
-        """Whether the server reaps it within this time; then `ended` says why."""
+        """Whether the fork server reaps the session within this time; then `ended` says why it ended."""
         return bool((await asyncio.wait([self._gone], timeout=timeout_s))[0])
 
     # ---- the exchange of one cell ----
 
     async def started(self) -> None:
-        """Wait for the first word, which says whether the walls stand."""
+        """Waits for the first reply, which says whether the isolation works. Raises WorldError if it does not."""
         self._timer = self._loop.call_later(self._server.start_timeout_s, self._end, "it did not start in time")
         reply = await self._exchange(b"")
         if reply is None or reply.get("error"):
@@ -148,7 +165,7 @@ class SandboxSession:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # reading will say why
+            return  # reading fails too, and ends the session
         self._outgoing = self._outgoing[sent:]
         if self._outgoing:
             self._blocked = True
@@ -166,7 +183,8 @@ class SandboxSession:
         except OSError:
             data = b""
         if not data:
-            # Usually it has exited and the server is about to say how; a session that only closed its end is ended.
+            # Usually the session has exited, and the fork server is about to say how. One that only closed its socket is
+            # killed.
             self._loop.remove_reader(self._channel.fileno())
             self._loop.call_later(0.5, self._end, "it closed its connection")
             return
@@ -177,7 +195,7 @@ class SandboxSession:
         if size <= len(data):
             self._on_frame(data[LENGTH.size :])
         elif size > self._max_frame and len(data) >= LENGTH.size:
-            self._end("it sent more than it may")
+            self._end("it sent a reply that is too long")
         elif not self._buffer:
             self._buffer += data
 
@@ -185,7 +203,7 @@ class SandboxSession:
         try:
             text = body.decode()
             reply, end = _decode(text)
-            if end != len(text):  # or the frame was longer than it said
+            if end != len(text):  # more than one reply was sent
                 reply = None
         except (ValueError, RecursionError):
             reply = None
@@ -196,7 +214,8 @@ class SandboxSession:
             self._waiter.set_result(reply)
 
     def _check(self, reply: dict[str, Any]) -> CellResult | None:
-        """The reply as a value, or None when it is not one. Limits are applied again: the session may have lifted its own."""
+        """Returns the reply as a value, or None if it is malformed. Applies all limits again: code in the session can lift
+        them."""
         longest = self._server.limits.output_chars + 100
         texts: list[str | None] = []
         for name in ("stdout", "stderr", "value", "error"):
@@ -215,10 +234,11 @@ class SandboxSession:
             return None
         return CellResult(texts[0] or "", texts[1] or "", texts[2], texts[3], pictures)
 
-    # ---- time and ends ----
+    # ---- deadlines, and how a session ends ----
 
     def on_slow(self, cell: int) -> None:
-        """Not a short call: from now on it gives way to those that are."""
+        """Called `SLOW_S` after a cell started. If it still runs, it now yields to short calls, and its deadline gets a
+        timer."""
         if cell == self._cell and self._waiter is not None and self._timer is None:
             self._slow = True
             self._server.command(SLOW, self.number)
@@ -236,7 +256,7 @@ class SandboxSession:
             self._signalled.set_result(None)
 
     def on_exit(self, facts: dict[str, Any]) -> None:
-        """The server has reaped the session; `facts` are its words, not the session's."""
+        """Called when the fork server has reaped the session. `facts` come from the fork server, not from the session."""
         code, cpu_s = facts["code"], facts["cpu_s"]
         limits = self._server.limits
         if facts["why"] or facts["error"]:
@@ -250,7 +270,7 @@ class SandboxSession:
         self._end(why, reaped=True)
 
     def _end(self, why: str, reaped: bool = False) -> None:
-        """From any state, any number of times; only the first reason counts."""
+        """Ends the session from any state. Can be called again; only the first reason counts."""
         if self.ended is None:
             self.ended = why
             self._loop.remove_reader(self._channel.fileno())

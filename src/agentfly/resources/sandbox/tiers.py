@@ -1,7 +1,7 @@
-"""What each tier stops and does not stop, in sentences, what to do where it cannot be had, and which is the stricter.
+"""What each tier stops and does not stop, in sentences; what to do if a tier does not work; and the order of tiers.
 
-The first three are this machine's own sandbox (`limits.TIERS`); `docker` and `enroot` are a container for each session, and
-`remote` is another machine's server, which says itself which of the others it uses.
+`namespace`, `landlock` and `process` are this machine's sandbox (`limits.TIERS`). `docker` and `enroot` are one container per
+session. `remote` is a server on another machine, which reports one of the other tiers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 FAR = ("docker", "enroot", "remote")
+"""Tiers outside this machine's own sandbox."""
 ORDER = ("process", "enroot", "landlock", "docker", "namespace")
-"""Weakest first. A container is placed below the sandbox that our attack suite has been run against."""
+"""Weakest first. A container stands below the tier that the attack suite was run against."""
 
 WORDS = {
     "namespace": "namespace: each session has its own user, PID, mount and IPC namespaces, no network, a read-only system, "
@@ -18,9 +19,9 @@ WORDS = {
     "landlock": "landlock: each session sees only the system's libraries and its own folder, behind a system call filter, "
     "with a watchdog for memory, processes and disk.",
     "process": "process: sessions are plain processes with resource limits; code in them can do what this user can do.",
-    "docker": "docker: each session has a container of its own, without a network, with a read-only file system, a small /tmp, "
+    "docker": "docker: each session has a separate container, without a network, with a read-only file system, a small /tmp, "
     "no capabilities, the engine's system call filter, and limits of memory, CPU and processes.",
-    "enroot": "enroot: each session has a container of its own, in user, PID, IPC and network namespaces without a network, "
+    "enroot": "enroot: each session has a separate container, in user, PID, IPC and network namespaces without a network, "
     "with a read-only file system, a small /tmp, no capabilities, and limits of memory, CPU and processes.",
     "remote": "remote: sessions run on another machine, behind that server's tier; nothing of them runs here.",
 }
@@ -35,42 +36,47 @@ _KERNEL = "It does not stop an attack on a bug of the kernel: for hostile tenant
 
 
 def not_stopped(tier: str, facts: dict[str, Any]) -> list[str]:
-    """One sentence per thing that this tier, with what the machine gave it, does not stop."""
+    """Returns one sentence per thing that this tier does not stop. `facts` is what the fork server found on this machine."""
     if tier == "process":
         return [
             "It does not stop reading and writing this user's files, network traffic, or signals to this user's processes.",
-            "It does not add up the memory of several processes of a session between two looks of the watchdog.",
+            "It does not add up the memory of several processes of a session between two checks of the watchdog.",
         ]
     if tier in FAR:
-        return _of_far(tier)
+        return _not_stopped_far(tier)
     found = [_KERNEL]
     found.append("It does not stop a session from using its CPU time up to the limits, or from measuring the machine's load.")
     if not facts["cgroup"]:
-        found.append("Without a cgroup, processes of one session can pass the memory limit together until the watchdog looks.")
+        found.append(
+            "Without a cgroup, processes of one session can exceed the memory limit together until the watchdog checks."
+        )
     if tier == "landlock":
         found.append(
-            "It does not hide the names of files and processes, and disk use passes the limit until the watchdog looks."
+            "It does not hide the names of files and processes, and disk use can exceed the limit until the watchdog checks."
         )
-        found.append("Even of its own files a session cannot change mode, owner or times: Landlock tells them from no others.")
+        found.append("A session cannot change mode, owner or times even of its own files: Landlock cannot tell them apart.")
         if not facts["own_uid"]:
-            found.append("Sessions run as this user: the number of processes is counted together with the user's own.")
+            found.append("Sessions run as this user: their processes are counted together with the user's other processes.")
         if not facts["scoped"]:
             found.append(
-                "This kernel's Landlock does not fence signals, so a session may signal only itself, not its own children."
+                "This kernel's Landlock does not restrict signals, so a session may signal only itself, not its children."
             )
     elif not facts["own_uid"]:
         found.append(
-            "Without root, sessions share this user's id in the kernel: per-user kernel limits (pipes, watches) are common."
+            "Without root, sessions share this user's id in the kernel: they share per-user kernel limits (pipes, watches)."
         )
     return found
 
 
-def _of_far(tier: str) -> list[str]:
+def _not_stopped_far(tier: str) -> list[str]:
     if tier == "remote":
-        return ["What it does not stop is what the server's own tier does not stop, on that machine."]
+        return ["It does not stop what the server's tier does not stop on that machine."]
     found = [_KERNEL, "It does not hide what is in the image, and the attack suite has not been run against it."]
     if tier == "docker":
-        return [*found, "It does not stop what the engine's configuration allows: whoever may use the engine owns the machine."]
+        return [
+            *found,
+            "It does not stop what the engine's configuration allows: access to it is root access to the machine.",
+        ]
     return [
         *found,
         "It has no system call filter, and it does not hide the names of this machine's processes in /proc.",
@@ -79,10 +85,10 @@ def _of_far(tier: str) -> list[str]:
 
 
 def is_below(tier: str, least: str) -> bool:
-    """Whether a tier is weaker than another."""
+    """Whether `tier` is weaker than `least`."""
     return ORDER.index(tier) < ORDER.index(least)
 
 
 def least_local(least: str, local: tuple[str, ...]) -> str:
-    """The weakest of this machine's own tiers that is not below `least`."""
+    """Returns the weakest of this machine's tiers that is not below `least`."""
     return next(name for name in local if not is_below(name, least))

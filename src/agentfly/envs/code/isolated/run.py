@@ -1,10 +1,7 @@
-"""Unit tests apart from what they test: code and tests in, the number of tests that passed out.
+"""The trainer's side of isolated tests: opens both sessions, and carries requests and answers between them.
 
-    solution's session <-- arguments -- host -- results --> tests' session
-
-The two sessions know nothing of each other; the host carries plain data between them. The tests, what they expect and the
-comparison are where no line of the solution runs, so it cannot read, patch or outvote them: all it can do is answer. Where the
-tests hand over what is not data (a function, say), `apart` cannot decide and says why; that is never up to the solution.
+Neither session knows the other. Text from the solution's session is passed on unread; a session that sends anything else than
+an answer has not answered.
 """
 
 from __future__ import annotations
@@ -17,16 +14,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ...errors import WorldError, blame
-from .apart_wire import MAX_CHARS
-from .session import Session, session
+from ....errors import WorldError, blame
+from ..session import CodeSession, session
+from .wire import MAX_CHARS
 
 _NO_ANSWER = json.dumps({"e": ["RuntimeError", "the solution gave no answer"]})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`passed` is None where the tests cannot be run apart, and `why` says why not."""
+    """`passed` is None if the tests cannot run isolated; `why` gives the reason, or the last failure."""
 
     passed: int | None
     why: str = ""
@@ -34,20 +31,20 @@ class Verdict:
 
 @cache
 def source(name: str) -> str:
-    """What a session is given: the wire, and one side of it."""
+    """Returns what a session runs first: `wire`, then the file of its side without the import of `wire`."""
     here = Path(__file__).parent
-    wire, side = ((here / f"{file}.py").read_text(encoding="utf-8") for file in ("apart_wire", name))
-    return wire + "".join(line for line in side.splitlines(keepends=True) if not line.startswith("from .apart_wire"))
+    wire, side = ((here / f"{file}.py").read_text(encoding="utf-8") for file in ("wire", name))
+    return wire + "".join(line for line in side.splitlines(keepends=True) if not line.startswith("from .wire"))
 
 
-class _Line:
-    """A session that says long things in parts, until the deadline that both sessions share."""
+class _Peer:
+    """One of the two sessions. Fetches long values in parts; both sessions share one deadline."""
 
-    def __init__(self, inner: Session, name: str, deadline: float) -> None:
+    def __init__(self, inner: CodeSession, name: str, deadline: float) -> None:
         self.inner, self.name, self.deadline = inner, name, deadline
 
-    async def say(self, method: str, *arguments: object) -> str | None:
-        """What `method` gives; None for anything that is not an answer. TimeoutError when the time is up."""
+    async def call(self, method: str, *arguments: object) -> str | None:
+        """Returns what `method` returns, or None for anything that is not an answer. Raises TimeoutError at the deadline."""
         text, total = "", 1
         call = f"{self.name}.{method}({', '.join(map(repr, arguments))})"
         while len(text) < total:
@@ -73,26 +70,26 @@ class _Line:
         return None if result.error else result.value or ""
 
 
-async def count_apart(code: str, tests: Sequence[str], prelude: str, timeout_s: float, tier: str | None) -> Verdict:
-    """How many tests pass, each in its turn, with the solution in a session of its own. `timeout_s` is for everything."""
+async def count_isolated(code: str, tests: Sequence[str], prelude: str, timeout_s: float, tier: str | None) -> Verdict:
+    """Counts the tests that pass, one after the other. `timeout_s` is for all of them together."""
     with blame(WorldError, "the sessions of a reward failed"):
         async with session(tier) as first, session(tier) as second:
             deadline = asyncio.get_running_loop().time() + timeout_s
-            solution, judge = _Line(first, "solution", deadline), _Line(second, "judge", deadline)
+            solution, judge = _Peer(first, "solution", deadline), _Peer(second, "judge", deadline)
             try:
-                await judge.run(source("apart_judge"))
-                await solution.run(source("apart_solution"))
+                await judge.run(source("judge"))
+                await solution.run(source("solution"))
                 if await solution.run(f"solution.load({prelude!r}, {code!r})") is None:
                     return Verdict(0, "the solution raised an error")
-                request = await judge.say("begin", prelude, list(tests))
+                request = await judge.call("begin", prelude, list(tests))
                 while request is not None:
                     message = json.loads(request)
                     if "cannot" in message:
                         return Verdict(None, message["cannot"])
                     if "passed" in message:
                         return Verdict(len(message["passed"]), message.get("because", ""))
-                    answer = await solution.say("ask", request)
-                    request = await judge.say("reply", answer or _NO_ANSWER)
+                    answer = await solution.call("ask", request)
+                    request = await judge.call("reply", answer or _NO_ANSWER)
             except TimeoutError:
                 return Verdict(0, f"it took longer than {timeout_s:g} s")
             except EOFError:

@@ -1,20 +1,23 @@
-"""Run in the session of a solution, after `apart_wire` as source: does what the tests ask, and answers with data.
+"""Runs in the session of the solution, after `wire`: does what a request asks for and answers with data.
 
-What is in this session belongs to the solution, which may have replaced any of it: nothing that is said here is more than an
-answer to a question. A request: {"op": "names", "names"}, or {"op": "call" or "get" or "set", "on", "name", "args", "kwargs"}.
-An answer: {"v"} or {"e": [type, message]}, with {"changed": {place: value}} for arguments that the call has changed. Long
-answers are fetched in parts.
+    request   {"op": "names", "names"}, or {"op": "call" | "get" | "set", "on", "name", "args", "kwargs"}
+    answer    {"v": value, "changed": {place: value}} or {"e": [type, message]}; "changed" holds arguments that the call changed
+
+The solution shares this session and may have replaced any of it, so an answer counts as nothing more than an answer.
 """
 
 import operator
 from typing import Any
 
-from .apart_wire import NotPlain, Speaker, pack, read, unpack, write  # taken out before it is sent: they are there already
+# A session runs `wire` before this file, so `run.source` removes this line.
+from .wire import NotPlain, PartSender, pack, read, unpack, write
 
 OPERATORS = {name: getattr(operator, name) for name in operator.__all__}
 
 
-class Solution(Speaker):
+class Solution(PartSender):
+    """The solution's namespace, and the objects that the judge knows by number."""
+
     def __init__(self) -> None:
         super().__init__()
         self.space: dict[str, Any] = {"__name__": "solution"}
@@ -33,7 +36,7 @@ class Solution(Speaker):
             return self.say(write(self.answer(read(request))))
         except NotPlain as error:
             return self.say(write({"e": ["TypeError", f"{error} is not plain data"]}))
-        except BaseException as error:  # noqa: BLE001 - whatever the solution raises is its answer
+        except BaseException as error:  # noqa: BLE001 - what the solution raises is its answer
             return self.say(write({"e": [type(error).__name__, str(error)[:500]]}))
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

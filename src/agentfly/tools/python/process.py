@@ -1,8 +1,8 @@
-"""A subprocess with limits, for code that a model wrote: how it is started, read and ended. Used by `python`.
+"""A subprocess with resource limits for code that a model wrote. This is process isolation, not a sandbox: see the package.
 
-This is process isolation, not a sandbox: see `python`. Comes in: a command line for `python_child`; goes out: a process in
-its own session (setsid) and its own empty directory, with a scrubbed environment, and limits on memory, CPU, processes, open
-files and file size. Whatever happens to the object, its process group is killed, reaped and its directory removed. Unix only.
+A `Process` runs `child` in a new session (setsid) and an empty directory, with a scrubbed environment and limits on
+memory, CPU, processes, open files and file size. When the object is destroyed or collected, its process group is killed and
+reaped and its directory is removed. Unix only.
 """
 
 from __future__ import annotations
@@ -21,17 +21,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
-CHILD = Path(__file__).with_name("python_child.py")
 MIN_MEMORY_MB = 64
 FILE_MB = 64
 NUM_PROCESSES = 4096
-"""Counted by the kernel over all processes and threads of the user, so it only stops a fork bomb."""
+"""The kernel counts all processes and threads of the user, so this only stops a fork bomb."""
+
+
+def bootstrap(alias: str, module: str) -> str:
+    """Returns source for `python -c` that imports the module `agentfly.MODULE` as `ALIAS.MODULE` and calls its `main`.
+
+    The packages above the module, and this one, are made empty: no `__init__` of AgentFly runs, and the process stays small.
+    Code that runs there and imports `agentfly` still gets the real package.
+    """
+    root = Path(__file__).parents[2]
+    parents = module.split(".")[:-1]
+    packages = ["", *(".".join(parents[: count + 1]) for count in range(len(parents)))]
+    lines = ["import sys"]
+    for package in dict.fromkeys([*packages, "tools", "tools.python"]):
+        name, folder = f"{alias}.{package}".rstrip("."), str(root.joinpath(*package.split(".")))
+        lines.append(f"m = sys.modules[{name!r}] = type(sys)({name!r}); m.__path__ = [{folder!r}]")
+    return "\n".join([*lines, f"from {alias}.{module} import main", "main()"])
+
+
+CHILD = bootstrap("agentfly_python", "tools.python.child")
 
 
 def rlimits(memory_mb: int, cpu_s: int | None = None) -> str:
-    """The limits, as `python_child` reads them."""
+    """Returns the limits as `child` reads them."""
     if memory_mb < MIN_MEMORY_MB:
         raise ConfigError(f"memory_mb must be at least {MIN_MEMORY_MB}, not {memory_mb}")
     limits = {"AS": memory_mb << 20, "FSIZE": FILE_MB << 20, "NOFILE": 256, "NPROC": NUM_PROCESSES, "CORE": 0}
@@ -39,13 +57,13 @@ def rlimits(memory_mb: int, cpu_s: int | None = None) -> str:
 
 
 def environment(directory: str) -> dict[str, str]:
-    """Nothing of the parent's environment. One thread per numeric library keeps many children cheap."""
+    """Returns an environment without the parent's variables. One thread per numeric library keeps many children cheap."""
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     return {"PATH": os.defpath, "HOME": directory, "TMPDIR": directory, "LANG": "C.UTF-8", **threads}
 
 
 class Process:
-    """A running child. Starting one blocks for some milliseconds: do it in a thread."""
+    """A running child process. Starting one blocks for some milliseconds: do it in a thread."""
 
     def __init__(
         self,
@@ -55,7 +73,7 @@ class Process:
         streams: Mapping[str, int | str],
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """`files` are written into the child's directory before it starts; a stream is a descriptor or one of those files."""
+        """`files` are written into the child's directory first. A stream is a descriptor or the name of a file there."""
         if os.name != "posix":
             raise ConfigError("running Python code in a subprocess needs Linux or macOS")
         self.directory = tempfile.mkdtemp(prefix="agentfly-python-")
@@ -71,7 +89,7 @@ class Process:
                     else:
                         opened[key] = stream
                 self.popen = subprocess.Popen(
-                    [sys.executable, "-I", "-X", "utf8", str(CHILD), *arguments],
+                    [sys.executable, "-I", "-X", "utf8", "-c", CHILD, *arguments],
                     cwd=self.directory,
                     env=environment(self.directory),
                     start_new_session=True,
@@ -84,11 +102,11 @@ class Process:
         self._finalizer = weakref.finalize(self, _destroy, self.popen, self.directory, os.getpid())
 
     def signal(self, number: int) -> None:
-        """Signal the whole group. Only while it has not been reaped: after that its number may belong to someone else."""
+        """Signals the process group, unless the process was reaped: the kernel may have given its id to another process."""
         _signal(self.popen, number)
 
     def exited(self) -> bool:
-        """Whether it has ended, without reaping it: its group can still be killed."""
+        """Whether the process has ended. Does not reap it, so its group can still be killed."""
         if self.popen.returncode is not None:
             return True
         try:
@@ -97,7 +115,7 @@ class Process:
             return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until it has ended, at most so long."""
+        """Blocks until the process has ended. Returns False if that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         pause = 0.001
         while not self.exited():
@@ -109,7 +127,7 @@ class Process:
         return True
 
     def destroy(self) -> int | None:
-        """Kill the group, reap it, remove its directory. The exit code, negative for a signal."""
+        """Kills the group, reaps it and removes the directory. Returns the exit code, negative for a signal."""
         self._finalizer()
         return self.popen.returncode
 
@@ -122,7 +140,7 @@ def _signal(popen: subprocess.Popen[Any], number: int) -> None:
 
 def _destroy(popen: subprocess.Popen[Any], directory: str, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a fork of the owner ends or collects its copy: the child is not its to kill
+        return  # a fork of the owner runs this finalizer on its copy of the object: the child belongs to the owner
     _signal(popen, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(timeout=5)

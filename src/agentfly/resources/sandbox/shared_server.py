@@ -1,8 +1,8 @@
-"""Sandbox servers that many use: settings in, the running server for them out.
+"""Fork servers that several users share: `borrow(settings)` returns the running server for these settings.
 
-All who ask with the same settings in the same event loop share one fork server. It is started for the first of them, ends when
-it has had no user for a while, and ends with the loop whatever happens. A tier that cannot be had here is a ConfigError that
-names the cure; none weaker is taken in its place.
+All users with the same settings in the same event loop share one server. It starts for the first of them, ends when it has had
+no user for `IDLE_S`, and ends with the loop in any case. If the tier does not work here, `borrow` raises ConfigError with what
+to enable; a weaker tier is never taken instead.
 """
 
 from __future__ import annotations
@@ -12,42 +12,44 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from .host import SandboxServer
 from .limits import SandboxLimits
+from .server import SandboxServer
 
 log = logging.getLogger(__name__)
 IDLE_S = 10.0
 NUMERIC = ("numpy", "numpy.random", "numpy.linalg")
+DEFAULT_LIMITS = SandboxLimits()
 
 
-class Shared:
-    """One server, who counts on it, and the task that ends it."""
+class SharedServer:
+    """One server, the number of its users, and the task that ends it."""
 
     def __init__(self, key: tuple[Any, ...], start: Callable[[], Any]) -> None:
         self.key = key
         self.users = 0
         self.changed = asyncio.Event()
         self.ready: asyncio.Future[SandboxServer] = asyncio.get_running_loop().create_future()
-        self.keeper = asyncio.create_task(self._keep(start), name="agentfly-sandbox-server")
+        self.task = asyncio.create_task(self._run(start), name="agentfly-sandbox-server")
 
     @property
     def usable(self) -> bool:
-        return not self.keeper.done() and not (self.ready.done() and self.ready.result().ended)
+        return not self.task.done() and not (self.ready.done() and self.ready.result().ended)
 
     def leave(self) -> None:
+        """Ends one `borrow`."""
         self.users -= 1
         self.changed.set()
 
-    async def _keep(self, start: Callable[[], Any]) -> None:
+    async def _run(self, start: Callable[[], Any]) -> None:
         try:
             server = await start()
         except asyncio.CancelledError:
             self.ready.cancel()
             self._forget()
             raise
-        except Exception as error:  # noqa: BLE001 - it belongs to those who asked for a session
+        except Exception as error:  # noqa: BLE001 - raised in each `borrow` that waits
             self.ready.set_exception(error)
-            self.ready.exception()  # seen, even where nobody waits any more
+            self.ready.exception()  # marks it as retrieved: all waiters may have been cancelled
             self._forget()
             return
         log.info("%s", " ".join(server.report()))
@@ -56,7 +58,7 @@ class Shared:
             while server.ended is None:
                 self.changed.clear()
                 try:
-                    # Not wait_for: in Python 3.11 it swallows a cancellation that comes with the event.
+                    # Not wait_for: in Python 3.11 it swallows a cancellation that arrives together with the event.
                     async with asyncio.timeout(IDLE_S):
                         await self.changed.wait()
                 except TimeoutError:
@@ -67,12 +69,12 @@ class Shared:
             await server.close()
 
     def _forget(self) -> None:
-        """A closed loop must not be kept alive by its entry in the table."""
+        # The key holds the event loop: without this, the table would keep a closed loop alive.
         if SERVERS.get(self.key) is self:
             del SERVERS[self.key]
 
 
-SERVERS: dict[tuple[Any, ...], Shared] = {}
+SERVERS: dict[tuple[Any, ...], SharedServer] = {}
 
 
 async def borrow(
@@ -82,8 +84,9 @@ async def borrow(
     *,
     preload: tuple[str, ...] = NUMERIC,
     visible: tuple[str, ...] = (),
-) -> tuple[SandboxServer, Shared]:
-    """The server for these settings, counted; whoever borrows calls `leave` once."""
+) -> tuple[SandboxServer, SharedServer]:
+    """Returns the server for these settings and its `SharedServer`, whose `leave` the caller must call once."""
+    limits = limits or DEFAULT_LIMITS
     key = (asyncio.get_running_loop(), tier, min_tier, limits, preload, visible)
     shared = SERVERS.get(key)
     if shared is None or not shared.usable:
@@ -91,7 +94,7 @@ async def borrow(
         def start() -> Any:
             return SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible)
 
-        shared = SERVERS[key] = Shared(key, start)
+        shared = SERVERS[key] = SharedServer(key, start)
     shared.users += 1
     try:
         return await asyncio.shield(shared.ready), shared

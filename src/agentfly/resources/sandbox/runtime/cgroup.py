@@ -1,8 +1,7 @@
-"""A control group per session where one can be had: cgroup v2, or v1's memory and pids hierarchies.
+"""A control group per session where that is allowed: cgroup v2, or the memory and pids hierarchies of v1.
 
-`find` makes one parent group by really trying, and returns None where that is not allowed; a session's group is a directory
-in it with a memory and a process limit. The directories are held by descriptor, so that they stay reachable after the
-server has left the host's file system. The warden removes the parent when the server is gone.
+`find` makes one parent group; a session's group is a directory in it with a limit of memory and of processes. The parents are
+held by descriptor, so they stay reachable after the fork server has left the machine's file system.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ def _write(path: str, text: str, dir_fd: int | None = None) -> None:
 
 @dataclass
 class Cgroups:
-    """`parents`: hierarchy ("v2", "memory", "pids") -> (path, descriptor) of our own group in it."""
+    """`parents` maps a hierarchy ("v2", "memory", "pids") to path and descriptor of the sandbox's own group in it."""
 
     parents: dict[str, tuple[str, int]]
     memory_mb: int
     processes: int
 
     def settings(self, kind: str) -> list[tuple[str, str, bool]]:
-        """File, value, and whether the group is worth nothing without it: not every kernel counts swap."""
+        """Returns (file, value, required). Limits of swap are optional: not every kernel counts it."""
         memory, processes = str(self.memory_mb * _MB), str(self.processes + 1)
-        if kind == "memory":  # in this order: the sum with swap must not be below memory alone
+        if kind == "memory":  # in this order: the kernel refuses a sum with swap below the limit of memory
             return [("memory.limit_in_bytes", memory, True), ("memory.memsw.limit_in_bytes", memory, False)]
         if kind == "pids":
             return [("pids.max", processes, True)]
@@ -42,23 +41,24 @@ class Cgroups:
         return [("memory.max", memory, True), *swap, ("pids.max", processes, True)]
 
     def make(self, name: str) -> tuple[int, ...]:
-        """A group with its limits. Gives the descriptors of its lists of processes: who writes "0" to them has joined."""
-        tickets: list[int] = []
+        """Makes a group with its limits. Returns descriptors of its process lists: a process that writes "0" to them joins."""
+        join_fds: list[int] = []
         try:
             for kind, (_, fd) in self.parents.items():
                 os.mkdir(name, dir_fd=fd)
                 for file, value, needed in self.settings(kind):
                     with contextlib.nullcontext() if needed else contextlib.suppress(OSError):
                         _write(f"{name}/{file}", value, fd)
-                tickets.append(os.open(f"{name}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=fd))
+                join_fds.append(os.open(f"{name}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=fd))
         except OSError:
-            for ticket in tickets:
-                os.close(ticket)
+            for descriptor in join_fds:
+                os.close(descriptor)
             self.remove(name)
             raise
-        return tuple(tickets)
+        return tuple(join_fds)
 
     def ran_out_of_memory(self, name: str) -> bool:
+        """Whether the OOM killer ended a process of the group."""
         for kind, file in (("v2", "memory.events"), ("memory", "memory.oom_control")):
             if kind in self.parents:
                 fd = os.open(f"{name}/{file}", os.O_RDONLY, dir_fd=self.parents[kind][1])
@@ -70,7 +70,7 @@ class Cgroups:
         return False
 
     def remove(self, name: str) -> bool:
-        """False while the kernel still counts somebody in it: try again later."""
+        """Returns False while the kernel still counts a process in the group: try again later."""
         for _, fd in self.parents.values():
             try:
                 os.rmdir(name, dir_fd=fd)
@@ -105,7 +105,7 @@ def _remove_tree(path: str) -> bool:
 
 
 def _own_groups() -> dict[str, str]:
-    """Hierarchy -> the directory of the group this process is in, from mountinfo and /proc/self/cgroup."""
+    """Maps each hierarchy to the directory of the group that this process is in."""
     mounted: dict[str, tuple[str, str]] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
@@ -129,8 +129,8 @@ def _own_groups() -> dict[str, str]:
     return found
 
 
-def _sweep(parent: str) -> None:
-    """Remove the empty groups of servers that were killed together with their warden."""
+def _remove_stale(parent: str) -> None:
+    """Removes the empty groups of fork servers whose supervisor was killed before it could clean up."""
     for name in os.listdir(parent):
         owner = re.fullmatch(r"agentfly-(\d+)", name)
         if owner and not os.path.exists(f"/proc/{owner[1]}"):
@@ -138,16 +138,18 @@ def _sweep(parent: str) -> None:
 
 
 def _try_v2(own: str) -> str | None:
-    """Our group beside or below our own, where the controllers already flow down and we may write. A group that holds processes
-    cannot hand controllers down, so it is usually one above our own, which was delegated to this user (or root is)."""
+    """Makes a group where the controllers are already enabled for children and this user may write; returns its path or None.
+
+    A group that holds processes cannot enable controllers for children, so the place is usually above this process's own
+    group: one that was delegated to this user, or the root."""
     place = own
-    while os.path.exists(f"{place}/cgroup.controllers"):  # up to the root of the hierarchy, wherever that is mounted
+    while os.path.exists(f"{place}/cgroup.controllers"):  # up to the root of the hierarchy
         try:
             with open(f"{place}/cgroup.subtree_control") as file:
-                flows = {"memory", "pids"} <= set(file.read().split())
-            if flows:
+                enabled = {"memory", "pids"} <= set(file.read().split())
+            if enabled:
                 path = f"{place}/agentfly-{os.getpid()}"
-                _sweep(place)
+                _remove_stale(place)
                 os.mkdir(path)
                 try:
                     _write(f"{path}/cgroup.subtree_control", "+memory +pids")
@@ -163,14 +165,14 @@ def _try_v2(own: str) -> str | None:
 
 
 def find(memory_mb: int, processes: int) -> Cgroups | None:
-    """Groups that work, seen by moving a process into one and back out by ending it."""
+    """Returns groups that work, which a probe process has shown by joining one; None where they are not allowed."""
     paths: dict[str, str] = {}
     try:
         own = _own_groups()
         if "memory" in own and "pids" in own:
             for kind in ("memory", "pids"):
                 path = f"{own[kind]}/agentfly-{os.getpid()}"
-                _sweep(own[kind])
+                _remove_stale(own[kind])
                 os.mkdir(path)
                 paths[kind] = path
         elif "v2" in own and (path_v2 := _try_v2(own["v2"])):
@@ -180,18 +182,18 @@ def find(memory_mb: int, processes: int) -> Cgroups | None:
         groups = Cgroups(
             {kind: (path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for kind, path in paths.items()}, memory_mb, processes
         )
-        tickets = groups.make("probe")
+        join_fds = groups.make("probe")
         pid = os.fork()
         if pid == 0:
             try:
-                for ticket in tickets:
-                    os.write(ticket, b"0")
+                for descriptor in join_fds:
+                    os.write(descriptor, b"0")
             except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happens
                 os._exit(1)
             os._exit(0)
         joined = os.waitpid(pid, 0)[1] == 0
-        for ticket in tickets:
-            os.close(ticket)
+        for descriptor in join_fds:
+            os.close(descriptor)
         groups.remove("probe")
         if joined:
             return groups

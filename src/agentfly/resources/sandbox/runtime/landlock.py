@@ -1,8 +1,7 @@
-"""Landlock: a process gives up the file system but for a few paths, without privileges and without namespaces.
+"""Landlock: a process gives up all of the file system but a few paths, without privileges and without namespaces.
 
-`abi()` says how much the kernel knows (0: nothing). `restrict` is for good and for all children. From ABI 6 on, signals and
-abstract sockets of processes outside are out of reach too; network ports from ABI 4 (the system call filter refuses sockets
-anyway).
+`restrict` is final and holds for all children. From ABI 4 on it also refuses network ports (the system call filter refuses
+sockets anyway), and from ABI 6 on signals and abstract sockets of processes outside.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import ctypes
 import os
 import stat
 
-from .kernel import syscall
+from .syscalls import syscall
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 _FILE_ONLY = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14  # and TRUNCATE
@@ -31,6 +30,7 @@ class _Beneath(ctypes.Structure):
 
 
 def abi() -> int:
+    """Returns the version of Landlock in this kernel, 0 without it."""
     try:
         return syscall("landlock_create_ruleset", None, 0, 1)
     except OSError:
@@ -46,7 +46,7 @@ def _all_rights(version: int) -> int:
 
 
 def restrict(read: list[str], write: list[str], devices: list[str]) -> None:
-    """Only reading and executing below `read`, everything below `write`, reading and writing the `devices`."""
+    """Allows reading and executing below `read`, everything below `write`, and reading and writing `devices`; nothing else."""
     version = abi()
     handled = _all_rights(version)
     rules = _Ruleset(handled, _NETWORK if version >= 4 else 0, _SCOPES if version >= SCOPED_ABI else 0)
@@ -65,7 +65,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
-        return  # what is not there needs no rule
+        return  # a missing path needs no rule
     try:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _FILE_ONLY

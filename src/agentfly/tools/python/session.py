@@ -1,13 +1,8 @@
-"""`python_process`: a session of Python for each chain, in a subprocess that keeps its variables from call to call.
+"""`python_process`: a Python session for each chain, in a subprocess that keeps its variables between calls.
 
-This is process isolation, not a sandbox. It protects the training process from crashes, hangs, memory bombs and leaked
-variables; it does not stop code that means harm: the child runs as the same user, sees the same files and the same network.
-Do not let strangers' models use it on a machine that matters. A session is never shared between chains, and nothing is ever
-scored from inside one.
-
-A call that runs too long is interrupted, which keeps the session where the code gives way; where it does not, the session is
-killed, and the model is told that its variables are gone. `run_code` runs a program once, in a fresh process with the same
-limits.
+A call that exceeds its time limit is interrupted, and the session is kept if the code stops; otherwise the session is killed
+and the model is told that its variables are lost. Chains never share a session, and rewards are never computed inside one.
+`run_code` runs a program once, in a new process with the same limits.
 """
 
 from __future__ import annotations
@@ -20,33 +15,33 @@ import math
 import os
 import signal
 import socket
-import struct
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import WorldError
-from ..types import ToolResult
-from .definition import Tool, tool
+from ...errors import WorldError
+from ...types import ToolResult
+from ..definition import Tool, tool
+from ..text import clean, cut
+from ..threads import run_in_thread
+from .cells import CELL, LENGTH
 from .process import Process, rlimits
-from .text import clean, cut
-from .threads import run_in_thread
 
 LIMIT_S = 20.0
 MEMORY_MB = 1024
 START_S = 30.0
 GRACE_S = 2.0
-"""How long a session may take to give way after it was interrupted."""
+"""How long a session may take to reply after it was interrupted; then it is killed."""
 _MAX_FRAME = 16 << 20
-_HEAD, _TAIL = 4_000, 2_000  # of what a call printed
+_HEAD, _TAIL = 4_000, 2_000  # characters kept of what a call printed
 _MAX_VALUE = 3_000
 _MAX_FILE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRun:
-    """What a program did. `exit_code` is negative where a signal ended it."""
+    """The outcome of a program. `exit_code` is negative if a signal ended it."""
 
     stdout: str
     stderr: str
@@ -55,7 +50,7 @@ class CodeRun:
 
 
 async def run_code(code: str, *, stdin: str = "", timeout_s: float, memory_mb: int = MEMORY_MB) -> CodeRun:
-    """Run `code` as a program in a fresh process. Cancelling ends the process too."""
+    """Runs `code` as a program in a new process. Cancelling the call kills the process. Raises WorldError if none can start."""
     limits = rlimits(memory_mb, cpu_s=math.ceil(timeout_s) + 2)
     return await run_in_thread(_run_code, clean(code), clean(stdin), timeout_s, limits)  # type: ignore[no-any-return]
 
@@ -68,7 +63,7 @@ def _run_code(code: str, stdin: str, timeout_s: float, limits: str) -> CodeRun:
         raise WorldError(f"a Python process could not be started: {error}") from error
     try:
         timed_out = not process.wait(timeout_s)
-        process.signal(signal.SIGKILL)  # also what it has left running
+        process.signal(signal.SIGKILL)  # the whole group: what the program left running too
         process.popen.wait(timeout=5)
         stdout, stderr = (_read(Path(process.directory, name)) for name in (".stdout", ".stderr"))
     except subprocess.TimeoutExpired as error:
@@ -85,11 +80,11 @@ def _read(path: Path) -> str:
             missing = os.fstat(file.fileno()).st_size - _MAX_FILE
             return text if missing <= 0 else f"{text}\n[... cut: {missing:,} bytes left out]"
     except OSError:
-        return ""  # the program has removed it
+        return ""  # the program removed the file
 
 
 class _Output:
-    """What a call prints: the beginning, the end, and how much there was between."""
+    """Collects what a call prints: the beginning, the end, and the number of bytes."""
 
     def __init__(self) -> None:
         self.head, self.tail, self.count = bytearray(), bytearray(), 0
@@ -116,7 +111,7 @@ class _Output:
 
 
 class _Link:
-    """The two ways out of a child, read as they fill: replies over the socket, prints over the pipe."""
+    """The two connections to a child: replies arrive on the socket, prints on the pipe. Both are read as they fill."""
 
     def __init__(self, process: Process, channel: socket.socket, prints: io.FileIO) -> None:
         self.process, self.channel, self.prints = process, channel, prints
@@ -131,7 +126,7 @@ class _Link:
         self.loop.add_reader(prints, self._on_print)
 
     def expect(self, number: int) -> asyncio.Future[dict[str, Any] | None]:
-        """The reply to come, or None where the child ends first."""
+        """Returns a future for the reply to this cell. Its result is None if the child ends first."""
         self.wanted = number
         self.reply = self.loop.create_future()
         return self.reply
@@ -144,10 +139,10 @@ class _Link:
         except OSError:
             data = b""
         self.buffer += data
-        while len(self.buffer) >= 4:
-            (length,) = struct.unpack_from(">I", self.buffer)
+        while len(self.buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self.buffer)
             if length > _MAX_FRAME:
-                data = b""  # no reply of ours is so long: someone writes on our line
+                data = b""  # longer than any reply: the cell wrote to the socket itself
                 break
             if len(self.buffer) < 4 + length:
                 break
@@ -160,7 +155,7 @@ class _Link:
                 self.reply.set_result(None)
 
     def _deliver(self, body: bytes) -> None:
-        with contextlib.suppress(ValueError, RecursionError):  # not a reply of ours either
+        with contextlib.suppress(ValueError, RecursionError):  # not JSON: the cell wrote to the socket itself
             reply = json.loads(body)
             if isinstance(reply, dict) and reply.get("id") == self.wanted and not self.reply.done():
                 self.reply.set_result(reply)
@@ -175,8 +170,8 @@ class _Link:
         self.output.add(data)
 
     def printed(self) -> str:
-        """Everything printed so far. What was written before a reply is in the pipe by then; later prints are not chased."""
-        for _ in range(32):
+        """Returns what was printed so far. Prints before a reply are in the pipe when the reply arrives."""
+        for _ in range(32):  # bounded: a background process of the cell may print forever
             before = self.output.count
             self._on_print()
             if self.output.count == before:
@@ -212,14 +207,15 @@ class PythonSession:
         try:
             reply, in_time = await self._exchange(link, code)
         except BaseException:
-            # Cancelled in the middle: whatever the session is doing, it is of no use any more.
+            # The call was cancelled: the state of the session is unknown, so the next call gets a new one.
             self._link, self._lost = None, True
             link.process.signal(signal.SIGKILL)
             await link.close()
             raise
         parts = [note, link.printed().rstrip("\n")]
         if reply is not None:
-            parts += [cut(clean(str(reply[key])), _MAX_VALUE) for key in ("value", "error") if reply.get(key) is not None]
+            shown = ("value",) if reply.get("interrupted") else ("value", "error")
+            parts += [cut(clean(str(reply[key])), _MAX_VALUE) for key in shown if reply.get(key) is not None]
         if reply is None:
             self._link = None
             exit_code = await link.close()
@@ -238,7 +234,7 @@ class PythonSession:
 
     async def _start(self) -> _Link:
         try:
-            link = _Link(*await run_in_thread(_spawn, rlimits(self.memory_mb)))
+            link = _Link(*await run_in_thread(_spawn, rlimits(self.memory_mb), self.limit_s))
         except OSError as error:
             raise WorldError(f"a Python session could not be started: {error}") from error
         try:
@@ -251,31 +247,31 @@ class PythonSession:
         return link
 
     async def _exchange(self, link: _Link, code: str) -> tuple[dict[str, Any] | None, bool]:
-        """Send a cell, interrupt it at the limit. Its reply (None: none came) and whether that was in time."""
-        cell = json.dumps({"id": self._count, "code": clean(code), "limit_s": self.limit_s}).encode()
+        """Sends a cell and interrupts it at the limit. Returns its reply, None if none came, and whether it came in time."""
+        cell = clean(code).encode()
         reply = link.expect(self._count)
         try:
             async with asyncio.timeout(self.limit_s):
-                await link.loop.sock_sendall(link.channel, struct.pack(">I", len(cell)) + cell)
+                await link.loop.sock_sendall(link.channel, CELL.pack(len(cell), self._count) + cell)
                 await asyncio.wait({reply})
         except TimeoutError:
             link.process.signal(signal.SIGINT)
             await asyncio.wait({reply}, timeout=GRACE_S)
             return (reply.result() if reply.done() else None), reply.done() and reply.result() is not None
         except OSError:
-            return None, True  # it ended before it had read the cell
+            return None, True  # the child ended before it read the cell
         return reply.result(), True
 
 
-def _spawn(limits: str) -> tuple[Process, socket.socket, io.FileIO]:
-    """In a thread. Everything opened here closes itself when it is dropped, so a start that is cancelled leaves nothing."""
+def _spawn(limits: str, limit_s: float) -> tuple[Process, socket.socket, io.FileIO]:
+    """Runs in a thread. All that it opens closes when it is collected, so a cancelled start leaves nothing behind."""
     ours, theirs = socket.socketpair()
     with theirs:
         reading, writing = os.pipe()
         prints = io.FileIO(reading)
         with io.FileIO(writing, "w"):
             streams = {"stdin": subprocess.DEVNULL, "stdout": writing, "stderr": subprocess.STDOUT}
-            arguments = ["session", str(theirs.fileno()), limits]
+            arguments = ["session", str(theirs.fileno()), limits, str(limit_s)]
             process = Process(arguments, files={}, streams=streams, pass_fds=(theirs.fileno(),))
     return process, ours, prints
 
@@ -287,11 +283,11 @@ def _why(exit_code: int | None) -> str:
 
 
 def python_tool(*, name: str = "python", limit_s: float = LIMIT_S, memory_mb: int = MEMORY_MB) -> Tool:
-    """A `python` tool with its own time limit for a call and its own memory limit for a session."""
+    """Returns a `python` tool with this time limit per call and this memory limit per session."""
     rlimits(memory_mb)
     body = {"limit_s": limit_s, "memory_mb": memory_mb, "__doc__": PythonSession.__doc__, "__module__": __name__}
     session = type("PythonSession", (PythonSession,), body)
-    # The tool's own deadline is only the last resort: it lies beyond everything a session does about time itself.
+    # The session enforces `limit_s` itself. The tool's deadline is the last resort, so it lies beyond start, limit and grace.
     return tool(session, name=name, stateful=True, timeout_s=limit_s + START_S + 2 * GRACE_S, register=False)
 
 

@@ -1,10 +1,9 @@
-"""Plain data as text and back, for tests that run in another session than the code they test. Both sessions are given this file
-as source, so it imports nothing of AgentFly.
+"""Plain data to text and back. Both sessions run this file as source, so it imports nothing of AgentFly.
 
 Plain are None, numbers, text, bytes, the containers of Python and `collections`, ranges, dates, decimals, fractions, built-in
-types, numpy's arrays and scalars, and iterators (those of more than `MAX_ITEMS` items are read as they are needed). Subclasses
-of them become what they are made of, so a method that somebody has overridden does not travel. Anything else is kept by the
-side that has it and travels as a number, or is refused with `NotPlain`.
+types, numpy's arrays and scalars, and iterators (one of more than `MAX_ITEMS` items is read as needed). A value of a subclass
+becomes one of the base class, so an overridden method does not travel. Anything else stays with its owner and travels as a
+number, or is refused with `NotPlain`.
 """
 
 import builtins
@@ -31,7 +30,7 @@ _TAGS: list[tuple[Any, str]] = [
     (list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"), (collections.deque, "q"),
     (collections.OrderedDict, "O"), (collections.Counter, "C"), (dict, "d"),
 ]  # fmt: skip
-_DATES: list[tuple[str, type, tuple[str, ...]]] = [  # a datetime is a date, so it comes first
+_DATES: list[tuple[str, type, tuple[str, ...]]] = [  # datetime before date: it is a subclass
     ("datetime", datetime.datetime, ("year", "month", "day", "hour", "minute", "second", "microsecond")),
     ("date", datetime.date, ("year", "month", "day")),
     ("time", datetime.time, ("hour", "minute", "second", "microsecond")),
@@ -40,11 +39,11 @@ _DATES: list[tuple[str, type, tuple[str, ...]]] = [  # a datetime is a date, so 
 
 
 class NotPlain(Exception):
-    """It cannot travel."""
+    """The value cannot be sent."""
 
 
 def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
-    """`value` as something JSON can write. `keep` takes what is not plain, and gives its number."""
+    """Returns `value` as JSON data. `keep` stores an object that is not plain and returns its number; without it, NotPlain."""
     kind: Any = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -106,7 +105,7 @@ def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
 
 
 def unpack(tree: Any, give: Callable[[int], Any]) -> Any:
-    """The other way. `give` knows what a number stands for. What no `pack` has made is a ValueError, TypeError or KeyError."""
+    """Reverses `pack`. `give` returns the object of a number. Raises ValueError, TypeError or LookupError for other data."""
     if not isinstance(tree, list):
         return tree
     tag, rest = tree[0], tree[1:]
@@ -155,15 +154,15 @@ def _nothing(number: int) -> Any:
 
 
 def write(message: dict[str, Any]) -> str:
-    """JSON in ASCII, so that half of a surrogate pair survives too."""
+    """Returns JSON in ASCII, which keeps lone surrogates."""
     text = json.dumps(message)
     if len(text) > MAX_CHARS:
         raise NotPlain(f"data of more than {MAX_CHARS:,} characters")
     return text
 
 
-class Speaker:
-    """The value of a cell is cut where it is long, so what is said is fetched in parts: the length of all, and a part of it."""
+class PartSender:
+    """Sends a long text in parts, each with the length of the whole: a session cuts the value of a cell."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,8 +1,7 @@
-"""Adds up what no limit of the kernel adds up: the memory and number of all processes of a session, and its files on disk.
+"""Adds up what no limit of the kernel adds up: memory and number of all processes of a session, and its files on disk.
 
-Used where there is no cgroup (processes of one session together) and in the tiers without a private tmpfs (disk). It reads
-/proc through a descriptor, which the server opened before it left the host's file system. It says which sessions to end,
-and why.
+Needed without cgroups, and for disk use in the tiers without a private tmpfs. It reads /proc through a descriptor that the fork
+server opened before it left the machine's file system.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ class Watchdog:
         return [int(name) for name in os.listdir(self.proc_fd) if name.isdigit()] if self.proc_fd is not None else []
 
     def members(self, leaders: Iterable[int]) -> dict[int, list[int]]:
-        """Leader -> all processes of its session that can be seen, the leader first."""
+        """Maps each leader to all visible processes of its session, the leader first."""
         found = {leader: [leader] for leader in leaders}
         others = [pid for pid in self.pids() if pid not in found]
         if not self.own_namespaces:
             for pid in others:
-                with contextlib.suppress(OSError, ValueError, IndexError):  # it may have ended meanwhile
+                with contextlib.suppress(OSError, ValueError, IndexError):  # the process may have ended meanwhile
                     session = int(self.read(f"{pid}/stat").rpartition(b")")[2].split()[3])
                     if session in found:
                         found[session].append(pid)
             return found
         spaces: dict[str, int] = {}
-        if others:  # only then is it worth asking which namespace is whose
+        if others:  # without other processes there is nothing to attribute
             for leader in found:
                 with contextlib.suppress(OSError):
                     spaces[os.readlink(f"{leader}/ns/pid", dir_fd=self.proc_fd)] = leader
@@ -56,7 +55,7 @@ class Watchdog:
         return found
 
     def resident_mb(self, pid: int) -> float:
-        """Pages that are this process's own: what it shares with the server is not its fault."""
+        """Returns the memory of this process that it does not share with the fork server."""
         try:
             _, resident, shared, *_ = map(int, self.read(f"{pid}/statm").split())
         except (OSError, ValueError):
@@ -64,21 +63,21 @@ class Watchdog:
         return (resident - shared) * _PAGE / _MB
 
     def offenders(self, leaders: Mapping[int, int], base_mb: float) -> dict[int, str]:
-        """Session id -> the reason to end it. `leaders`: pid -> session id; `base_mb`: what a fresh session starts with."""
-        guilty = {}
+        """Maps the ids of sessions to end to the reason. `leaders` maps pids to session ids; a new session has `base_mb`."""
+        found = {}
         for leader, pids in self.members(leaders).items():
             if len(pids) == 1 and self.own_namespaces:
-                continue  # RLIMIT_AS holds for one process
+                continue  # RLIMIT_AS bounds a single process
             used = sum(max(0.0, self.resident_mb(pid) - base_mb) for pid in pids)
             if used > self.memory_mb:
-                guilty[leaders[leader]] = f"its processes used more than {self.memory_mb} MB together"
+                found[leaders[leader]] = f"its processes used more than {self.memory_mb} MB together"
             elif len(pids) > self.processes + 1:
-                guilty[leaders[leader]] = f"it started more than {self.processes} processes"
-        return guilty
+                found[leaders[leader]] = f"it started more than {self.processes} processes"
+        return found
 
 
 def disk_use(directory: str) -> tuple[int, int]:
-    """Bytes and entries below a directory, links not followed."""
+    """Returns bytes and entries below a directory, without following links."""
     size = count = 0
     stack = [directory]
     while stack:
@@ -91,5 +90,5 @@ def disk_use(directory: str) -> tuple[int, int]:
                         if entry.is_dir(follow_symlinks=False):
                             stack.append(entry.path)
         except OSError:
-            continue  # removed while we looked
+            continue  # removed meanwhile
     return size, count

@@ -1,9 +1,9 @@
-"""The system call filter of a session, assembled by hand as classic BPF.
+"""The system call filter of a session, assembled as classic BPF.
 
-A deny list by name over both machines' numbers: what reaches into other processes, the kernel, mounts, namespaces, the
-network, or memory that no limit counts is refused with EPERM; calls newer than the table, and `clone3`, whose flags a
-filter cannot read, are ENOSYS, so that libraries fall back. A few calls are refused by argument. `program()` builds the
-filter once, in the server; `install` puts it on for good. A wrong architecture (32-bit calls on a 64-bit kernel) kills.
+It refuses calls by name with EPERM: those that reach into other processes, the kernel, mounts, namespaces, the network, or
+memory that no limit counts. Calls newer than the table get ENOSYS, so that libraries fall back; so does `clone3`, whose flags a
+filter cannot read. A few calls are refused by argument. A foreign architecture (32-bit calls on a 64-bit kernel) kills the
+process.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import ctypes
 import struct
 
-from .kernel import PR_SET_SECCOMP, machine, prctl
+from .syscalls import PR_SET_SECCOMP, machine, prctl
 
 # name: (x86_64, aarch64), -1 where the machine does not have it
 DENIED: dict[str, tuple[int, int]] = {
-    # mounts, namespaces, roots
+    # mounts, namespaces, roots: would undo the read-only root, or reach files by handle
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
     "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431),
     "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "statmount": (457, 457), "listmount": (458, 458),
     "quotactl": (179, 60), "quotactl_fd": (443, 443), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89),
-    # other processes
+    # other processes: their memory, descriptors and scheduling
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440),
     "process_mrelease": (448, 448), "kcmp": (312, 272), "pidfd_getfd": (438, 438), "migrate_pages": (256, 238),
     "move_pages": (279, 239), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "ioprio_set": (251, 30), "mbind": (237, 235), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
-    # the kernel itself
+    # the kernel: modules, clocks, keys, and interfaces with a history of exploits (bpf, io_uring, userfaultfd)
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "keyctl": (250, 219), "add_key": (248, 217),
     "request_key": (249, 218), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
@@ -38,16 +38,16 @@ DENIED: dict[str, tuple[int, int]] = {
     "_sysctl": (156, -1), "personality": (135, 92), "seccomp": (317, 277), "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446), "lsm_set_self_attr": (460, 460),
     "vmsplice": (278, 75),
-    # memory and queues that rlimits do not count
+    # memory and queues that no rlimit counts
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189), "semget": (64, 190),
     "semctl": (66, 191),
     "semtimedop": (220, 192), "semop": (65, 193), "mq_open": (240, 180), "mq_unlink": (241, 181),
-    # the network: a session has pipes and socket pairs, nothing else
+    # the network: a session has pipes and socket pairs only
     "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
     "connect": (42, 203),
 }  # fmt: skip
-# Landlock does not look at these, and they work on whatever the user owns, wherever it is.
+# Without a private root: Landlock does not check these calls, and they would work on every file that the user owns.
 METADATA: dict[str, tuple[int, int]] = {
     "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1),
     "fchown": (93, 55),
@@ -84,9 +84,9 @@ def _argument(index: int) -> bytes:
 
 
 def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """From (first number, what to do from there on), in order: a search by halves for the piece that the loaded number is in.
-    The kernel runs the filter once for each of its calls when it is installed, so a chain of comparisons would cost as many
-    steps squared."""
+    """Returns a binary search over sorted pieces (first call number, instructions from there on) for the loaded number.
+
+    The kernel runs a new filter once per system call that exists, so a linear chain would cost the square of their number."""
     if len(pieces) == 1:
         return pieces[0][1]
     half = len(pieces) // 2
@@ -97,15 +97,17 @@ def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
 
 
 def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False) -> bytes:
-    """The filter as bytes. `lone_pid`: signals only to this process (where no PID namespace and no Landlock scope fences
-    them). `keep_session`: for the tier without namespaces: no setsid or setpgid, so that the watchdog knows whose a process
-    is, no hand on another process's limits and priority, none on modes, owners and times of files."""
+    """Returns the filter as bytes.
+
+    `lone_pid` allows signals to this process only; needed where neither a PID namespace nor a Landlock scope stops signals to
+    others. `keep_session` is for the tier without namespaces. It refuses setsid and setpgid, because the watchdog knows a
+    session's processes by that id; limits and priority of other processes; and modes, owners and times of files."""
     column = 0 if arch == "x86_64" else 1
     refuse, allow, unknown = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW), _op(_RET, _ERRNO | _ENOSYS)
     rules: dict[str, list[bytes]] = {
         "clone": [_argument(0), _op(_JSET, _CLONE_REFUSED, 0, 1), refuse, allow],
         "ioctl": [_argument(1), _op(_JEQ, _TIOCSTI, 1, 0), _op(_JEQ, _TIOCLINUX, 0, 1), refuse, allow],
-        # Only stream pairs: a datagram socket of a pair could still send to any address.
+        # Stream pairs only: a datagram socket of a pair could still send to an abstract socket outside.
         "socketpair": [
             _argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow,
         ],
@@ -127,7 +129,7 @@ def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False)
         verdict = verdicts.get(call, [allow])
         if not pieces or pieces[-1][1] != verdict:
             pieces.append((call, verdict))
-    pieces.append((NEWEST + 1, [unknown]))  # x32 calls have a high bit, so they end here too
+    pieces.append((NEWEST + 1, [unknown]))  # x32 calls have a high bit set, so they get ENOSYS too
     head = [_op(_LD, 4), _op(_JEQ, _ARCH[arch], 1, 0), _op(_RET, _KILL), _op(_LD, 0)]
     return b"".join(head + _tree(pieces))
 
@@ -138,5 +140,5 @@ def program(lone_pid: int | None = None, keep_session: bool = False) -> _Program
 
 
 def install(filter_program: _Program) -> None:
-    """For this process and all it starts, for good; PR_SET_NO_NEW_PRIVS must be on."""
+    """Installs the filter in this process and all that it starts, irrevocably. Needs PR_SET_NO_NEW_PRIVS."""
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(filter_program))

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.code.apart import Verdict, count_apart
-from agentfly.envs.code.apart_judge import asked_names
-from agentfly.envs.code.apart_wire import NotPlain, pack, read, unpack, write
+from agentfly.envs.code.isolated.judge import asked_names
+from agentfly.envs.code.isolated.run import Verdict, count_isolated
+from agentfly.envs.code.isolated.wire import NotPlain, pack, read, unpack, write
 from agentfly.envs.code.loaders import load_mbpp
 from agentfly.envs.code.reward import count_beside, unit_tests_reward
 from agentfly.errors import RewardError
@@ -41,7 +41,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def apart(runner: asyncio.Runner) -> Callable[..., Verdict]:
     def run(code: str, *tests: str, timeout_s: float = 60.0) -> Verdict:
-        return runner.run(count_apart(code, tests, "", timeout_s, None))
+        return runner.run(count_isolated(code, tests, "", timeout_s, None))
 
     return run
 
@@ -83,7 +83,7 @@ def test_what_is_overridden_in_a_subclass_of_plain_data_does_not_travel():
 
 
 @pytest.mark.parametrize("tree", [["?"], ["o", 5], ["i", "zz"], ["s", ["l"]], ["d", 1], ["T", "year", 1], [], ["y", "nothing"]])
-def test_what_nobody_packed_is_refused(tree):
+def test_data_that_pack_does_not_make_is_refused(tree):
     with pytest.raises((ValueError, TypeError, LookupError, AttributeError, StopIteration)):
         unpack(tree, [].__getitem__)
 
@@ -202,7 +202,10 @@ CHEATS: dict[str, tuple[str, list[str]]] = {
         "import math\nmath.isclose = lambda *a, **k: True\ndef f(): return 5",
         ["assert math.isclose(f(), 0.3)", "import math\nassert math.isclose(f(), 0.3)"],
     ),
-    "a module of its own": ("class math:\n    isclose = lambda *a: True\ndef f(): return 5", ["assert math.isclose(f(), 0.3)"]),
+    "a class with the name of a module": (
+        "class math:\n    isclose = lambda *a: True\ndef f(): return 5",
+        ["assert math.isclose(f(), 0.3)"],
+    ),
     "no assertion errors": (
         "import builtins\nbuiltins.AssertionError = ValueError\ndel builtins.exec\ndef square(n): return 0",
         TESTS,
@@ -280,7 +283,7 @@ def test_published_references_are_decided_apart(runner):
 
     async def main() -> list[tuple[str, Verdict, int]]:
         return [
-            (row["id"], await count_apart(row["solution"], row["tests"], "", 60.0, None), len(row["tests"])) for row in rows
+            (row["id"], await count_isolated(row["solution"], row["tests"], "", 60.0, None), len(row["tests"])) for row in rows
         ]
 
     assert [(name, verdict) for name, verdict, count in runner.run(main()) if verdict.passed != count] == []

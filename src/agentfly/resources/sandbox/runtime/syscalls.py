@@ -1,8 +1,6 @@
-"""The system calls a sandbox is made of, through ctypes: no external binary, no compiled extension.
+"""The system calls of the sandbox, through ctypes: no external program, no compiled extension.
 
-Every function either does what its name says or raises OSError with the call's name in it. Linux only; the numbers are
-those of x86_64 and aarch64, any other machine is refused by `machine()`. This file imports nothing of AgentFly: it runs in
-the server.
+Every function either does what its name says or raises OSError with the name of the call. Linux on x86_64 and aarch64 only.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _NUMBERS = {
     "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446),
 }
-# PyDLL: none of these calls waits, so the interpreter's lock is kept, and a forked child touches fewer pages.
+# PyDLL keeps the interpreter's lock: no call here blocks, and a forked child touches fewer pages.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _libc.unshare.argtypes = (ctypes.c_int,)
@@ -46,7 +44,7 @@ _libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 @functools.cache
 def machine() -> str:
-    """`x86_64` or `aarch64`; OSError elsewhere."""
+    """Returns `x86_64` or `aarch64`. Raises OSError on any other machine."""
     found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     if platform.system() != "Linux" or found not in ("x86_64", "aarch64"):
         raise OSError(f"the sandbox needs Linux on x86_64 or aarch64, this is {platform.system()} on {found}")
@@ -78,9 +76,8 @@ def setns(fd: int, kind: int) -> None:
 
 
 def fork() -> int:
-    """The C library's own fork, without the hooks that `os.fork` runs for modules: they touch a hundred pages of the child, and
-    what they mend (locks of other threads, the list of threads) is not broken where there is one thread. Who needs one of
-    them, as `random` does, calls it."""
+    """Forks without the hooks that `os.fork` runs for modules. They touch a hundred pages of the child and repair what threads
+    break (locks, the list of threads), and the fork server has one thread. It runs the few that it needs itself."""
     return _check("fork", _libc.fork())
 
 
@@ -117,7 +114,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def restrict_mount(target: str, flags: int) -> None:
-    """Add MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC to a mount and to all below it (before Linux 5.12: to it alone)."""
+    """Adds MS_RDONLY, MS_NOSUID, MS_NODEV or MS_NOEXEC to a mount and to all below it (before Linux 5.12: to it alone)."""
     attributes = _MountAttributes(set=flags)  # the four flags have the same bits in both interfaces
     try:
         syscall("mount_setattr", _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), _AT_RECURSIVE, ctypes.byref(attributes), 32)
@@ -147,10 +144,10 @@ class _Schedule(ctypes.Structure):
 
 
 def set_slice(pid: int, nanoseconds: int) -> None:
-    """How long a process wants to run at a stretch, at the same share of the CPU. From Linux 6.12 on, who wakes with a shorter
-    wish goes before who runs with a longer one, so that a call to one session need not wait for another that spins."""
-    wish = _Schedule(48, 0, 0, os.getpriority(os.PRIO_PROCESS, pid), 0, nanoseconds, 0, 0)
-    syscall("sched_setattr", pid, ctypes.byref(wish), 0)
+    """Sets how long a process runs at a stretch, at the same share of the CPU. From Linux 6.12 on, a process that wakes with a
+    shorter slice preempts one with a longer slice, so a call to one session need not wait for another session that spins."""
+    attributes = _Schedule(48, 0, 0, os.getpriority(os.PRIO_PROCESS, pid), 0, nanoseconds, 0, 0)
+    syscall("sched_setattr", pid, ctypes.byref(attributes), 0)
 
 
 class _CapHeader(ctypes.Structure):
@@ -162,15 +159,15 @@ _NO_CAPS_AT = ctypes.addressof(_NO_CAPS[0]), ctypes.addressof(_NO_CAPS[1])
 
 
 def empty_bounding_set() -> None:
-    """Nothing that is executed from now on can have a capability. Without the right to do this there is nothing to drop."""
+    """Stops executed programs from gaining capabilities. Without the right to do this, there are none to drop."""
     for capability in range(last_capability() + 1):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 and ctypes.get_errno() == errno.EPERM:
             return
 
 
 def drop_capabilities() -> None:
-    """All sets empty, and being uid 0 fills none of them again. A new user namespace comes with a full bounding set, which
-    PR_SET_NO_NEW_PRIVS makes worthless: what is executed gains nothing that its caller does not have."""
+    """Empties all capability sets, and stops uid 0 from refilling them. A new user namespace has a full bounding set;
+    PR_SET_NO_NEW_PRIVS makes it useless, because an executed program gains nothing that its caller lacks."""
     if _libc.prctl(PR_SET_SECUREBITS, 0x2F, 0, 0, 0) < 0 and ctypes.get_errno() != errno.EPERM:
         _check("prctl(PR_SET_SECUREBITS)", -1)  # noroot, no setuid fixup, keep-caps locked off; EPERM: has no capability
     if _libc.capset(*_NO_CAPS_AT) < 0:

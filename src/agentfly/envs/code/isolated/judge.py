@@ -1,9 +1,7 @@
-"""Run in the session of the tests, after `apart_wire` as source: plays the tests with stand-ins for what the solution defines.
+"""Runs in the session of the tests, after `wire`: runs the tests with stand-ins for what the solution defines.
 
-The tests run in a thread, which waits whenever they call the solution: `begin` and `reply` give the next request to ask the
-solution, or at the end {"passed": [numbers]} or {"cannot": why}, which is up to the tests alone. No code of the solution comes
-in here, only data, so `==` and the built-in functions are Python's own. An object of the solution that is not plain data is a
-`Remote`: its methods can be called, but it equals no data, whatever it says of itself.
+`begin` and `reply` return the next request to the solution, or at the end {"passed": [numbers], "because"} or {"cannot":
+reason}. No code of the solution comes in here, only data, so `==` and built-in functions are Python's own.
 """
 
 import builtins
@@ -16,7 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .apart_wire import NotPlain, Speaker, pack, read, unpack, write  # taken out before it is sent: they are there already
+# A session runs `wire` before this file, so `run.source` removes this line.
+from .wire import NotPlain, PartSender, pack, read, unpack, write
 
 ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
 FORWARDED = (
@@ -26,12 +25,12 @@ FORWARDED = (
 COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-class CannotSplit(BaseException):
-    """Not an error of a test, which must not catch it."""
+class CannotIsolate(BaseException):
+    """The tests hand over what is not data. A BaseException, so that `except Exception` in a test does not catch it."""
 
 
-class Remote:
-    """Something that the solution has and that is not plain data: a function, a class, an object."""
+class RemoteObject:
+    """Stands for an object of the solution that is not plain data: a function, a class, an instance."""
 
     def __init__(self, ask: Callable[..., Any], number: int) -> None:
         self.__dict__.update(_ask=ask, _number=number)
@@ -67,7 +66,7 @@ class Remote:
         return iter(self._method("__iter__"))
 
     def __contains__(self, item: object) -> bool:
-        return any(own == item for own in self)  # what it contains, not what it says it does
+        return any(own == item for own in self)  # compares the items here: a solution's __contains__ could always say yes
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -75,24 +74,24 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _compare(name: str) -> Callable[..., Any]:
-    def compare(self: Remote, other: Any) -> Any:
-        if isinstance(other, Remote):
+    def compare(self: RemoteObject, other: Any) -> Any:
+        if isinstance(other, RemoteObject):
             return self._method(name, other)
         if name in ("eq", "ne"):
-            return name == "ne"
+            return name == "ne"  # never equal to data: a solution's __eq__ could always say yes
         raise TypeError("an object of the solution cannot be compared with data")
 
     return compare
 
 
 for _name in FORWARDED:
-    setattr(Remote, f"__{_name.rstrip('_')}__", _forward(_name))
+    setattr(RemoteObject, f"__{_name.rstrip('_')}__", _forward(_name))
 for _name in COMPARED:
-    setattr(Remote, f"__{_name}__", _compare(_name))
+    setattr(RemoteObject, f"__{_name}__", _compare(_name))
 
 
 def asked_names(tests: list[str]) -> tuple[set[str], set[str]]:
-    """The global names that the tests read, and those that they set themselves."""
+    """Returns the global names that the tests read, and those that they set themselves."""
     reads: set[str] = set()
     sets: set[str] = set()
 
@@ -110,7 +109,9 @@ def asked_names(tests: list[str]) -> tuple[set[str], set[str]]:
     return reads, sets
 
 
-class Judge(Speaker):
+class Judge(PartSender):
+    """Runs the tests in a thread, which waits for an answer whenever a test uses the solution."""
+
     def __init__(self) -> None:
         super().__init__()
         self.requests: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -128,7 +129,7 @@ class Judge(Speaker):
         passed: list[int] = []
         last = ""
         try:
-            warnings.simplefilter("ignore")  # not ours
+            warnings.simplefilter("ignore")  # about the code of the tests
             space: dict[str, Any] = {"__name__": "tests"}
             exec(compile(prelude, "<prelude>", "exec"), space)
             self.fill(space, tests)
@@ -136,19 +137,19 @@ class Judge(Speaker):
                 try:
                     exec(compile(test, "<test>", "exec"), space)
                     passed.append(number)
-                except CannotSplit:
+                except CannotIsolate:
                     raise
                 except BaseException as error:  # noqa: BLE001 - a test that raises anything has not passed
                     last = f"test {number}: {type(error).__name__}: {error}"[:500]
             self.requests.put(write({"passed": passed, "because": last}))
-        except CannotSplit as why:
+        except CannotIsolate as why:
             self.requests.put(write({"cannot": str(why)}))
-        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to
+        except BaseException as error:  # noqa: BLE001 - an exception in this thread must become an answer
             self.requests.put(write({"passed": [], "because": f"{type(error).__name__}: {error}"[:500]}))
 
     def fill(self, space: dict[str, Any], tests: list[str]) -> None:
-        """Modules are our own, whatever the solution calls so; the rest comes from the solution, built-in names only where the
-        tests ask for nothing else."""
+        """Binds the names that the tests read. Modules are imported here, even if the solution has something of that name. The
+        other names come from the solution; names of built-ins do so only if the tests read no other name."""
         reads, sets = asked_names(tests)
         wanted = reads - sets - set(space)
         for name in sorted(wanted):
@@ -170,7 +171,7 @@ class Judge(Speaker):
                 "op": op, "on": on, "name": name, "names": names, "args": [pack(value, self.own) for value in args],
                 "kwargs": {key: pack(value, self.own) for key, value in kwargs.items()},
             })  # fmt: skip
-        except (NotPlain, RecursionError) as why:  # the solution may have had a hand in it, so it is no reason not to split
+        except (NotPlain, RecursionError) as why:  # not CannotIsolate: the value may come from the solution
             raise TypeError(f"{why} cannot be handed to the solution") from None
         self.requests.put(request)
         try:
@@ -187,20 +188,20 @@ class Judge(Speaker):
         ordinary = isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, UnicodeError)
         raise known(message) if ordinary else RuntimeError(f"{kind}: {message}")  # type: ignore[misc]
 
-    def remote(self, number: int) -> Remote:
-        return Remote(self.ask, int(number))
+    def remote(self, number: int) -> RemoteObject:
+        return RemoteObject(self.ask, int(number))
 
     @staticmethod
     def own(thing: Any) -> int:
-        if isinstance(thing, Remote):
+        if isinstance(thing, RemoteObject):
             return int(thing._number)
         if isinstance(thing, BaseException):
             raise TypeError("an exception cannot be handed to the solution")
-        raise CannotSplit(f"the tests hand a {type(thing).__name__} to the solution")
+        raise CannotIsolate(f"the tests hand a {type(thing).__name__} to the solution")
 
 
 def _update(argument: Any, value: Any) -> None:
-    """Make an argument what the call has made of it."""
+    """Applies to an argument the change that the call made to its copy."""
     if isinstance(argument, list | bytearray):
         argument[:] = value
     elif hasattr(argument, "clear"):

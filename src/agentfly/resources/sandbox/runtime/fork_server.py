@@ -1,0 +1,363 @@
+"""The fork server: holds a preloaded interpreter, forks a session for each NEW command, and reports how sessions ended.
+
+It obeys `protocol` commands on the control socket; end of file there ends everything. Its environment comes from the trainer
+without secrets, and a session keeps no descriptor but its own socket.
+
+Every object that a child touches between the fork and its first cell costs a page to copy. So all that is the same for all
+sessions is made before the fork (`SessionProcess`, the filter, the limits), and a cgroup is made while the session before it
+starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from _signal import SIG_DFL, SIGCHLD, set_wakeup_fd  # type: ignore[import-not-found] # without the enums of `signal`
+from _signal import signal as set_handler
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ....tools.python.cells import LENGTH
+from . import isolation, landlock, syscalls
+from .protocol import COMMAND, INTERRUPT, KILL, NEW, QUICK, SLOW
+from .session_process import SessionProcess
+from .watchdog import Watchdog, disk_use
+
+SWEEP_S = 0.2
+QUICK_NS, SLOW_NS = 500_000, 50_000_000
+PRELOAD = (
+    "ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq",
+    "itertools", "math", "operator", "random", "re", "statistics", "string", "subprocess", "textwrap", "time", "typing",
+)  # fmt: skip
+
+
+class ForkServer:
+    def __init__(self, control: socket.socket, config: dict[str, Any], plan: isolation.IsolationPlan) -> None:
+        self.control, self.config, self.plan = control, config, plan
+        self.pids: dict[int, int] = {}  # session id -> pid
+        self.sessions: dict[int, int] = {}  # pid -> session id
+        self.reasons: dict[int, str] = {}  # session id -> why the watchdog killed it
+        self.groups: dict[int, str] = {}  # session id -> name of its cgroup
+        self.spare: tuple[str, tuple[int, ...]] | None = None  # the cgroup of the next session, and its join descriptors
+        self.group_count = 0
+        self.leftover: list[tuple[int, str]] = []  # directories and cgroups that could not be removed yet
+        self.hooks: list[Callable[[], object]] = [
+            random.seed
+        ]  # run in each child; without it all sessions draw the same numbers
+        self.namespaces = plan.tier == "namespace"
+        self.own_pid_namespace = -1
+        self.proc_fd: int | None = None
+        self.watchdog: Watchdog | None = None
+
+    # ---- getting ready ----
+
+    def prepare(self) -> None:
+        """Preloads modules, then leaves the machine's file system. An OSError here means that this tier does not work."""
+        sys.path += [path for path in self.config["site"] if path not in sys.path]
+        for name in PRELOAD:
+            importlib.import_module(name)
+        self.preload(self.config["preload"])
+        paths = isolation.visible_paths(
+            [*(path for path in self.config["site"] if os.path.isdir(path)), *self.config["visible"]]
+        )
+        if self.namespaces:
+            self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_NET | syscalls.NEW_UTS | syscalls.NEW_IPC | syscalls.NEW_CGROUP)
+            syscalls.sethostname("sandbox")
+            self.plan.below_tmp = isolation.below_tmp(paths)  # before the root changes
+            self.plan.proc = isolation.build_root(paths)
+            if self.plan.proc:
+                self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
+            self.plan.proc_options = self.find_proc_options()
+        else:
+            self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
+            self.plan.read = paths
+            isolation.landlock_scopes = landlock.abi() >= landlock.SCOPED_ABI
+            if self.plan.tier == "landlock" and not landlock.abi():
+                raise OSError("this kernel has no Landlock")
+            if not all(map(_open_to_all, paths)):  # for example a Python below /root, which the session's user could not read
+                self.plan.uids = None
+        if not self.namespaces or not self.plan.cgroups:
+            limits = self.config["limits"]
+            self.watchdog = Watchdog(self.proc_fd, limits["memory_mb"], limits["processes"], self.namespaces)
+        with contextlib.suppress(OSError):  # only a matter of latency
+            syscalls.set_slice(0, QUICK_NS)  # sessions inherit it
+        self.measure()
+        isolation.prepare(self.plan)
+        self.enter: Callable[[isolation.IsolationPlan, int], None] = getattr(isolation, f"enter_{self.plan.tier}")
+        self.inside = SessionProcess(self.config["limits"]["output_chars"], self.config["limits"]["files"])
+        self.spare = self.make_group()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def preload(self, names: list[str]) -> None:
+        """Imports the modules that are installed, and records the fork hooks they register: `syscalls.fork` runs none."""
+        register = os.register_at_fork
+
+        def record(**hooks: Any) -> None:
+            if "after_in_child" in hooks:
+                self.hooks.append(hooks["after_in_child"])
+            register(**hooks)  # sessions that call os.fork need them as well
+
+        os.register_at_fork = record
+        try:
+            for name in names:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+        finally:
+            os.register_at_fork = register
+        if "numpy.random" in sys.modules:
+            self.hooks.append(numpy_seeder())
+
+    def measure(self) -> None:
+        """Measures this process: a session starts with its size, and is charged for growth only."""
+        if self.proc_fd is not None:
+            with open(os.open("self/statm", os.O_RDONLY, dir_fd=self.proc_fd)) as file:
+                size, resident, shared, *_ = map(int, file.read().split())
+            self.plan.base_size = size * os.sysconf("SC_PAGE_SIZE")
+            self.base_mb = (resident - shared) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+        else:
+            self.plan.base_size, self.base_mb = 256 << 20, 16.0
+
+    def find_proc_options(self) -> bytes:
+        """Returns mount options for /proc. `subset=pid` hides everything but processes; kernels before 5.8 do not know it."""
+        for options in (b"subset=pid", b""):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    syscalls.unshare(syscalls.NEW_NS)
+                    syscalls.mount_raw(b"proc", b"/proc", b"proc", syscalls.MS_RDONLY, options)
+                except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happens
+                    os._exit(1)
+                os._exit(0)
+            if os.waitpid(pid, 0)[1] == 0:
+                return options
+        return b""
+
+    # ---- the loop ----
+
+    def serve(self) -> None:
+        wake, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self.control.fileno(), select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        self.send({"op": "up", **self.facts()})
+        sweep_at = time.monotonic() + SWEEP_S
+        while True:
+            ready = poller.poll(SWEEP_S * 1000 if self.watchdog or self.leftover else None)
+            for fd, _ in ready:
+                if fd == wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake, 4096)
+                    self.reap()
+                elif not self.command():
+                    return
+            if self.leftover or self.watchdog:
+                now = time.monotonic()
+                if now >= sweep_at:
+                    self.sweep()
+                    sweep_at = now + SWEEP_S + 20 * (time.monotonic() - now)  # at most a twentieth of the time
+
+    def facts(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "cgroup": plan.cgroups is not None,
+            "own_uid": plan.uids is not None,
+            "proc": plan.proc,
+            "landlock": landlock.abi(),
+            "scoped": isolation.landlock_scopes,
+        }
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.control.send(json.dumps(message).encode())
+
+    def send_exit(self, session: int, **facts: Any) -> None:
+        self.send({"op": "exit", "id": session, "code": 0, "cpu_s": 0, "oom": False, "why": None, "error": None, **facts})
+
+    def command(self) -> bool:
+        data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(4))
+        if not data:
+            return False
+        op, session = COMMAND.unpack(data)
+        if op == NEW:
+            self.start(session, int.from_bytes(ancillary[0][2], sys.byteorder))
+        elif op == INTERRUPT:
+            if session in self.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pids[session], signal.SIGINT)  # the group: programs that the cell waits for too
+            self.send({"op": "interrupted", "id": session})
+        elif op == KILL and session in self.pids:
+            self.kill(session)
+        elif op in (SLOW, QUICK) and session in self.pids:
+            with contextlib.suppress(OSError):  # the session has just ended, or this kernel has no time slices
+                syscalls.set_slice(self.pids[session], SLOW_NS if op == SLOW else QUICK_NS)
+        return True
+
+    def make_group(self) -> tuple[str, tuple[int, ...]] | None:
+        if self.plan.cgroups is None:
+            return None
+        self.group_count += 1
+        name = f"s{self.group_count}"
+        return name, self.plan.cgroups.make(name)
+
+    def start(self, session: int, fd: int) -> None:
+        pid = None
+        try:
+            group, self.spare = self.spare or self.make_group(), None
+            if group is not None:
+                self.groups[session], self.plan.join_fds = group
+            if self.namespaces:
+                syscalls.unshare(syscalls.NEW_PID)  # the next child is process 1 of a new namespace: one fork, not two
+            try:
+                pid = syscalls.fork()
+                if pid == 0:
+                    self.become(session, fd)
+            finally:
+                if self.namespaces and pid != 0:
+                    syscalls.setns(self.own_pid_namespace, syscalls.NEW_PID)
+        except OSError as error:
+            self.discard(session)
+            self.send_exit(session, error=str(error))
+        finally:
+            os.close(fd)
+            for descriptor in self.plan.join_fds:
+                os.close(descriptor)
+            self.plan.join_fds = ()
+        if pid:
+            self.pids[session], self.sessions[pid] = pid, session
+            with contextlib.suppress(OSError):  # the next session tries again, and reports the error
+                self.spare = self.make_group()
+
+    def become(self, session: int, fd: int) -> NoReturn:
+        """In the forked child: isolates the process, then runs the session until it ends."""
+        code = 1
+        try:
+            set_wakeup_fd(-1)
+            set_handler(SIGCHLD, SIG_DFL)
+            try:
+                self.enter(self.plan, session)
+                for hook in self.hooks:
+                    hook()
+                self.inside.open(fd)
+                isolation.install_filter(self.plan)  # last: `open` still needs memfd_create
+            except OSError as error:
+                body = json.dumps({"id": 0, "error": str(error)}).encode()
+                os.write(self.inside.channel if self.inside.pid else fd, LENGTH.pack(len(body)) + body)
+                os._exit(1)
+            gc.enable()
+            self.inside.serve()
+            code = 0
+        except BaseException:  # noqa: BLE001 - no exception may unwind into the fork server's loop
+            code = 1
+        finally:
+            os._exit(code)
+
+    # ---- how sessions end ----
+
+    def kill(self, session: int) -> None:
+        leader = self.pids[session]
+        pids = [leader]
+        if not self.namespaces and self.watchdog:
+            pids = self.watchdog.members([leader])[leader]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            session = self.sessions.pop(pid, None)
+            if session is None:
+                continue  # an orphan of a session: this process is their subreaper
+            if not self.namespaces:
+                self.kill(session)  # no PID namespace that ends with its first process: kill what the leader left running
+            del self.pids[session]
+            oom = False
+            if self.plan.cgroups and session in self.groups:
+                with contextlib.suppress(OSError):
+                    oom = self.plan.cgroups.ran_out_of_memory(self.groups[session])
+            self.discard(session)
+            code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            self.send_exit(session, code=code, cpu_s=cpu_s, oom=oom, why=self.reasons.pop(session, None))
+
+    def discard(self, session: int, group: str = "") -> None:
+        """Removes the session's directory and cgroup. What the kernel still holds busy is tried again by `sweep`."""
+        group = group or self.groups.pop(session, "")
+        gone = self.plan.cgroups is None or not group or self.plan.cgroups.remove(group)
+        if self.plan.directory:
+            home = f"{self.plan.directory}/s{session}"
+            shutil.rmtree(home, ignore_errors=True)
+            gone = gone and not os.path.exists(home)
+        if not gone:
+            self.leftover.append((session, group))
+
+    def sweep(self) -> None:
+        leftover, self.leftover = self.leftover, []
+        for session, group in leftover:
+            self.discard(session, group)
+        if not self.watchdog:
+            return
+        offenders = self.watchdog.offenders(self.sessions, self.base_mb)
+        if self.plan.directory:
+            limits = self.config["limits"]
+            for session in self.pids:
+                size, count = disk_use(f"{self.plan.directory}/s{session}")
+                if size > limits["disk_mb"] << 20 or count > limits["inodes"]:
+                    offenders[session] = f"it wrote more than {limits['disk_mb']} MB or {limits['inodes']} files"
+            if self.plan.uids is None:
+                me = os.getuid()
+                pids = self.watchdog.pids()
+                self.plan.user_processes = sum(_owner(pid, self.watchdog) == me for pid in pids)
+        for session, why in offenders.items():
+            self.reasons[session] = why
+            self.kill(session)
+
+
+def numpy_seeder() -> Callable[[], object]:
+    """Returns a hook that seeds numpy's global generator in each session. It writes to the generator's state directly if that
+    has the layout of numpy 1.17 and later: calling `seed` would touch many more pages."""
+    numpy_random = sys.modules["numpy.random"]
+    generator = numpy_random.mtrand._rand._bit_generator
+    numpy_random.seed(0)  # puts the generator at the end of its state, so that the first draw mixes all of it
+    key = generator.state["state"]["key"].tobytes() if generator.state["bit_generator"] == "MT19937" else b""
+    address = generator.ctypes.state_address
+    if len(key) == 2496 and ctypes.string_at(address, len(key)) == key:
+        return lambda: ctypes.memmove(address, os.urandom(2496), 2496)
+    return lambda: numpy_random.seed(int.from_bytes(os.urandom(4)))
+
+
+def _open_to_all(path: str) -> bool:
+    """Whether every user can read the path."""
+    path = os.path.realpath(path)
+    while path != "/":
+        path, seen = os.path.dirname(path), os.stat(path)
+        if not seen.st_mode & (0o001 if os.path.isdir(path) else 0o004):
+            return False
+    return True
+
+
+def _owner(pid: int, watchdog: Watchdog) -> int | None:
+    try:
+        return os.stat(str(pid), dir_fd=watchdog.proc_fd).st_uid
+    except OSError:
+        return None

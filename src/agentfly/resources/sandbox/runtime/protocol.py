@@ -1,0 +1,16 @@
+"""The commands that the trainer sends to the fork server, and the limits that both ends of a session apply.
+
+A command is one packet: `COMMAND`, its number and the number of the session. NEW carries the session's socket as ancillary
+data. The fork server answers in JSON:
+
+    {"op": "up", ...facts}                                        once, when it can fork sessions
+    {"op": "down", "error"}                                       once, if this tier does not work here
+    {"op": "interrupted", "id"}                                   SIGINT was sent
+    {"op": "exit", "id", "code", "cpu_s", "oom", "why", "error"}  the session was reaped
+"""
+
+import struct
+
+NEW, INTERRUPT, SLOW, QUICK, KILL = range(5)
+COMMAND = struct.Struct(">BI")
+MAX_IMAGES = 4
