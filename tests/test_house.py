@@ -16,6 +16,7 @@ FILES = sorted(SRC.rglob("*.py"))
 RANK = {
     "errors": 0,
     "types": 1,
+    "foreign_names": 1,
     "codec": 2,
     "net": 2,
     "plugins": 2,

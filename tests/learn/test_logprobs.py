@@ -8,7 +8,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentfly.learn.batching import Rows
-from agentfly.learn.logprobs import Scorer
+from agentfly.learn.model.logprobs import Scorer
 from agentfly.types import Sample
 from tests.learn.chains import tiny_llama
 

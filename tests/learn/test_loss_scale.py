@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from agentfly.errors import InvariantError
-from agentfly.learn import loss_scale
-from agentfly.learn.lora import adapt
+from agentfly.learn import optim as loss_scale
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.samples import to_samples
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.learn.supervised import SupervisedLearner
@@ -52,7 +52,7 @@ def test_gradients_too_small_for_float16_are_those_of_float32():
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_gradient_that_overflows_is_computed_again_and_counted_once(algorithm):
     _, half = half_of(tiny_llama(VOCABULARY))
-    options = {"epochs": 2, "minibatches": 2}
+    options = {"epochs": 2, "num_minibatches": 2}
     one, calm = step_of(copy.deepcopy(half), algorithm, factor=2.0**16, **options)
     two, after = step_of(half, algorithm, factor=2.0**60, **options)
     assert scale_of(one).factor == 2.0**16
@@ -118,7 +118,7 @@ def test_supervised_training_scales_and_computes_again():
 
 
 def test_the_factor_grows_after_many_steps_and_is_saved(monkeypatch):
-    monkeypatch.setattr(loss_scale, "PATIENCE", 3)
+    monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 3)
     scale = loss_scale.LossScale([torch.zeros(1, dtype=torch.float16)])
     for _ in range(5):
         scale.stepped()
@@ -131,7 +131,7 @@ def test_the_factor_grows_after_many_steps_and_is_saved(monkeypatch):
     assert other.factor == 2.0**16
     for _ in range(100):
         other.stepped()
-    assert other.factor == loss_scale.LARGEST
+    assert other.factor == loss_scale.LARGEST_SCALE
     _, half = half_of(tiny_llama(VOCABULARY))
     learner, _ = step_of(half, factor=2.0**30)
     again = learner_of(copy.deepcopy(half))

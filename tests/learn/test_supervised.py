@@ -70,7 +70,7 @@ def test_demonstrations_are_learned_and_prompts_are_not():
 
 def test_a_resumed_run_goes_on_exactly(tmp_path):
     model = tiny_llama(16)
-    options = {"schedule": "linear", "total_steps": 10, "warmup_steps": 1, "minibatches": 2}
+    options = {"schedule": "linear", "total_steps": 10, "warmup_steps": 1, "num_minibatches": 2}
     learner = learner_of(model, **options)
     learner.update(ROWS)
     torch.save(learner.state_dict(), tmp_path / "s.pt")

@@ -1,4 +1,4 @@
-"""From a config to its parts: the agent, the tasks, the run folder."""
+"""Builds the parts that a config describes: the agent, the tasks, the run folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..types import Task
 
 
 def build_agent(config: Config) -> BaseAgent:
-    """The agent that a config describes. Names are resolved here; the model is opened later."""
+    """Returns the agent of a config. Names are resolved here; the model is opened on first use."""
     settings = config.agent
     kind = plugins.resolve("agents", settings.kind)
     arguments: dict[str, Any] = {
@@ -37,7 +37,7 @@ def build_agent(config: Config) -> BaseAgent:
     }
     clash = set(settings.options) & (set(arguments) | {"model"})
     if clash:
-        raise ConfigError(f"agent.options.{sorted(clash)[0]} has a key of its own: write agent.{sorted(clash)[0]}")
+        raise ConfigError(f"agent.options.{sorted(clash)[0]} is a config key: write agent.{sorted(clash)[0]}")
     try:
         agent = kind(settings.model, **arguments, **settings.options)
     except TypeError as error:
@@ -48,7 +48,7 @@ def build_agent(config: Config) -> BaseAgent:
 
 
 def build_tasks(config: Config) -> tuple[list[Task], list[Task]]:
-    """Training and validation tasks, which never overlap."""
+    """Returns training and validation tasks. Raises ConfigError if they overlap."""
     data = config.data
     if not data.train:
         raise ConfigError("data.train is not set: point it at a .json, .jsonl or .parquet file, or at a task set")
@@ -65,7 +65,7 @@ def build_tasks(config: Config) -> tuple[list[Task], list[Task]]:
 
 
 def held_out_tasks(config: Config, split: str) -> list[Task]:
-    """The rows to evaluate on: exactly those that training holds out, or another split of a task set."""
+    """Returns the rows to evaluate on: those that training holds out, or another split of a task set."""
     if split == "validation":
         return build_tasks(config)[1]
     source = config.data.validation or config.data.train
@@ -75,17 +75,19 @@ def held_out_tasks(config: Config, split: str) -> list[Task]:
 
 
 def refuse_overlap(train: list[Task], validation: list[Task]) -> None:
-    # Two games may open with the same words and differ in what is hidden: the field `game` tells them apart.
+    """Raises ConfigError if a validation task is also a training task."""
+    # Two games may open with the same words and differ in their hidden state: the field `game` tells them apart.
     seen = {(task.messages, str(task.fields.get("game"))): index for index, task in enumerate(train)}
     for index, task in enumerate(validation):
         if (asked := (task.messages, str(task.fields.get("game")))) in seen:
             raise ConfigError(
-                f"validation row {index} asks the same as training row {seen[asked]}: success on it would mean "
-                f"nothing. Remove it from one of the two"
+                f"validation row {index} asks the same as training row {seen[asked]}, so its success would measure memory. "
+                f"Remove it from one of the two"
             )
 
 
 def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
+    """Open the folder of a run to resume, or create a new one."""
     if resume is not None:
         return RunDirectory.existing(Path(resume))
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
