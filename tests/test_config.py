@@ -29,7 +29,7 @@ def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("trian.lr=1", "unknown config key 'trian'"),
+        ("trian.lr=1", "unknown config key 'trian.lr'; did you mean 'train.lr'"),
         ("train.learning=1", "unknown config key 'train.learning'"),
         ("lr=1", "did you mean 'train.lr'"),
         ("train.lr=fast", "train.lr must be number, not 'fast'"),
@@ -37,14 +37,14 @@ def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
         ("agent.on_tool_error=stop", "agent.on_tool_error is one of"),
         ("algorithm=grop", "did you mean 'grpo'"),
         ("rollout.num_chains=1", "num_chains"),
-        ("rollout.num_chains=0", "rollout.num_chains must be at least 1"),
+        ("rollout.num_chains=0", "rollout.num_chains must be a whole number, at least 1"),
         ("train.critic_lr=1e-3", "has no critic"),
         ("loss.value_clip=0.1", "does not use loss.value_clip"),
         ("loss.clip_lo=0.1", "clip_low"),
         ("sampling.temperature=-1", "temperature must be 0 or more"),
         ("train=3", r"\[train\] is a table"),
         ("nonsense", "key=value"),
-        ("algorithm.name=grpo", "algorithm must be string"),
+        ("algorithm.name=grpo", "unknown config key 'algorithm.name'"),
     ],
 )
 def test_a_bad_key_or_value_gets_one_sentence(tmp_path: Path, override: str, sentence: str) -> None:

@@ -176,8 +176,8 @@ class Config:
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
         """Build from nested tables over the algorithm's defaults. Raises ConfigError for a key that is unknown or not read."""
         tree = _rename_old_keys(tree)
-        if isinstance(tree.get("algorithm"), Mapping):
-            raise _unknown("algorithm", tree["algorithm"])
+        if isinstance(table := tree.get("algorithm"), Mapping):
+            raise _unknown("algorithm", table)
         algorithm = find_algorithm(_convert(tree.get("algorithm", "grpo"), str, "algorithm"))
         loss = tree.get("loss", {})
         if not isinstance(loss, Mapping):
@@ -318,12 +318,12 @@ def _unknown(dotted: str, value: Any) -> ConfigError:
     while isinstance(value, Mapping) and value:  # name the whole key of another library's nested table
         key, value = next(iter(value.items()))
         dotted = f"{dotted}.{key}"
-    if (foreign := config_hint(dotted)) is not None:
-        return ConfigError(f"unknown config key {dotted!r}; {foreign}")
     every = [key for key, *_ in keys()]
     by_last = {key.rpartition(".")[2]: key for key in every}
     near = difflib.get_close_matches(dotted, every, n=2, cutoff=0.6)
     last = dotted.rpartition(".")[2]
+    if (foreign := config_hint(dotted, exact=last in by_last)) is not None:
+        return ConfigError(f"unknown config key {dotted!r}; {foreign}")
     near = ([by_last[last]] if last in by_last else []) + [key for key in near if key != by_last.get(last)]
     hint = f"did you mean {' or '.join(repr(key) for key in near[:2])}?" if near else "`agentfly config` lists every key."
     return ConfigError(f"unknown config key {dotted!r}; {hint}")

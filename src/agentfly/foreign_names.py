@@ -140,17 +140,17 @@ FOREIGN_NAMES = tuple(
 _BY_NAME = {row.name: row for row in reversed(FOREIGN_NAMES)}
 
 
-def find_foreign(name: str) -> ForeignName | None:
-    """Find a row by its dotted name, or by the last part of it: `loss.beta` finds `beta`, `train.learning_rate` too."""
+def find_foreign(name: str, *, exact: bool = False) -> ForeignName | None:
+    """Find a row by its whole name or, unless `exact`, by its last part: `loss.beta` finds `beta`."""
     last = name.rpartition(".")[2]
-    if name in _BY_NAME or last in _BY_NAME:
-        return _BY_NAME.get(name) or _BY_NAME[last]
-    return next((row for row in FOREIGN_NAMES if row.name.rpartition(".")[2] == last), None)
+    if exact or name in _BY_NAME:
+        return _BY_NAME.get(name)
+    return _BY_NAME.get(last) or next((row for row in FOREIGN_NAMES if row.name.rpartition(".")[2] == last), None)
 
 
-def config_hint(name: str) -> str | None:
+def config_hint(name: str, *, exact: bool = False) -> str | None:
     """Returns a sentence with the config key that another library calls `name`, or None if no row has it."""
-    row = find_foreign(name)
+    row = find_foreign(name, exact=exact)
     if row is None or row.ours == name:
         return None
     return f"{row.name!r} of {row.library} is {row.ours!r} here{_note(row)}"

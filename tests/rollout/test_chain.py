@@ -141,10 +141,10 @@ def test_no_tool_call_can_be_answered_with_a_nudge() -> None:
     assert trajectory.messages[3].content == "Reply with an Action and its Input, or with an Answer."
 
 
-@pytest.mark.parametrize("policy", ["on_no_tool_call", "on_invalid_call"])
-def test_the_policy_raise_stops_the_run(policy: str) -> None:
-    with pytest.raises(ConfigError, match="policy says raise"):
-        play(agent_for(["Hmm." if policy == "on_no_tool_call" else "Action: nope\nInput: {}"], **{policy: "raise"}))
+@pytest.mark.parametrize("reaction", ["on_no_tool_call", "on_invalid_call"])
+def test_the_reaction_raise_stops_the_run(reaction: str) -> None:
+    with pytest.raises(ConfigError, match='the agent is set to "raise"'):
+        play(agent_for(["Hmm." if reaction == "on_no_tool_call" else "Action: nope\nInput: {}"], **{reaction: "raise"}))
 
 
 def test_a_tool_that_raises_is_told_to_the_model_or_ends_the_chain() -> None:
@@ -192,7 +192,7 @@ def test_a_hung_chain_ends_at_its_deadline() -> None:
 
     trajectory = play(agent_for(["Action: hang\nInput: {}"], tools=[hang], chain_timeout_s=0.05))
     assert trajectory.outcome is Outcome.WORLD_FAILURE
-    assert "longer" in (trajectory.error or "")
+    assert "exceeded its time limit" in (trajectory.error or "")
 
 
 def test_step_rewards_and_done_come_from_the_tool() -> None:

@@ -26,7 +26,7 @@ TIMEOUT_S = 3600.0
 
 def open_task(plan: Plan, task: Task) -> Opening:
     """Write and render a task's prompt. Raises DataError if it leaves no room for a reply."""
-    return _render(plan, task, plan.agent.start(task))
+    return _render(plan, task, plan.agent.start(task), f"task {task.id!r}")
 
 
 def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
@@ -37,20 +37,20 @@ def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
     """
     if plan.renderer is None or not tasks:
         return
-    overhead = len(open_task(plan, tasks[0]).prompt_ids)
-    for task in tasks:
+    overhead = len(_render(plan, tasks[0], plan.agent.start(tasks[0]), f"row 0 (id {tasks[0].id!r})").prompt_ids)
+    for index, task in enumerate(tasks):
         messages = plan.agent.start(task)
         bound = overhead + sum(len(message.content.encode("utf-8", "replace")) for message in messages)
         if bound >= plan.limits.max_context or any(message.images for message in messages):
-            _render(plan, task, messages)
+            _render(plan, task, messages, f"row {index} (id {task.id!r})")
 
 
-def _render(plan: Plan, task: Task, messages: list[Message]) -> Opening:
+def _render(plan: Plan, task: Task, messages: list[Message], where: str) -> Opening:
     ids = [] if plan.renderer is None else plan.renderer.start(messages, plan.schemas)
     if len(ids) >= plan.limits.max_context:
         raise DataError(
-            f"task {task.id!r}: its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; shorten the "
-            f"row or raise max_context"
+            f"{where}: its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; shorten the row or "
+            f"raise max_context"
         )
     return Opening(task, messages, ids)
 

@@ -80,7 +80,8 @@ class Trainer:
             seed=config.seed,
         )
         self.engine.publish(self.learner.version)
-        check_prompts(self.plan, [*train_tasks, *validation_tasks])
+        check_prompts(self.plan, train_tasks)
+        check_prompts(self.plan, validation_tasks)
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
         self.ledger = Ledger(
             max_logprob_gap=self._allowed_gap(config.train.max_logprob_gap), max_failed_share=config.train.max_failed_share
