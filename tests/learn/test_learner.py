@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentfly.errors import ConfigError, InvariantError
-from agentfly.learn.algorithms.table import ALGORITHMS
+from agentfly.learn.algorithms import ALGORITHMS
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.metrics import METRICS
 from agentfly.learn.settings import OptimSettings

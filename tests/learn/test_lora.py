@@ -89,7 +89,7 @@ def test_the_engine_samples_from_the_adapters_with_nothing_copied() -> None:
 def test_critic_and_reference_hold_what_is_frozen_once() -> None:
     model = tiny_llama()
     adapt(model, LORA)
-    from agentfly.learn.algorithms.table import ALGORITHMS
+    from agentfly.learn.algorithms import ALGORITHMS
 
     learner = PolicyLearner(model, "ppo", loss=ALGORITHMS["ppo"].settings({"kl_coef": 0.1}), optim=OptimSettings(lr=1e-3))
     assert learner._critic is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agentfly.errors import ConfigError
-from agentfly.learn.algorithms.table import ALGORITHMS
+from agentfly.learn.algorithms import ALGORITHMS
 from agentfly.learn.batching import Rows, packs
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.logprobs import Scorer

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from agentfly.errors import ConfigError, UnknownName
-from agentfly.learn.algorithms.table import ALGORITHMS, find_algorithm
+from agentfly.learn.algorithms import ALGORITHMS, find_algorithm
 from agentfly.learn.settings import LossSettings, OptimSettings
 
 

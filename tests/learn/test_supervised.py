@@ -83,7 +83,7 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
 
 def test_no_rows_and_a_broken_model_get_a_sentence():
     model = tiny_llama(16)
-    with pytest.raises(ConfigError, match="nothing to train on"):
+    with pytest.raises(ConfigError, match="no demonstration to train on"):
         learner_of(model).update([])
     learner = learner_of(model)
     before = model.lm_head.weight.detach().clone()

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..errors import InvariantError
 from ..types import Sample, Trajectory
+from .algorithms import Credit
 from .algorithms.advantages import TokenValues
-from .algorithms.table import Credit
 from .batching import Rows
 from .samples import to_samples
 

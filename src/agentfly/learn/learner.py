@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, InvariantError
 from ..types import Sample, Trajectory
+from .algorithms import Algorithm, Chains, find_algorithm
 from .algorithms.advantages import explained_variance
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, policy_loss
-from .algorithms.table import Algorithm, Chains, find_algorithm
 from .batching import MicroBatch, passes
 from .experience import Experience, gather
 from .faster import at

@@ -181,7 +181,9 @@ def check_fields(settings: Any, section: str) -> None:
             raise ConfigError(f"{section}.{item.name} must be {wrong}, not {value!r}")
 
 
-_hints = cache(get_type_hints)
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _wrong(value: Any, hint: Any, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> str | None:

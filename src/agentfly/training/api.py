@@ -13,13 +13,11 @@ from typing import Any
 
 from ..agents.base import BaseAgent
 from ..config import OLD_KEYS, SECTIONS, Config, apply_overrides, keys
-from ..data import load_tasks, split_rows
 from ..engines import check_engine
 from ..errors import ConfigError
 from ..rollout.setup import run_to_end
-from ..types import Task
 from ..watch.progress import Progress
-from .build import build_agent, build_tasks, open_directory, refuse_overlap
+from .build import build_agent, build_tasks, open_directory
 from .loop import Trainer, TrainResult, adapt_model
 from .supervised import warm_start
 
@@ -48,7 +46,7 @@ def train(
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
         config = config_for(agent, data, settings)
-        train_tasks, validation_tasks = _tasks_for(config, data, validation)
+        train_tasks, validation_tasks = build_tasks(config, data, validation)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
@@ -115,17 +113,3 @@ def _describe(agent: BaseAgent) -> dict[str, Any]:
         "reward": agent.reward.name if agent.reward else "",
         "max_turns": agent.limits.max_turns,
     }
-
-
-def _tasks_for(config: Config, data: Any, validation: Any) -> tuple[list[Task], list[Task]]:
-    if validation is None and isinstance(data, (str, Path)):
-        return build_tasks(config)
-    settings = config.data
-    train_tasks = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
-    if validation is None:
-        train_tasks, held = split_rows(train_tasks, settings.holdout, config.seed)
-    else:
-        held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
-    held = held[: settings.validation_count]
-    refuse_overlap(train_tasks, held)
-    return train_tasks, held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,10 @@ def build_agent(config: Config) -> BaseAgent:
     """Returns the agent of a config. Names are resolved here; the model is opened on first use."""
     settings = config.agent
     kind = plugins.resolve("agents", settings.kind)
+    own = {item.name: getattr(settings, item.name) for item in fields(settings)}
     arguments: dict[str, Any] = {
-        "tools": settings.tools,
-        "reward": settings.reward,
-        "env": settings.env,
-        "system": settings.system,
-        "max_turns": settings.max_turns,
-        "max_context": settings.max_context,
-        "chain_timeout_s": settings.chain_timeout_s,
-        "on_no_tool_call": settings.on_no_tool_call,
-        "on_invalid_call": settings.on_invalid_call,
-        "on_tool_error": settings.on_tool_error,
+        **{name: value for name, value in own.items() if name not in ("kind", "model", "success_at", "options")},
         "sampling": config.sampling,
-        "engine": settings.engine,
         "resources": {key: value for key, value in asdict(config.resources).items() if value is not None},
     }
     clash = set(settings.options) & (set(arguments) | {"model"})
@@ -47,21 +38,26 @@ def build_agent(config: Config) -> BaseAgent:
     return agent
 
 
-def build_tasks(config: Config) -> tuple[list[Task], list[Task]]:
-    """Returns training and validation tasks. Raises ConfigError if they overlap."""
-    data = config.data
-    if not data.train:
+def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:
+    """Returns training and validation tasks; `data` and `validation` replace those of the config.
+
+    Without validation rows, a task set's own split is used, or a share of a file or list. Raises ConfigError on overlap.
+    """
+    settings = config.data
+    data = settings.train if data is None else data
+    validation = settings.validation if validation is None else validation
+    if isinstance(data, str | Path) and not str(data):
         raise ConfigError("data.train is not set: point it at a .json, .jsonl or .parquet file, or at a task set")
-    train = load_tasks(data.train, split="train", count=data.train_count, seed=config.seed)
-    if data.validation is not None:
-        validation = load_tasks(data.validation, split="validation", count=data.validation_count, seed=config.seed)
-    elif data.train.endswith(SUFFIXES):
-        train, validation = split_rows(train, data.holdout, config.seed)
-        validation = validation[: data.validation_count]
+    train = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
+    if validation is None and isinstance(data, str | Path) and not str(data).endswith(SUFFIXES):
+        validation = data
+    if validation is None:
+        train, held = split_rows(train, settings.holdout, config.seed)
     else:
-        validation = load_tasks(data.train, split="validation", count=data.validation_count, seed=config.seed)
-    refuse_overlap(train, validation)
-    return train, validation
+        held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
+    held = held[: settings.validation_count]
+    refuse_overlap(train, held)
+    return train, held
 
 
 def held_out_tasks(config: Config, split: str) -> list[Task]:

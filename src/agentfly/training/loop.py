@@ -62,11 +62,9 @@ class Trainer:
     ) -> None:
         """`opening` are metrics from before the first step, such as those of a warm start; they are recorded at step 0."""
         from ..learn.learner import PolicyLearner
-        from ..learn.model.storage import seed_everything, set_threads
+        from ..learn.model.storage import seed_torch
 
-        if config.run.threads is not None:
-            set_threads(config.run.threads)
-        seed_everything(config.seed)
+        seed_torch(config.seed, config.run.threads)
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)

@@ -37,12 +37,10 @@ class SftResult:
 
 def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | None = None) -> SftResult:
     """Fine-tune the agent's model on demonstrations: `train.steps` steps of `rollout.num_tasks` rows each."""
-    from ..learn.model.storage import seed_everything, set_threads
+    from ..learn.model.storage import seed_torch
     from ..learn.supervised import SupervisedLearner
 
-    if config.run.threads is not None:
-        set_threads(config.run.threads)
-    seed_everything(config.seed)
+    seed_torch(config.seed, config.run.threads)
     agent = agent or build_agent(config)
     engine = trainable_engine(agent)
     adapt_model(config, agent)
@@ -103,15 +101,13 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], lis
 
 def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str, float]:
     """Run the supervised steps of `[warm_start]` on the engine's model. Returns the held-out loss before and after."""
-    from ..learn.model.storage import seed_everything, set_threads
+    from ..learn.model.storage import seed_torch
     from ..learn.supervised import SupervisedLearner
 
     settings = config.warm_start
     if settings.demos is None:
         return {}
-    if config.run.threads is not None:
-        set_threads(config.run.threads)
-    seed_everything(config.seed)
+    seed_torch(config.seed, config.run.threads)
     engine = trainable_engine(agent)
     rows, held = split_rows(demo_rows(settings.demos, settings.count, config.seed, settings.mistakes), 0.1, config.seed)
     train, kept_back = demo_samples(rows, agent), demo_samples(held, agent)

@@ -82,7 +82,7 @@ class Scorer:
             return False
         packs = self.head is not None and self.head.backbone.pack()
         if optim.packing == "on" and not packs:
-            raise ConfigError("the attention of this model does not support packed rows: remove train.packing")
+            raise ConfigError("the rows of this model cannot be packed: its attention lacks support; remove train.packing")
         return packs
 
     def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:

@@ -75,9 +75,13 @@ def restore_random_state(state: torch.Tensor) -> None:
     torch.set_rng_state(state)
 
 
-def set_threads(count: int) -> None:
-    torch.set_num_threads(count)
+def set_threads(count: int | None) -> None:
+    """Set the number of torch threads; None keeps torch's choice."""
+    if count is not None:
+        torch.set_num_threads(count)
 
 
-def seed_everything(seed: int) -> None:
+def seed_torch(seed: int, threads: int | None) -> None:
+    """Seed torch and set its number of threads."""
+    set_threads(threads)
     torch.manual_seed(seed)
