@@ -8,6 +8,7 @@ import pytest
 
 from agentfly.config import Config, keys, parse_override, to_toml
 from agentfly.errors import ConfigError
+from agentfly.training.api import full_key
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Config:
@@ -89,3 +90,16 @@ def test_overrides_are_toml_values_or_plain_strings() -> None:
     assert parse_override('a="x=y"') == ("a", "x=y")
     assert parse_override("a=runs/x y") == ("a", "runs/x y")
     assert to_toml({"a": None, "b": {"c d": 1}}) == '[b]\n"c d" = 1\n'
+
+
+def test_an_old_key_is_accepted_with_a_warning_that_names_the_new_one() -> None:
+    with pytest.warns(DeprecationWarning, match="train.minibatches is now called train.num_minibatches"):
+        config = Config.from_dict({"train": {"minibatches": 4}})
+    assert config.train.num_minibatches == 4
+    with pytest.raises(ConfigError, match="remove one of the two"):
+        Config.from_dict({"train": {"minibatches": 4, "num_minibatches": 4}})
+
+
+def test_an_old_key_is_accepted_as_an_argument_of_train_too() -> None:
+    assert full_key("minibatches") == "train.minibatches"
+    assert full_key("num_minibatches") == "train.num_minibatches"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from agentfly import ReactAgent, reward, tool
+from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, DataError, EngineError, RewardError, WorldError
 from agentfly.learn.samples import to_samples
+from agentfly.rollout import check_prompts, make_plan
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
-from agentfly.types import Outcome, Sampling, Trajectory
+from agentfly.training.loop import trainable_engine
+from agentfly.types import Engine, Message, Outcome, Sampling, TrainableEngine, Trajectory
 
 CALL = 'Thought: multiply\nAction: multiply\nInput: {"a": 6, "b": 7}'
 ANSWER = "Thought: done\nAnswer: 42"
@@ -347,3 +351,29 @@ def test_a_tool_whose_config_cannot_work_stops_the_run_instead_of_being_told_to_
 
     with pytest.raises(ConfigError, match="user namespaces"):
         play(agent_for(["Action: look", ANSWER], tools=[needs_more]))
+
+
+def test_only_prompts_that_may_be_too_long_are_rendered_before_the_run_and_siblings_share_a_prompt() -> None:
+    class Counting(ByteRenderer):
+        rendered = 0
+
+        def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+            self.rendered += 1
+            return super().start(messages, tools)
+
+    renderer = Counting()
+    agent = ReactAgent(ScriptedEngine([ANSWER]), renderer=renderer, reward=lambda: 1.0)
+    tasks = load_tasks([{"question": f"question {number}"} for number in range(50)])
+    check_prompts(make_plan(agent), tasks)
+    assert renderer.rendered == 1
+    result = agent.run_sync(tasks, num_chains=4)
+    assert len(result) == 200
+    assert renderer.rendered == 1 + 1 + 50
+
+
+def test_an_engine_without_weights_is_refused_for_training_with_the_protocol_it_lacks() -> None:
+    engine = ScriptedEngine([ANSWER])
+    assert isinstance(engine, Engine)
+    assert not isinstance(engine, TrainableEngine)
+    with pytest.raises(ConfigError, match="ScriptedEngine cannot be trained from: .*TrainableEngine"):
+        trainable_engine(ReactAgent(engine, renderer=ByteRenderer()))
