@@ -62,6 +62,10 @@ def test_train_refuses_an_argument_of_another_library_with_our_key() -> None:
     rows = [{"question": f"{n}?", "answer": "x"} for n in range(20)]
     with pytest.raises(ConfigError, match=r"'num_generations' of TRL is 'rollout.num_chains' here"):
         agentfly.train(agent(reward="exact_match"), rows, num_generations=4)
+    with pytest.raises(ConfigError, match=r"'train_dataset' of transformers is 'data.train' here \(the argument data of train"):
+        agentfly.train(agent(reward="exact_match"), train_dataset=rows)
+    with pytest.raises(ConfigError, match="train takes an agent or a Config, not str"):
+        agentfly.train("pocket", rows)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,14 @@ def test_an_agent_refuses_a_foreign_argument_with_its_own(name: str, ours: str) 
     assert ours in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [ReactAgent, ToolAgent, CodeAgent])
+def test_a_foreign_name_of_the_model_is_refused_with_our_name(kind: Any) -> None:
+    with pytest.raises(ConfigError, match="'model_name_or_path' of AgentFly-verl is model=... here"):
+        kind(model_name_or_path="Qwen/Qwen2.5-3B-Instruct")
+    with pytest.raises(ConfigError, match="the model's name is empty"):
+        kind()
+
+
 def test_an_unknown_argument_gets_the_list_with_those_of_the_agents_kind() -> None:
     with pytest.raises(ConfigError, match="ToolAgent has no argument 'zzz'; it has model, parser, tools"):
         ToolAgent(ScriptedEngine([]), zzz=1)
@@ -96,7 +108,7 @@ def test_run_refuses_a_foreign_argument_with_its_own() -> None:
     with pytest.raises(ConfigError, match="ReactAgent.run has no argument 'generation_config'; .*sampling="):
         agent().run_sync([{"question": "q"}], generation_config={})
     with pytest.raises(ConfigError, match="'start_messages' of AgentFly-verl is tasks here"):
-        agent().run_sync([{"question": "q"}], start_messages=[])
+        agent().run_sync(start_messages=[])
 
 
 def test_one_tool_needs_no_list() -> None:

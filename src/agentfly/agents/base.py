@@ -56,7 +56,7 @@ class BaseAgent:
 
     def __init__(
         self,
-        model: str | Path | Engine,
+        model: str | Path | Engine = "",
         *,
         tools: Any = (),
         reward: Any = None,
@@ -75,6 +75,8 @@ class BaseAgent:
         **unknown: Never,
     ) -> None:
         self._refuse_unknown(unknown)
+        if isinstance(model, (str, Path)) and str(model).strip() == "":
+            raise ConfigError(f"the model's name is empty: {type(self).__name__} needs a name, a directory or an engine")
         self.model = model
         self.tools = self._collect_tools(tools)
         self.reward: Reward | None = None if reward is None else as_reward(reward)
@@ -91,8 +93,6 @@ class BaseAgent:
         for name in ("on_no_tool_call", "on_invalid_call", "on_tool_error"):
             if getattr(self, name) not in get_args(Reaction):
                 raise ConfigError(f"{name} is 'continue', 'end' or 'raise', not {getattr(self, name)!r}")
-        if isinstance(model, (str, Path)) and str(model).strip() == "":
-            raise ConfigError("the model's name is empty")
         self.engine_options = engine_options(engine)
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
@@ -156,7 +156,7 @@ class BaseAgent:
 
     async def run(
         self,
-        tasks: str | Path | Iterable[Any],
+        tasks: str | Path | Iterable[Any] = (),
         num_chains: int = 1,
         max_turns: int | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,

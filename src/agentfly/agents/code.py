@@ -43,7 +43,7 @@ class CodeAgent(BaseAgent):
     required_tools: ClassVar[tuple[str, ...]] = ("python",)
     default_nudge: ClassVar[str] = "Reply with a ```python block to run, or with a line Answer: and your answer."
 
-    def __init__(self, model: str | Path | Engine, *, tools: Any = (), **options: Any) -> None:
+    def __init__(self, model: str | Path | Engine = "", *, tools: Any = (), **options: Any) -> None:
         given = [as_tool(tool) for tool in tool_list(tools)]
         if not any(tool.name == "python" for tool in given):
             given = [as_tool("python"), *given]

@@ -32,7 +32,7 @@ class ToolAgent(BaseAgent):
     observation_role: ClassVar[Literal["user", "tool"]] = "tool"
     native_tools: ClassVar[bool] = True
 
-    def __init__(self, model: str | Path | Engine, *, parser: str | Parser = "auto", **options: Any) -> None:
+    def __init__(self, model: str | Path | Engine = "", *, parser: str | Parser = "auto", **options: Any) -> None:
         super().__init__(model, **options)
         self._parser: Parser | None = None if parser == "auto" else get_parser(parser)
 

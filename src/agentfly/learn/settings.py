@@ -169,7 +169,8 @@ class LoraSettings:
 
 def check_fields(settings: Any, section: str) -> None:
     """Check numbers, choices and flags against their annotations and limits. Raises ConfigError for the first that is wrong."""
-    hints = _hints(type(settings))
+    kind: Any = type(settings)
+    hints = _hints(kind)
     for item in fields(settings):
         value, hint = getattr(settings, item.name), hints[item.name]
         if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):

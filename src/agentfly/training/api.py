@@ -43,9 +43,11 @@ def train(
         config, agent = agent, build_agent(agent)
         train_tasks, validation_tasks = build_tasks(config)
     else:
+        if not isinstance(agent, BaseAgent):
+            raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
+        config = config_for(agent, data, settings)
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
-        config = config_for(agent, data, settings)
         train_tasks, validation_tasks = build_tasks(config, data, validation)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
