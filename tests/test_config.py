@@ -60,13 +60,13 @@ def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:
         Config.load(tmp_path / "nowhere.toml")
 
 
-def test_an_algorithms_own_defaults_stand_under_what_is_given(tmp_path: Path) -> None:
+def test_given_settings_override_the_defaults_of_the_algorithm(tmp_path: Path) -> None:
     assert load(tmp_path, 'algorithm = "dr_grpo"').loss.aggregation == "sequence_sum"
     assert load(tmp_path, 'algorithm = "dr_grpo"', "loss.aggregation=token_mean").loss.aggregation == "token_mean"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce++", "dr_grpo"])
-def test_what_is_written_is_read_back_equal(tmp_path: Path, algorithm: str) -> None:
+def test_a_written_config_reads_back_equal(tmp_path: Path, algorithm: str) -> None:
     config = load(
         tmp_path,
         '[agent]\nreward = {exact_match = 0.8, format = 0.2}\nsystem = "Say \\"hi\\"\\n"\n[sampling]\nstop = ["a"]\n',

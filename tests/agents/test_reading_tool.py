@@ -101,7 +101,7 @@ def test_a_template_that_cannot_be_read_stops_the_run_before_it_starts():
         agent(parser="mistrall")
 
 
-def test_a_parser_of_ones_own_is_a_function_of_the_text():
+def test_a_custom_parser_is_a_function_of_the_text():
     def commands(text: str) -> ParsedReply:
         words = text.split()
         return ParsedReply("", (ToolCall(words[0], {"a": words[1]}),)) if words[0] == "multiply" else ParsedReply(text)

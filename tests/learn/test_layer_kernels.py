@@ -183,7 +183,7 @@ from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
-from tests.learn.test_logprobs import rows_of
+from tests.learn.model.test_logprobs import rows_of
 
 device = torch.device(sys.argv[1])
 rows = Rows(rows_of())

@@ -156,7 +156,7 @@ def test_a_chain_that_was_split_counts_as_one_sequence():
         ("ppo", {"critic": "shared"}),
     ],
 )
-def test_a_few_updates_raise_the_probability_of_what_is_rewarded(algorithm, loss):
+def test_a_few_updates_raise_the_probability_of_rewarded_tokens(algorithm, loss):
     model = tiny_llama(12)
     learner = learner_of(model, algorithm, loss=loss, lr=5e-3, max_grad_norm=1.0, epochs=2, num_minibatches=2)
     generator = torch.Generator().manual_seed(0)

@@ -67,7 +67,7 @@ def test_a_gradient_that_overflows_is_computed_again_and_counted_once(algorithm)
         assert (a - b).float().norm() <= 0.02 * b.float().norm()
 
 
-def test_what_is_not_finite_at_any_factor_is_refused_and_changes_nothing():
+def test_a_gradient_that_is_not_finite_at_any_factor_is_refused_and_changes_nothing():
     _, half = half_of(tiny_llama(VOCABULARY))
     learner = learner_of(half)
     groups = make_groups(copy.deepcopy(half).float())
@@ -139,7 +139,7 @@ def test_the_factor_grows_after_many_steps_and_is_saved(monkeypatch):
     assert scale_of(again).factor == scale_of(learner).factor != loss_scale.FIRST_SCALE
 
 
-def test_a_run_that_goes_on_in_float16_begins_with_a_factor_of_its_own():
+def test_a_run_resumed_in_float16_starts_with_the_first_factor():
     _, half = half_of(tiny_llama(VOCABULARY))
     other, _ = step_of(copy.deepcopy(half).to(torch.bfloat16))
     learner = learner_of(half)

@@ -16,7 +16,7 @@ from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.settings import OptimSettings
 from agentfly.learn.supervised import SupervisedLearner
 from tests.learn.chains import chain_of_ids, tiny_llama
-from tests.learn.test_logprobs import family, rows_of
+from tests.learn.model.test_logprobs import family, rows_of
 
 
 def groups(seed: int = 0) -> list[list[Any]]:

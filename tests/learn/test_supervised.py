@@ -25,7 +25,7 @@ def learner_of(model, **optim):
 
 
 def plain_loss(model):
-    """Cross-entropy with the prompt masked by -100, as everybody writes it, over all tokens of all rows."""
+    """Cross-entropy with the prompt masked by -100, as usual, over all tokens of all rows."""
     total, count = 0.0, 0
     for row in ROWS:
         labels = torch.tensor([i if m else -100 for i, m in zip(row.token_ids, row.mask, strict=True)])

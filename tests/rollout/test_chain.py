@@ -1,4 +1,4 @@
-"""One chain: every end has a type, ids only grow, and what the world breaks stays its own fault."""
+"""One chain: every end has an outcome, ids are only appended, and failures of the world get no reward."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_events_come_in_the_order_they_happen() -> None:
     assert kinds == ["chain_started", "text", "tool_call", "observation", "text", "finished"]
 
 
-def test_siblings_get_seeds_of_their_own_and_the_same_ones_again() -> None:
+def test_siblings_get_different_seeds_and_a_repeated_run_gets_the_same() -> None:
     def seeds() -> list[int | None]:
         agent = agent_for([CALL, ANSWER])
         agent.run_sync([{"question": "q"}], num_chains=2, sampling=Sampling(seed=3))

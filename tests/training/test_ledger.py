@@ -83,7 +83,7 @@ def test_an_engine_with_old_or_foreign_weights_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("proof", [None, SimpleNamespace(version=3)])
-def test_an_engine_with_weights_of_its_own_must_have_proven_them(proof: object) -> None:
+def test_an_engine_with_a_copy_of_the_weights_needs_a_proof(proof: object) -> None:
     ledger = Ledger(max_logprob_gap=0.05, max_failed_share=0.5)
     learner = SimpleNamespace(version=4, model=object())
     engine = SimpleNamespace(version=4, model=learner.model, shares_weights=False, proof=SimpleNamespace(version=4))

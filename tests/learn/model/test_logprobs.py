@@ -45,7 +45,7 @@ FAMILIES = ["llama", "qwen2", "gemma2", "granite", "cohere", "phi", "gpt2"]
 
 
 class OwnHead(torch.nn.Module):
-    """A model that does something of its own after its head: only its own forward knows its logits."""
+    """A model with an extra step after its head: only its full forward gives its logits."""
 
     def __init__(self):
         super().__init__()

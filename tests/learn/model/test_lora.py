@@ -86,7 +86,7 @@ def test_the_engine_samples_from_the_adapters_with_nothing_copied() -> None:
     assert {id(p) for p in engine._twin.parameters()} == {id(p) for p in model.parameters()}
 
 
-def test_critic_and_reference_hold_what_is_frozen_once() -> None:
+def test_critic_and_reference_share_frozen_tensors_with_the_policy() -> None:
     model = tiny_llama()
     adapt(model, LORA)
     from agentfly.learn.algorithms import ALGORITHMS
