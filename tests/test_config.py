@@ -93,7 +93,7 @@ def test_overrides_are_toml_values_or_plain_strings() -> None:
 
 
 def test_an_old_key_is_accepted_with_a_warning_that_names_the_new_one() -> None:
-    with pytest.warns(DeprecationWarning, match="train.minibatches is now called train.num_minibatches"):
+    with pytest.warns(FutureWarning, match="train.minibatches is now called train.num_minibatches"):
         config = Config.from_dict({"train": {"minibatches": 4}})
     assert config.train.num_minibatches == 4
     with pytest.raises(ConfigError, match="remove one of the two"):

@@ -26,7 +26,7 @@ from .resources.spec import check_settings
 from .types import Reaction, Sampling
 
 OLD_KEYS = {"train.minibatches": "train.num_minibatches"}
-"""Old names of keys. They are accepted with a DeprecationWarning."""
+"""Old names of keys. They are accepted with a FutureWarning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +309,7 @@ def _rename_old_keys(tree: Mapping[str, Any]) -> Mapping[str, Any]:
             continue
         if new_name in table:
             raise ConfigError(f"{old} is the old name of {new}: remove one of the two")
-        warnings.warn(f"the config key {old} is now called {new}; please rename it", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"the config key {old} is now called {new}; please rename it", FutureWarning, stacklevel=3)
         tree = {**tree, section: {new_name if key == old_name else key: value for key, value in table.items()}}
     return tree
 
