@@ -176,7 +176,7 @@ class Config:
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
         """Build from nested tables over the algorithm's defaults. Raises ConfigError for a key that is unknown or not read."""
         tree = _rename_old_keys(tree)
-        if isinstance(table := tree.get("algorithm"), Mapping):
+        if isinstance(table := tree.get("algorithm"), Mapping) and table:
             raise _unknown("algorithm", table)
         algorithm = find_algorithm(_convert(tree.get("algorithm", "grpo"), str, "algorithm"))
         loss = tree.get("loss", {})

@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignName:
@@ -176,12 +178,16 @@ def agent_hint(name: str) -> str | None:
     return f"{row.name!r} of {row.library} is {ours} here{_note(row)}"
 
 
-def unknown_argument(owner: str, name: str, known: Iterable[str]) -> str:
-    """Returns the sentence for an argument that `owner` does not have, with the right name if it can be told."""
+class UnknownArgument(ConfigError, TypeError):
+    """An argument that a call does not have. Also a TypeError, as Python raises for such a call."""
+
+
+def unknown_argument(owner: str, name: str, known: Iterable[str]) -> UnknownArgument:
+    """Returns the error for an argument that `owner` does not have, with the right name if the table or a near name has it."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     hint = agent_hint(name) or (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}")
-    return f"{owner} has no argument {name!r}; {hint}"
+    return UnknownArgument(f"{owner} has no argument {name!r}; {hint}")
 
 
 def _note(row: ForeignName) -> str:

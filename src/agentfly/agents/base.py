@@ -216,7 +216,7 @@ class BaseAgent:
                 if key != "self" and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             }
             owner = type(self).__name__ + ("" if method == "__init__" else f".{method}")
-            raise ConfigError(unknown_argument(owner, name, known))
+            raise unknown_argument(owner, name, known)
 
     def _collect_tools(self, tools: Any) -> dict[str, Tool]:
         collected: dict[str, Tool] = {}
