@@ -19,8 +19,8 @@ import torch
 from gpu_models import Limits, Shape, clean, make_model, num_body, peak_gib, seconds_of, update_flops
 
 from agentfly.learn.batching import micro_batches
-from agentfly.learn.learner import Learner
-from agentfly.learn.lora import adapt
+from agentfly.learn.learner import PolicyLearner
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
 
@@ -137,7 +137,7 @@ def learner_row(
         if way.rank:
             adapt(model, LoraSettings(rank=way.rank))
         optim = OptimSettings(lr=1e-6, max_tokens_per_batch=shape.micro_tokens, **way.optim)
-        learner = Learner(model, "grpo", optim=optim)
+        learner = PolicyLearner(model, "grpo", optim=optim)
         times = []
         for number in range(1 + repeats):
             groups = as_groups(rows, learner.version, shape.vocabulary)

@@ -33,7 +33,7 @@ from gpu_models import Limits, NoText, Shape, clean, decode_limits, device_busy,
 
 from agentfly.engines.local import LocalEngine
 from agentfly.learn.batching import Rows
-from agentfly.learn.logprobs import Scorer
+from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.settings import OptimSettings
 from agentfly.rollout.scheduler import fewer_collections
 from agentfly.types import Request, Sample, Sampling

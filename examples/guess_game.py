@@ -1,6 +1,6 @@
-"""A world with state: an environment, a tool that acts on it, a reward that looks at it. Run: python examples/guess_game.py
+"""An environment with state, a tool that acts on it, and a reward that reads it. Run: python examples/guess_game.py
 
-Each chain has its own game. The player is a script that halves the range; put the name of a model in its place to let one play.
+Each chain has its own game. The player is a script that bisects the range; replace it with the name of a model to let one play.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Game:
 
 @tool
 def guess(n: int, env: Game) -> ToolResult:
-    """Guess the number; the result says where to look."""
+    """Guess the number; the result says whether to go higher or lower."""
     env.guesses, env.solved = env.guesses + 1, n == env.secret
     hint = "correct" if env.solved else "higher" if n < env.secret else "lower"
     return ToolResult(observation=hint, done=env.solved)
@@ -31,12 +31,12 @@ def guess(n: int, env: Game) -> ToolResult:
 
 @reward
 def quick(env: Game) -> dict[str, float]:
-    """1 for a solved game, less a little for every guess."""
+    """1 for a solved game, minus 0.05 for every guess."""
     return {"reward": max(0.0, 1.0 - 0.05 * env.guesses) if env.solved else 0.0, "guesses": env.guesses}
 
 
 def halve(request: Request) -> str:
-    """The player: it reads the conversation so far and guesses the middle of what is left."""
+    """The player: reads the conversation so far and guesses the middle of the remaining range."""
     low, high, last = 1, 100, 0
     for message in request.messages:
         if message.role == "assistant":

@@ -1,7 +1,7 @@
-"""An agent with a format of its own, warm-started from demonstrations and then trained. Run: python examples/own_agent.py
+"""An agent with a custom reply format, warm-started from demonstrations and then trained. Run: python examples/own_agent.py
 
-The bundled model has never seen this format: `calc(12 * 7)` to calculate, `= 84` to answer. Demonstrations teach it to speak,
-reinforcement learning then teaches it to be right.
+The bundled model has never seen this format: `calc(12 * 7)` to calculate, `= 84` to answer. Demonstrations teach it the format,
+reinforcement learning then improves its answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CalcAgent(BaseAgent):
             return Action(calls=(ToolCall("calculator", {"expression": found[1]}),))
         if found := re.fullmatch(r"= (.+)", completion.text.strip()):
             return Action(answer=found[1])
-        return Action()  # neither: the policy `on_no_tool_call` ends the chain
+        return Action()  # neither: `on_no_tool_call` ends the chain
 
 
 def row(rng: random.Random) -> dict[str, Any]:

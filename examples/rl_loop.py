@@ -1,4 +1,4 @@
-"""The whole algorithm in one file: multi-turn GRPO with tools, in torch and transformers alone. Run: python examples/rl_loop.py
+"""The whole algorithm in one file: multi-turn GRPO with tools, in torch and transformers only. Run: python examples/rl_loop.py
 
 Only the folder of the bundled model comes from the package. The model learns to answer "What is 12 times 7, plus 5?" with two
 tool calls. One step: sample groups of chains, score them, compare siblings, update the weights that drew exactly those tokens.
@@ -35,7 +35,7 @@ GO_ON = "\n<|im_start|>user\nObservation: {observation}<|im_end|>\n<|im_start|>a
 
 @dataclass
 class Chain:
-    """One attempt. Ids only ever grow; mask is 1 exactly where the policy sampled."""
+    """One attempt at a task. Ids are only appended; the mask is 1 exactly on sampled tokens."""
 
     answer: str
     ids: list[int]
@@ -62,7 +62,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def act(text: str) -> tuple[str | None, str | None]:
-    """Read one reply: (observation, answer), one of them None. A mistake of the model is told to the model."""
+    """Parse one reply. Returns (observation, answer), one of them None. The model reads its mistakes as observations."""
     if call := re.search(r"Action: (\w+)\nInput: (\{.*\})", text):
         try:
             return str(TOOLS[call[1]](**json.loads(call[2]))), None
@@ -74,7 +74,7 @@ def act(text: str) -> tuple[str | None, str | None]:
 
 @torch.no_grad()
 def rollout(model: Any, tokenizer: Any, chains: list[Chain], max_turns: int = 4, max_tokens: int = 48) -> None:
-    """Play chains to their end, all of them together, turn by turn."""
+    """Play all chains to their end as one batch, turn by turn."""
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for _ in range(max_turns):
         going = [chain for chain in chains if not chain.done]
@@ -90,7 +90,7 @@ def rollout(model: Any, tokenizer: Any, chains: list[Chain], max_turns: int = 4,
         for chain, sampled in zip(going, output[:, width:].tolist(), strict=True):
             if end in sampled:
                 sampled = sampled[: sampled.index(end) + 1]
-            chain.extend(sampled, mask=1)  # the sampled ids themselves: nothing is decoded and encoded again
+            chain.extend(sampled, mask=1)  # the sampled ids themselves; no reply is decoded and encoded again
             observation, answer = act(tokenizer.decode(sampled, skip_special_tokens=True))
             if observation is None or sampled[-1] != end:
                 chain.done, chain.reward = True, float(answer == chain.answer)
@@ -99,7 +99,7 @@ def rollout(model: Any, tokenizer: Any, chains: list[Chain], max_turns: int = 4,
 
 
 def logprobs(model: Any, chains: list[Chain]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-prob of every token under the present weights, and the mask, both shifted to the token that is predicted."""
+    """Returns the log-prob of every token under the current weights, and the mask, both aligned to the predicted token."""
     width = max(len(chain.ids) for chain in chains)
     ids = torch.tensor([chain.ids + [0] * (width - len(chain.ids)) for chain in chains])
     mask = torch.tensor([chain.mask + [0] * (width - len(chain.ids)) for chain in chains])
@@ -136,7 +136,7 @@ def main(steps: int = 15, num_tasks: int = 8, num_chains: int = 8, lr: float = 2
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        # 4. The model that samples is the model that was updated: there is nothing to publish.
+        # 4. The updated model is the model that samples: there is nothing to publish.
         history.append(rewards.mean().item())
         print(f"step {step + 1:3}  reward {history[-1]:.2f}", flush=True)
     return history

@@ -8,6 +8,7 @@ import pytest
 
 from agentfly.config import Config, keys, parse_override, to_toml
 from agentfly.errors import ConfigError
+from agentfly.training.api import full_key
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Config:
@@ -29,7 +30,7 @@ def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("trian.lr=1", "unknown config key 'trian'"),
+        ("trian.lr=1", "unknown config key 'trian.lr'; did you mean 'train.lr'"),
         ("train.learning=1", "unknown config key 'train.learning'"),
         ("lr=1", "did you mean 'train.lr'"),
         ("train.lr=fast", "train.lr must be number, not 'fast'"),
@@ -37,14 +38,14 @@ def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
         ("agent.on_tool_error=stop", "agent.on_tool_error is one of"),
         ("algorithm=grop", "did you mean 'grpo'"),
         ("rollout.num_chains=1", "num_chains"),
-        ("rollout.num_chains=0", "rollout.num_chains must be at least 1"),
+        ("rollout.num_chains=0", "rollout.num_chains must be a whole number, at least 1"),
         ("train.critic_lr=1e-3", "has no critic"),
         ("loss.value_clip=0.1", "does not use loss.value_clip"),
         ("loss.clip_lo=0.1", "clip_low"),
         ("sampling.temperature=-1", "temperature must be 0 or more"),
         ("train=3", r"\[train\] is a table"),
         ("nonsense", "key=value"),
-        ("algorithm.name=grpo", "algorithm must be string"),
+        ("algorithm.name=grpo", "unknown config key 'algorithm.name'"),
     ],
 )
 def test_a_bad_key_or_value_gets_one_sentence(tmp_path: Path, override: str, sentence: str) -> None:
@@ -59,13 +60,13 @@ def test_a_file_that_is_not_toml_says_so(tmp_path: Path) -> None:
         Config.load(tmp_path / "nowhere.toml")
 
 
-def test_an_algorithms_own_defaults_stand_under_what_is_given(tmp_path: Path) -> None:
+def test_given_settings_override_the_defaults_of_the_algorithm(tmp_path: Path) -> None:
     assert load(tmp_path, 'algorithm = "dr_grpo"').loss.aggregation == "sequence_sum"
     assert load(tmp_path, 'algorithm = "dr_grpo"', "loss.aggregation=token_mean").loss.aggregation == "token_mean"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "rloo", "reinforce++", "dr_grpo"])
-def test_what_is_written_is_read_back_equal(tmp_path: Path, algorithm: str) -> None:
+def test_a_written_config_reads_back_equal(tmp_path: Path, algorithm: str) -> None:
     config = load(
         tmp_path,
         '[agent]\nreward = {exact_match = 0.8, format = 0.2}\nsystem = "Say \\"hi\\"\\n"\n[sampling]\nstop = ["a"]\n',
@@ -89,3 +90,16 @@ def test_overrides_are_toml_values_or_plain_strings() -> None:
     assert parse_override('a="x=y"') == ("a", "x=y")
     assert parse_override("a=runs/x y") == ("a", "runs/x y")
     assert to_toml({"a": None, "b": {"c d": 1}}) == '[b]\n"c d" = 1\n'
+
+
+def test_an_old_key_is_accepted_with_a_warning_that_names_the_new_one() -> None:
+    with pytest.warns(FutureWarning, match="train.minibatches is now called train.num_minibatches"):
+        config = Config.from_dict({"train": {"minibatches": 4}})
+    assert config.train.num_minibatches == 4
+    with pytest.raises(ConfigError, match="remove one of the two"):
+        Config.from_dict({"train": {"minibatches": 4, "num_minibatches": 4}})
+
+
+def test_an_old_key_is_accepted_as_an_argument_of_train_too() -> None:
+    assert full_key("minibatches") == "train.minibatches"
+    assert full_key("num_minibatches") == "train.num_minibatches"

@@ -114,7 +114,7 @@ def test_a_prompt_longer_than_the_context_is_refused():
         ask(ScriptedEngine(["a"], max_context=3), prompt="abc")
 
 
-def test_text_is_streamed_to_whoever_asked():
+def test_text_is_streamed_to_on_text():
     heard: list[str] = []
     asyncio.run(ScriptedEngine(["hi"]).generate(Request([1], Sampling(), on_text=heard.append)))
     assert heard == ["hi"]

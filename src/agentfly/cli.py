@@ -176,7 +176,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 def _dry_run(config: Config) -> int:
     from .engines import check_engine
-    from .rollout import prepare
+    from .rollout import make_plan, open_task
     from .training.build import build_agent, build_tasks
     from .training.loop import adapt_model, trainable_engine
 
@@ -185,8 +185,8 @@ def _dry_run(config: Config) -> int:
     check_engine(config.agent.model, config.agent.engine, config.sampling, training=True)
     agent.check(train)
     agent.check(validation)
-    plan = agent.plan(sampling=config.sampling)
-    openings = prepare(plan, [*train, *validation])
+    plan = make_plan(agent, sampling=config.sampling)
+    openings = [open_task(plan, task) for task in [*train, *validation]]
     trainable_engine(agent)
     adapt_model(config, agent)
     longest = max(len(opening.prompt_ids) for opening in openings)
@@ -227,7 +227,7 @@ def _eval(arguments: argparse.Namespace) -> int:
 
     config = _load(arguments)
     if config.run.threads is not None:
-        from .learn.storage import set_threads
+        from .learn.model.storage import set_threads
 
         set_threads(config.run.threads)
     if arguments.model:

@@ -1,8 +1,7 @@
 """Typed config: a TOML file and dotted overrides in, one checked `Config` out.
 
-Every key is a field of a dataclass with its type, default and help text; docs/configuration.md is generated from them. An
-unknown key, a value of the wrong type, and a key that the chosen algorithm would not read are errors with a sentence.
-Nothing is ignored.
+Every key is a dataclass field with its type, default and help text, from which docs/configuration.md is generated. An unknown
+key, a value of the wrong type and a key that the chosen algorithm does not read raise ConfigError. No key is ignored.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import difflib
 import json
 import tomllib
 import types
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,50 +19,46 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .engines import check_engine, engine_options
 from .errors import ConfigError
+from .foreign_names import config_hint
 from .learn.algorithms import find_algorithm
-from .learn.settings import LoraSettings, LossSettings, OptimSettings
+from .learn.settings import LoraSettings, LossSettings, OptimSettings, check_fields, setting
 from .resources.spec import check_settings
-from .types import Sampling
+from .types import Reaction, Sampling
 
-
-def _key(default: Any, text: str) -> Any:
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": text})
-    return field(default=default, metadata={"help": text})
+OLD_KEYS = {"train.minibatches": "train.num_minibatches"}
+"""Old names of keys. They are accepted with a FutureWarning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Who acts: the agent, its model, tools and reward."""
+    """The agent: its kind, model, tools and reward."""
 
-    kind: str = _key("react", "agent: a name of `agentfly agents list`, or module:Class")
-    model: str = _key(
+    kind: str = setting("react", "the agent: a name of `agentfly agents list`, or module:Class")
+    model: str = setting(
         "pocket", '"pocket", "pocket-worlds", "smollm2", a model directory or hub name, "openai:NAME@URL" (evaluation only)'
     )
-    tools: list[str] = _key([], "tools by name, as module:name or as file.py:name")
-    reward: str | dict[str, Any] = _key("exact_match", "a reward by name, or a table of names with weights or options")
-    env: str | None = _key(None, "environment of one chain, by name")
-    system: str | None = _key(None, "system text that replaces the agent's first line")
-    max_turns: int = _key(8, "replies a chain may give")
-    max_context: int | None = _key(None, "tokens a chain may hold; the model's own limit when not set")
-    chain_timeout_s: float = _key(600.0, "seconds after which a chain is ended and masked out")
-    on_no_tool_call: Literal["continue", "end", "raise"] | None = _key(
-        None, "reply without call or answer; the agent's own default"
-    )
-    on_invalid_call: Literal["continue", "end", "raise"] = _key("continue", "unknown tool or bad arguments")
-    on_tool_error: Literal["continue", "end", "raise"] = _key("continue", "a tool that raised or ran out of time")
-    success_at: float = _key(1.0, "a reward of at least this counts as success")
-    engine: str | dict[str, Any] = _key({}, '"local", "vllm" or "openai", or a table: `kind` and its options, as max_batch')
-    options: dict[str, Any] = _key({}, "further arguments of the agent's class, such as parser")
+    tools: list[str] = setting([], "tools by name, as module:name or as file.py:name")
+    reward: str | dict[str, Any] = setting("exact_match", "a reward by name, or a table of names with weights or options")
+    env: str | None = setting(None, "environment of one chain, by name")
+    system: str | None = setting(None, "system text; replaces the first line of the agent's prompt")
+    max_turns: int = setting(8, "replies a chain may give")
+    max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set")
+    chain_timeout_s: float = setting(600.0, "seconds after which a chain is ended and not trained on")
+    on_no_tool_call: Reaction | None = setting(None, "reaction to a reply without call or answer; not set: the agent's")
+    on_invalid_call: Reaction = setting("continue", "reaction to an unknown tool or bad arguments")
+    on_tool_error: Reaction = setting("continue", "reaction to a tool that raised or exceeded its time limit")
+    success_at: float = setting(1.0, "a reward of at least this counts as success")
+    engine: str | dict[str, Any] = setting({}, '"local", "vllm" or "openai", or a table: `kind` and its options, as max_batch')
+    options: dict[str, Any] = setting({}, "further arguments of the agent's class, such as parser")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceSettings:
-    """What the host gives to environments."""
+    """The host's resources for environments."""
 
-    cpu: float | None = _key(None, "CPUs for all environments together; no limit when not set")
-    memory_mb: float | None = _key(None, "memory for all environments together; no limit when not set")
-    pools: dict[str, Any] = _key({}, "per kind of environment: placement, max, min_warm, idle_s, max_uses, ...")
+    cpu: float | None = setting(None, "CPUs for all environments together; no limit when not set")
+    memory_mb: float | None = setting(None, "memory for all environments together; no limit when not set")
+    pools: dict[str, Any] = setting({}, "per kind of environment: placement, max, min_warm, idle_s, max_uses, ...")
 
     def __post_init__(self) -> None:
         for name, settings in self.pools.items():
@@ -71,99 +67,86 @@ class ResourceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
-    """What it acts on."""
+    """The tasks."""
 
-    train: str = _key("", "training rows: a .json, .jsonl or .parquet file, or a task set by name")
-    validation: str | None = _key(None, "held-out rows; when not set, a share of the training rows or the task set's own split")
-    holdout: float = _key(0.1, "share of a training file that is held out when no validation rows are given")
-    train_count: int | None = _key(None, "use only the first rows")
-    validation_count: int | None = _key(200, "use only the first held-out rows")
-    shuffle: bool = _key(True, "draw the training rows in a new seeded order each time through them")
+    train: str = setting("", "training rows: a .json, .jsonl or .parquet file, or a task set by name")
+    validation: str | None = setting(None, "held-out rows; when not set, a share of the training rows or the task set's split")
+    holdout: float = setting(0.1, "share of a training file that is held out when no validation rows are given")
+    train_count: int | None = setting(None, "use only the first rows")
+    validation_count: int | None = setting(200, "use only the first held-out rows")
+    shuffle: bool = setting(True, "draw the training rows in a new seeded order each time through them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartSettings:
-    """Supervised steps on demonstrations before the first step of reinforcement learning; none where `demos` is not set."""
+    """Supervised steps on demonstrations before reinforcement learning; none if `demos` is not set."""
 
-    demos: str | None = _key(None, "a file of rows with messages, or a set of `agentfly demos list`")
-    steps: int = _key(100, "supervised weight updates")
-    lr: float = _key(1e-4, "learning rate after a warm-up of a tenth of the steps; it falls to 0 along a cosine")
-    num_demos: int = _key(16, "demonstrations of one update")
-    count: int = _key(1000, "demonstrations drawn from a set, or the first rows of a file")
-    mistakes: float = _key(0.0, "share of a set's demonstrations that hold a slip; a file is taken as it is")
+    demos: str | None = setting(None, "a file of rows with messages, or a set of `agentfly demos list`")
+    steps: int = setting(100, "supervised weight updates", low=1)
+    lr: float = setting(1e-4, "learning rate after a warm-up of a tenth of the steps; falls to 0 along a cosine", above=0)
+    num_demos: int = setting(16, "demonstrations of one update", low=1)
+    count: int = setting(1000, "demonstrations drawn from a set, or the first rows of a file", low=1)
+    mistakes: float = setting(
+        0.0, "share of a set's demonstrations with a mistake in them; a file is used unchanged", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         if self.demos is None:
             changed = [item.name for item in dataclasses.fields(self) if getattr(self, item.name) != item.default]
             if changed:
                 raise ConfigError(f"warm_start.{changed[0]} has no effect without warm_start.demos: set that, or remove it")
-        for name in ("steps", "num_demos", "count"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"warm_start.{name} must be at least 1, not {getattr(self, name)}")
-        if not self.lr > 0.0:
-            raise ConfigError(f"warm_start.lr must be greater than 0, not {self.lr}")
-        if not 0.0 <= self.mistakes <= 1.0:
-            raise ConfigError(f"warm_start.mistakes is a share from 0 to 1, not {self.mistakes}")
+        check_fields(self, "warm_start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
-    """How many chains are played for one step."""
+    """The chains of one step."""
 
-    num_tasks: int = _key(8, "tasks of one step")
-    num_chains: int = _key(8, "sibling chains of each task")
-    max_concurrency: int | None = _key(
-        None, "chains in flight at once; when not set, as many as the engine serves well (256 where it does not say)"
+    num_tasks: int = setting(8, "tasks of one step", low=1)
+    num_chains: int = setting(8, "sibling chains of each task", low=1)
+    max_concurrency: int | None = setting(
+        None, "concurrent chains; when not set, the engine's capacity (256 if the engine states none)", low=1
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_tasks", "num_chains", "max_concurrency"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"rollout.{name} must be at least 1, not {value}")
+        check_fields(self, "rollout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings(OptimSettings):
-    """How long, how fast, and what is checked on the way."""
+    """Length, optimizer and checks of a training run."""
 
-    steps: int = _key(100, "weight updates")
-    validate_every: int = _key(10, "steps between validations on held-out rows; 0: only at the start and the end")
-    validate_chains: int = _key(1, "chains of each held-out task; pass@k is reported up to this k")
-    validate_temperature: float | None = _key(None, "temperature of validation; as in training when not set")
-    validate_at_start: bool = _key(True, "validate before the first step, for the closing comparison")
-    save_every: int = _key(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
-    keep_checkpoints: int = _key(2, "older checkpoints are removed")
-    max_logprob_gap: float | None = _key(
+    steps: int = setting(100, "weight updates", low=1)
+    validate_every: int = setting(10, "steps between validations on held-out rows; 0: only at the start and the end")
+    validate_chains: int = setting(1, "chains of each held-out task; pass@k is reported up to this k", low=1)
+    validate_temperature: float | None = setting(None, "temperature of validation; as in training when not set")
+    validate_at_start: bool = setting(True, "validate before the first step, for the closing comparison")
+    save_every: int = setting(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
+    keep_checkpoints: int = setting(2, "checkpoints to keep; older ones are removed", low=1)
+    max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
-        "not set: 0.05 in float32, 0.15 in half precision, whose rounding alone makes 0.04 on an unsure model",
+        "not set: 0.05 in float32, 0.15 in half precision, where rounding alone gives 0.04 on an uncertain model",
     )
-    max_failed_share: float = _key(0.5, "largest share of chains lost to the world in one step before the run stops")
-
-    def __post_init__(self) -> None:
-        OptimSettings.__post_init__(self)
-        for name in ("steps", "validate_chains", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"train.{name} must be at least 1, not {getattr(self, name)}")
+    max_failed_share: float = setting(0.5, "largest share of untrainable chains in one step before the run stops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Where it is kept and who watches."""
+    """Where results are stored and reported."""
 
-    dir: str = _key("runs", "folder of all runs")
-    name: str | None = _key(None, "name of this run's folder; algorithm, model and time when not set")
-    trackers: list[str] = _key(["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb")
-    threads: int | None = _key(None, "torch threads; torch's own choice when not set")
+    dir: str = setting("runs", "folder of all runs")
+    name: str | None = setting(None, "name of this run's folder; algorithm, model and time when not set")
+    trackers: list[str] = setting(["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb")
+    threads: int | None = setting(None, "torch threads; torch's choice when not set")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One run, whole."""
+    """The whole config of one run."""
 
-    algorithm: str = _key("grpo", "a name of `agentfly algorithms list`")
-    seed: int = _key(0, "seed of the data order, of sampling and of fresh weights")
+    algorithm: str = setting("grpo", "a name of `agentfly algorithms list`")
+    seed: int = setting(0, "seed of the data order, of sampling and of fresh weights")
     agent: AgentSettings = field(default_factory=AgentSettings)
     data: DataSettings = field(default_factory=DataSettings)
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
@@ -177,7 +160,7 @@ class Config:
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Config:
-        """Read a TOML file, then apply `dotted.key=value` overrides."""
+        """Read a TOML file and apply `dotted.key=value` overrides. Raises ConfigError."""
         path = Path(path)
         if not path.is_file():
             raise ConfigError(f"no such config file: {path}")
@@ -191,7 +174,10 @@ class Config:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
-        """Build from nested tables, over the algorithm's own defaults; a key that the algorithm would not read is refused."""
+        """Build from nested tables over the algorithm's defaults. Raises ConfigError for a key that is unknown or not read."""
+        tree = _rename_old_keys(tree)
+        if isinstance(table := tree.get("algorithm"), Mapping) and table:
+            raise _unknown("algorithm", table)
         algorithm = find_algorithm(_convert(tree.get("algorithm", "grpo"), str, "algorithm"))
         loss = tree.get("loss", {})
         if not isinstance(loss, Mapping):
@@ -201,7 +187,7 @@ class Config:
         algorithm.check_num_chains(config.rollout.num_chains)
         check_engine(config.agent.model, config.agent.engine, config.sampling)
         if "api_key" in engine_options(config.agent.engine):
-            raise ConfigError("agent.engine.api_key would be written into the run's folder: set OPENAI_API_KEY instead")
+            raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         if not algorithm.needs_critic and config.train.critic_lr is not None:
             raise ConfigError(f"train.critic_lr is not used by {algorithm.name}, which has no critic: remove it")
         return dataclasses.replace(config, loss=algorithm.settings(loss))
@@ -210,7 +196,7 @@ class Config:
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:
-        """The whole config as TOML, which `load` reads back to an equal one for the same algorithm."""
+        """Returns the whole config as TOML; `load` reads it back to an equal config."""
         algorithm = find_algorithm(self.algorithm)
         tree = self.to_dict()
         standard = dataclasses.asdict(algorithm.settings())
@@ -230,7 +216,7 @@ SECTIONS = tuple(
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`train.lr=1e-5` to a key and a TOML value; what is not TOML is taken as a plain string."""
+    """Parse `train.lr=1e-5` into a key and a TOML value. A value that is not TOML is a plain string."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"an override is key=value, not {text!r}")
@@ -241,14 +227,14 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys into nested tables, in place."""
+    """Write dotted keys into nested tables, in place."""
     for key, value in overrides.items():
         _set(tree, key, value)
     return tree
 
 
 def keys() -> list[tuple[str, str, Any, str]]:
-    """Every key: dotted name, type, default, help."""
+    """Returns every key as (dotted name, type, default, help)."""
     rows = []
     default = Config()
     hints = get_type_hints(Config)
@@ -271,13 +257,13 @@ def keys() -> list[tuple[str, str, Any, str]]:
 
 
 _SAMPLING_HELP = {
-    "temperature": "0 is greedy; log-probs are taken at this temperature",
+    "temperature": "0 is greedy; log-probs are computed at this temperature",
     "top_p": "1 is off",
     "top_k": "0 is off",
     "min_p": "0 is off",
     "max_tokens": "tokens of one reply",
     "stop": "strings that end a reply",
-    "stop_ids": "token ids that end a reply, besides the template's own",
+    "stop_ids": "token ids that end a reply, besides those of the template",
     "seed": "taken from `seed` when not set",
 }
 
@@ -303,7 +289,7 @@ def _build(cls: Any, tree: Any, prefix: str) -> Any:
     values = {}
     for name, value in tree.items():
         if name not in known:
-            raise _unknown(f"{prefix}{name}")
+            raise _unknown(f"{prefix}{name}", value)
         hint = hints[name]
         values[name] = (
             _build(hint, value, f"{name}.") if dataclasses.is_dataclass(hint) else _convert(value, hint, f"{prefix}{name}")
@@ -315,18 +301,36 @@ def _build(cls: Any, tree: Any, prefix: str) -> Any:
         raise ConfigError(str(error) if str(error).startswith(section) else f"{section}: {error}") from error
 
 
-def _unknown(dotted: str) -> ConfigError:
+def _rename_old_keys(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    for old, new in OLD_KEYS.items():
+        (section, old_name), new_name = old.split("."), new.rpartition(".")[2]
+        table = tree.get(section)
+        if not isinstance(table, Mapping) or old_name not in table:
+            continue
+        if new_name in table:
+            raise ConfigError(f"{old} is the old name of {new}: remove one of the two")
+        warnings.warn(f"the config key {old} is now called {new}; please rename it", FutureWarning, stacklevel=3)
+        tree = {**tree, section: {new_name if key == old_name else key: value for key, value in table.items()}}
+    return tree
+
+
+def _unknown(dotted: str, value: Any) -> ConfigError:
+    while isinstance(value, Mapping) and value:  # name the whole key of another library's nested table
+        key, value = next(iter(value.items()))
+        dotted = f"{dotted}.{key}"
     every = [key for key, *_ in keys()]
     by_last = {key.rpartition(".")[2]: key for key in every}
     near = difflib.get_close_matches(dotted, every, n=2, cutoff=0.6)
     last = dotted.rpartition(".")[2]
+    if (foreign := config_hint(dotted, exact=last in by_last)) is not None:
+        return ConfigError(f"unknown config key {dotted!r}; {foreign}")
     near = ([by_last[last]] if last in by_last else []) + [key for key in near if key != by_last.get(last)]
     hint = f"did you mean {' or '.join(repr(key) for key in near[:2])}?" if near else "`agentfly config` lists every key."
     return ConfigError(f"unknown config key {dotted!r}; {hint}")
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
-    """The value as the field's type, or a ConfigError. Numbers may be written without a point; nothing else is bent."""
+    """Returns the value as the field's type. Raises ConfigError for another type; only integers become floats."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -369,7 +373,7 @@ def _type_name(hint: Any) -> str:
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:
-    """Nested mappings as TOML; what is None is left out, which means the default."""
+    """Returns nested mappings as TOML. A value of None is left out, which means the default."""
     lines, tables = [], []
     for key, value in tree.items():
         if isinstance(value, Mapping):

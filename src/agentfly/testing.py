@@ -1,8 +1,7 @@
-"""Public fakes: an engine that plays a script, a renderer without a tokenizer, a tiny world.
+"""Public fakes: an engine that plays a script, a renderer without a tokenizer, a small environment.
 
-In: texts (or a function) that stand for the model. Out: real `Completion`s with ids, log-probs and versions, so that everything
-behind the engine runs as it does with a real one, with no weights and no download. Refuses to guess: a script played out is
-an `EngineError`, never a silent repeat. One call costs a few microseconds: the overhead benchmark is measured with it.
+The engine returns real `Completion`s with ids, log-probs and versions, so all other code runs as with a real model. A script
+that has ended raises `EngineError`. One call costs a few microseconds; the overhead benchmark uses it.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n      one id per byte; 256, 257: the two marks
 """
@@ -37,7 +36,7 @@ class ByteRenderer:
         self._tail = [END_ID, *b"\n"]
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of a text. Marks spelled out in a text stay text: nobody can forge a turn."""
+        """Returns the bytes of a text. Marks spelled out in a text stay text, so no text can forge a turn."""
         return list(text.encode("utf-8", "replace"))
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -57,7 +56,7 @@ class ByteRenderer:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Extension:
         sampled = completion.token_ids
-        ids = [10] if sampled and sampled[-1] == END_ID else self._tail.copy()  # a reply cut short is closed for the model
+        ids = [10] if sampled and sampled[-1] == END_ID else self._tail.copy()  # close a reply that was cut at max_tokens
         for message in messages[len(messages) - num_new :]:
             self._append(ids, message.role, message.content)
         ids += self._heads["assistant"]
@@ -91,11 +90,10 @@ class ByteRenderer:
 class ScriptedEngine:
     """An engine that plays replies instead of sampling them.
 
-    `replies` is a list, played from its beginning in every session, or a function of the request. A reply is a text (its bytes
-    and the end mark become the ids), a list of ids taken as they are, a whole `Completion`, or an exception, which is raised.
-    Sampling limits hold: `max_tokens` and `stop` cut a text as they would cut a real reply. `logprob` is each token's log-prob,
-    or a function of the ids. With `record` every request is kept, its prompt copied, in `requests`. Completions of equal texts
-    are one object.
+    `replies` is a list, played from its start in every session, or a function of the request. A reply is a text (its bytes and
+    the end mark become the ids), a list of ids, a `Completion`, or an exception to raise. `max_tokens` and `stop` cut a text as
+    they cut a real reply. `logprob` is each token's log-prob, or a function of the ids. With `record`, `requests` keeps a copy
+    of every request. Equal texts give the same `Completion` object.
     """
 
     reads: Literal["ids", "messages"]
@@ -156,7 +154,7 @@ class ScriptedEngine:
         return completion
 
     def publish(self, version: int) -> None:
-        """From now on tokens carry this version."""
+        """Tag tokens with this version from now on."""
         self.version = version
         self._made.clear()
 
@@ -174,7 +172,7 @@ class ScriptedEngine:
         if isinstance(reply, Completion):
             return reply
         if isinstance(reply, str):
-            if len(self._made) > 4096:  # a function may invent texts without end
+            if len(self._made) > 4096:  # a function may produce unlimited texts
                 self._made.clear()
             ids = [] if self.reads == "messages" else [*self.renderer.encode(reply), END_ID]
             completion = self._made[reply] = self._pack(ids, reply, "stop")
@@ -205,7 +203,7 @@ def _copy(request: Request) -> Request:
 
 
 class GuessEnv:
-    """Guess a number between 1 and `n`. A task's field `secret` is the number; `solved` tells a reward how it went."""
+    """Guess a number between 1 and `n`. A task's field `secret` is the number; rewards read `solved`."""
 
     def __init__(self, n: int = 10) -> None:
         self.n = n
@@ -238,7 +236,7 @@ class GuessEnv:
 
     @staticmethod
     def conformance() -> dict[str, Any]:
-        """How `check_env` plays it: tasks, random moves, a solver and the score."""
+        """Returns what `check_env` needs: tasks, random actions, a solver and the score."""
         return {
             "tasks": [{"secret": 3}, {"secret": 8}],
             "actions": lambda rng, seen: ("guess", {"n": rng.randint(1, 10)}),

@@ -1,7 +1,6 @@
-"""The values that flow through one step, and the protocols of the parts that pass them on.
+"""The values that flow through one step, and the protocols of the parts that exchange them.
 
-Values are dataclasses with slots that check themselves once. Nothing here imports anything heavy, reads a file
-or knows an algorithm.
+Values are dataclasses with slots that check themselves once. This module imports nothing heavy and reads no file.
 
     Task -> (agent.start) -> Message* -> (render.start) -> prompt ids -> Request -> (engine.generate) -> Completion
          -> (agent.parse) -> Action -> (tools) -> ToolResult* -> Turn -> ... -> Trajectory -> (learn.samples) -> Sample*
@@ -20,11 +19,13 @@ from .errors import ConfigError, InvariantError
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
+Reaction = Literal["continue", "end", "raise"]
+"""How a chain reacts to a mistake: tell the model and continue, end the chain, or raise ConfigError and stop the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The model asks for a tool. `error` is set when the call could not be read: it is then told to the model, not run."""
+    """A tool call of the model. `error` is set if the call could not be parsed: the model reads it, and no tool runs."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `content` of an assistant message is its whole reply as sampled, thinking included."""
+    """One message of a conversation. The `content` of an assistant message is the reply as sampled, thinking included."""
 
     role: Role
     content: str
@@ -46,7 +47,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of the data set: the opening messages, and every other field, which rewards and tools ask for by name."""
+    """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name."""
 
     id: str
     messages: tuple[Message, ...]
@@ -55,7 +56,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. `max_tokens` limits one reply. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """Sampling parameters. `max_tokens` limits one reply. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -83,10 +84,10 @@ class Sampling:
 
 @dataclass(slots=True)
 class Request:
-    """One call of an engine. Token engines read `prompt_ids`, chat engines `messages` and `tools`.
+    """One call of an engine. Token engines read `prompt_ids`; chat engines read `messages` and `tools`.
 
-    `prompt_ids` is lent, not given: it grows in place after the call, so an engine that keeps it must copy.
-    `session` names the chain; an engine may keep that chain's cache between its turns, until `release(session)`.
+    The caller extends `prompt_ids` in place after the call, so an engine that keeps the list must copy it. `session` names
+    the chain: an engine may keep the chain's KV cache between turns, until `release(session)`.
     """
 
     prompt_ids: list[int]
@@ -99,11 +100,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine sampled.
+    """A sampled reply.
 
-    `token_ids` includes the end-of-turn token when one was sampled (`stop` is then "stop"). `logprobs` are natural logs
-    under softmax(logits / temperature), before top-k, top-p and min-p cut it (temperature 0: under softmax(logits)).
-    `versions` says, per token, which version of the weights drew it. Chat engines leave the token lists empty.
+    `token_ids` includes the end-of-turn token if one was sampled (`stop` is then "stop"). `logprobs` are natural logs
+    under softmax(logits / temperature), before top-k, top-p and min-p truncate it (temperature 0: under softmax(logits)).
+    `versions` holds, per token, the version of the weights that drew it. Chat engines leave the token lists empty.
     """
 
     text: str
@@ -123,10 +124,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back from a tool. A tool may return one itself to add an image, a step reward or `done`.
+    """The result of a tool call. A tool may return one to add an image, a step reward or `done`.
 
-    `error` is a kind, for counting: "unknown_tool", "bad_arguments", "raised", "timeout"; `observation` is what the model
-    reads.
+    The model reads `observation`. `error` is the kind of failure, for counting.
     """
 
     observation: str
@@ -137,13 +137,13 @@ class ToolResult:
 
     @property
     def invalid(self) -> bool:
-        """The model's mistake, not the tool's."""
+        """Whether the model made the mistake, and not the tool."""
         return self.error in ("unknown_tool", "bad_arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """How an agent read a reply: tool calls to make, or a final answer, or neither (then the no-tool-call policy decides)."""
+    """A parsed reply: tool calls, or a final answer, or neither (then the agent's `on_no_tool_call` decides)."""
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
@@ -151,7 +151,7 @@ class Action:
 
 
 class Outcome(StrEnum):
-    """How a chain ended. The last three are the world's failure: such a chain has no reward and is not trained on."""
+    """How a chain ended. The last three are failures of the world: such a chain has no reward and is not trained on."""
 
     FINISHED = "finished"
     MAX_TURNS = "max_turns"
@@ -168,10 +168,10 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Turn:
-    """One reply and what came back.
+    """One reply and the tool results that followed it.
 
-    `context_ids` are only the ids that stand between the last sampled token and this reply. Where `restarts` is true
-    (the first turn, or a template that rewrote history) they are the whole prompt and a new training row begins.
+    `context_ids` are the ids between the previous sampled token and this reply. If `restarts` is true (the first turn, or
+    a template that rewrote history) they are the whole prompt, and a new training row begins.
     """
 
     context_ids: list[int]
@@ -184,10 +184,10 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """The record of one chain. It exists before the risk, so what was done before a failure survives it.
+    """The record of one chain. It is created before the chain starts, so a failure does not lose the turns before it.
 
-    `reward` is the final score (None where there is none: the world failed, or no reward was given); `turns[i].reward` are the
-    step rewards of tools and of per-turn rewards; `total_reward` is their sum and what group algorithms compare.
+    `reward` is the final score (None if the world failed or the agent has no reward). `turns[i].reward` holds the step
+    rewards of tools and of per-turn rewards. `total_reward` is the sum of all, which group algorithms compare.
     """
 
     id: str
@@ -208,17 +208,17 @@ class Trajectory:
 
     @property
     def scored(self) -> bool:
-        """It counts: the world held, and there is a reward."""
+        """Whether the chain has a reward and did not fail."""
         return self.outcome.trainable and self.reward is not None
 
     @property
     def trainable(self) -> bool:
-        """It counts, and its ids are known (a chat server's are not)."""
+        """Whether the chain is scored and has token ids (a chat server returns none)."""
         return self.scored and any(turn.completion.token_ids for turn in self.turns)
 
     @property
     def tool_counts(self) -> Counter[str]:
-        """Calls that reached a tool, by name."""
+        """Number of calls that reached a tool, by the tool's name."""
         return Counter(
             call.name
             for turn in self.turns
@@ -237,11 +237,11 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Sample:
-    """One training row: a list of ids and, of the same length, everything known per token.
+    """One training row: token ids, and lists of the same length with the values per token.
 
-    `mask[i]` is 1 exactly where `token_ids[i]` was sampled by the policy. `logprobs`, `versions`, `rewards` and
-    `advantages` mean something only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared,
-    `trajectory` the chain: a chain whose history was rewritten has several rows, in order.
+    `mask[i]` is 1 exactly if the policy sampled `token_ids[i]`. `logprobs`, `versions`, `rewards` and `advantages` are
+    meaningful only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared, `trajectory` names
+    the chain: a chain whose history was rewritten has several rows, in order.
     """
 
     token_ids: list[int]
@@ -258,12 +258,12 @@ class Sample:
             len(part) for part in (self.token_ids, self.mask, self.logprobs, self.versions, self.rewards, self.advantages)
         }
         if len(lengths) != 1:
-            raise InvariantError(f"the parts of a training row differ in length: {sorted(lengths)}")
+            raise InvariantError(f"the lists of a training row differ in length: {sorted(lengths)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a chain, as it happens.
+    """An event of a running chain.
 
     kind and data: chain_started {}; text {text}; tool_call {call}; observation {call, result}; finished {trajectory}.
     """
@@ -276,7 +276,7 @@ class Event:
 
 @dataclass(slots=True)
 class RunResult:
-    """What `agent.run` returns: the trajectories in the order of tasks, siblings together."""
+    """The result of `agent.run`: the trajectories in the order of the tasks, siblings together."""
 
     trajectories: list[Trajectory]
     num_chains: int
@@ -304,7 +304,7 @@ class RunResult:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Where tokens come from. `reads` says which half of a Request it uses; only "ids" engines can be trained from."""
+    """Samples tokens. `reads` says which half of a Request the engine uses; only an "ids" engine can be trained."""
 
     reads: Literal["ids", "messages"]
     version: int
@@ -313,14 +313,72 @@ class Engine(Protocol):
     async def generate(self, request: Request) -> Completion: ...
 
     def release(self, session: str) -> None:
-        """The chain is over: forget its cache."""
+        """The chain has ended: drop its KV cache."""
 
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class BoundedEngine(Protocol):
+    """An engine that knows how many chains it serves well at once."""
+
+    capacity: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Evidence that an engine samples from `version`, by log-probs on a fixed prompt.
+
+    They differ from the learner's by `gap` nats on average; the update moved them by `moved`.
+    """
+
+    version: int
+    gap: float
+    moved: float
+
+
+@runtime_checkable
+class TrainableEngine(Engine, Protocol):
+    """An engine whose weights a learner can update.
+
+    `model` is the torch module that the learner trains; reading it may load the module. If `shares_weights` is true, the
+    engine samples from that module itself. Otherwise it holds a copy, which `publish` replaces and `proof` then covers.
+    """
+
+    shares_weights: bool
+    proof: Proof | None
+    tokenizer: Any
+
+    @property
+    def model(self) -> Any: ...
+
+    def publish(self, version: int) -> None:
+        """Sample from the module's current weights from now on, under this version. Drops all KV caches."""
+
+    def rest(self) -> None:
+        """Free device memory for the learner until the next `publish`. Engines that share weights do nothing."""
+
+
+class Learner(Protocol):
+    """Updates the weights of `model`. `version` counts the changes."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def version(self) -> int: ...
+
+    def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+        """Improve the weights on one step's chains, siblings together. Returns metrics."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What follows a reply: the new ids alone, or, where the template rewrites history, the whole new prompt (`restarts`)."""
+    """The ids that follow a reply: the new ids alone or, if the template rewrites history, the whole prompt (`restarts`)."""
 
     ids: list[int]
     restarts: bool = False
@@ -328,7 +386,7 @@ class Extension:
 
 @runtime_checkable
 class Renderer(Protocol):
-    """Messages to ids. `start` is the only full render of a chain; `extend` costs in proportion to the new messages."""
+    """Messages to ids. `start` is the only full render of a chain; the cost of `extend` is that of the new messages."""
 
     stop_ids: tuple[int, ...]
 
@@ -346,16 +404,8 @@ class Renderer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-class Env(Protocol):
-    """A stateful world for one chain at a time. Both methods may be async."""
-
-    def reset(self, task: Task) -> Any: ...
-
-    def close(self) -> Any: ...
-
-
 class Tracker(Protocol):
-    """Where metrics go."""
+    """Receives metrics."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
 

@@ -24,7 +24,7 @@ def exact(prediction: str, trajectory: Any, answer: str) -> float:
 
 
 class EchoAgent(BaseAgent):
-    """An agent of one's own: `say X` calls a tool, anything else is the answer."""
+    """A custom agent: `say X` calls a tool, anything else is the answer."""
 
     def start(self, task: Task) -> list[Message]:
         return [Message("system", "Reply `say X`, or the answer."), *task.messages]
@@ -35,7 +35,7 @@ class EchoAgent(BaseAgent):
         return Action(answer=completion.text)
 
 
-def test_an_agent_of_ones_own_overrides_two_methods() -> None:
+def test_a_custom_agent_overrides_two_methods() -> None:
     agent = EchoAgent(ScriptedEngine(["say hello", "HELLO"]), tools=[shout], reward=exact, renderer=ByteRenderer())
     (trajectory,) = agent.run_sync([{"question": "greet", "answer": "HELLO"}])
     assert trajectory.messages[0].content.startswith("Reply")

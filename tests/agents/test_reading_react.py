@@ -64,7 +64,7 @@ def calls(text: str) -> list[tuple[str, dict]]:
 
 
 def complaint(text: str) -> str:
-    """What the model is told of the one call in its reply."""
+    """Returns the error message for the only call of a reply."""
     (call,) = read(text).calls
     assert call.arguments == {}
     assert call.error is not None

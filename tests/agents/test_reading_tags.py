@@ -73,7 +73,7 @@ def test_an_answer_whose_closing_tag_a_stop_string_ate_counts_but_not_one_that_w
 
 
 def test_a_thinker_has_no_tools():
-    with pytest.raises(ConfigError, match="'now' neither: use ReactAgent or ToolAgent"):
+    with pytest.raises(ConfigError, match="calls no tools, so not 'now': use ReactAgent or ToolAgent"):
         ThinkAgent(ScriptedEngine([]), tools=[now])
 
 

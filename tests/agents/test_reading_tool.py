@@ -9,6 +9,7 @@ import pytest
 from agentfly.agents.tool import ToolAgent
 from agentfly.errors import ConfigError, UnknownName
 from agentfly.render.parsers import ParsedReply
+from agentfly.rollout import make_plan
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.tools import tool
 from agentfly.types import Action, Completion, Message, ToolCall, ToolResult
@@ -95,12 +96,12 @@ def test_auto_takes_the_parser_that_belongs_to_the_template(renderer):
 
 def test_a_template_that_cannot_be_read_stops_the_run_before_it_starts():
     with pytest.raises(ConfigError, match="not known here"):
-        agent(renderer=SimpleNamespace(chat_template="{{ tools }}<|channel|>")).plan()
+        make_plan(agent(renderer=SimpleNamespace(chat_template="{{ tools }}<|channel|>")))
     with pytest.raises(UnknownName, match="did you mean 'mistral'"):
         agent(parser="mistrall")
 
 
-def test_a_parser_of_ones_own_is_a_function_of_the_text():
+def test_a_custom_parser_is_a_function_of_the_text():
     def commands(text: str) -> ParsedReply:
         words = text.split()
         return ParsedReply("", (ToolCall(words[0], {"a": words[1]}),)) if words[0] == "multiply" else ParsedReply(text)

@@ -7,7 +7,7 @@ import torch
 
 from agentfly.engines.copies import PROBE, LearnerCopy, Probe
 from agentfly.errors import ConfigError, InvariantError
-from agentfly.learn.lora import adapt, merged_weights
+from agentfly.learn.model.lora import adapt, merged_weights
 from agentfly.learn.settings import LoraSettings
 from agentfly.types import Completion
 from tests.tiny import save_tiny_model

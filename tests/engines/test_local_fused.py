@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from agentfly.engines.local import fuse, paged
 from agentfly.engines.local.twin import check_paged_twin, check_twin, make_twin, same_tensors
-from agentfly.learn.lora import adapt, merged_weights
+from agentfly.learn.model.lora import adapt, merged_weights
 from agentfly.learn.settings import LoraSettings
 
 from ..plain_kernels import Plain

@@ -15,7 +15,7 @@ import torch
 import agentfly
 from agentfly.engines import open_engine
 from agentfly.errors import ConfigError, EngineError, InvariantError
-from agentfly.learn.lora import adapt
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings
 from agentfly.types import Engine, Request, Sampling
 from tests.tiny import ROWS, save_tiny_model, tiny_agent

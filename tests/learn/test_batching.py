@@ -65,7 +65,7 @@ def test_a_row_without_a_sampled_token_is_refused():
 
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 12))
 def test_each_pass_sees_every_chain_once_in_shares_of_near_equal_size(count, epochs, minibatches):
-    steps = list(passes(count, epochs=epochs, minibatches=minibatches, seed="s"))
+    steps = list(passes(count, epochs=epochs, num_minibatches=minibatches, seed="s"))
     shares = min(count, minibatches)
     assert len(steps) == epochs * shares
     for epoch in range(epochs):
@@ -73,4 +73,4 @@ def test_each_pass_sees_every_chain_once_in_shares_of_near_equal_size(count, epo
         assert sorted(i for step in part for i in step) == list(range(count))
         sizes = {len(step) for step in part}
         assert max(sizes) - min(sizes) <= 1
-    assert steps == list(passes(count, epochs=epochs, minibatches=minibatches, seed="s"))
+    assert steps == list(passes(count, epochs=epochs, num_minibatches=minibatches, seed="s"))

@@ -30,6 +30,6 @@ def test_the_gradient_on_cuda_is_that_on_cpu(algorithm):
 def test_bfloat16_on_cuda_trains_through_float32_masters():
     model = tiny_llama(VOCABULARY).cuda().to(torch.bfloat16)
     groups = make_groups(tiny_llama(VOCABULARY))
-    learner = learner_of(model, lr=1e-4, epochs=2, minibatches=2)
+    learner = learner_of(model, lr=1e-4, epochs=2, num_minibatches=2)
     assert learner.update(groups)["train/optimizer_steps"] > 1
     assert learner.state_dict()["optimizer"]["masters"][0].dtype == torch.float32

@@ -12,7 +12,7 @@ import pytest
 CHECK = """
 import torch
 from agentfly.learn.head import head_scores
-from agentfly.learn.losses import entropy
+from agentfly.learn.algorithms.losses import entropy
 
 torch.manual_seed(0)
 for temperature, chunk, loud in ((1.0, 3, 1.0), (0.7, 100, 20.0)):

@@ -14,8 +14,8 @@ import torch
 
 from agentfly.learn import backbone
 from agentfly.learn.faster import find_kernels, quicken
-from agentfly.learn.logprobs import Scorer
-from agentfly.learn.lora import adapt
+from agentfly.learn.model.logprobs import Scorer
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import packed_twin
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
@@ -179,11 +179,11 @@ import sys
 import torch
 from agentfly.learn import backbone, layer_kernels
 from agentfly.learn.batching import Rows
-from agentfly.learn.logprobs import Scorer
-from agentfly.learn.lora import adapt
+from agentfly.learn.model.logprobs import Scorer
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
-from tests.learn.test_logprobs import rows_of
+from tests.learn.model.test_logprobs import rows_of
 
 device = torch.device(sys.argv[1])
 rows = Rows(rows_of())

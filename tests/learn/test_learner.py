@@ -11,7 +11,7 @@ import torch
 
 from agentfly.errors import ConfigError, InvariantError
 from agentfly.learn.algorithms import ALGORITHMS
-from agentfly.learn.learner import Learner
+from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.metrics import METRICS
 from agentfly.learn.settings import OptimSettings
 from agentfly.types import Completion, Outcome, Turn
@@ -54,7 +54,7 @@ def make_groups(model, seed=0, *, rewards=((1, 0, 0.5), (0, 0, 0), (2, -1, 0)), 
 def learner_of(model, algorithm="grpo", *, loss=None, temperature=1.0, reference=None, **optim):
     settings = ALGORITHMS[algorithm].settings(loss)
     options = {"lr": 1e-2, "max_grad_norm": 1e9, **optim}
-    return Learner(
+    return PolicyLearner(
         model, algorithm, loss=settings, optim=OptimSettings(**options), temperature=temperature, reference=reference
     )
 
@@ -156,9 +156,9 @@ def test_a_chain_that_was_split_counts_as_one_sequence():
         ("ppo", {"critic": "shared"}),
     ],
 )
-def test_a_few_updates_raise_the_probability_of_what_is_rewarded(algorithm, loss):
+def test_a_few_updates_raise_the_probability_of_rewarded_tokens(algorithm, loss):
     model = tiny_llama(12)
-    learner = learner_of(model, algorithm, loss=loss, lr=5e-3, max_grad_norm=1.0, epochs=2, minibatches=2)
+    learner = learner_of(model, algorithm, loss=loss, lr=5e-3, max_grad_norm=1.0, epochs=2, num_minibatches=2)
     generator = torch.Generator().manual_seed(0)
 
     def probabilities(contexts):
@@ -255,7 +255,7 @@ def test_the_gap_between_sampled_and_recomputed_log_probs_is_measured_at_the_sam
     groups = make_groups(model, temperature=0.6)
     assert learner_of(copy.deepcopy(model), temperature=0.6).update(groups)["train/logprob_gap"] < 1e-5
     assert learner_of(copy.deepcopy(model), temperature=1.0).update(groups)["train/logprob_gap"] > 0.1
-    many = learner_of(copy.deepcopy(model), temperature=0.6, epochs=2, minibatches=3).update(groups)
+    many = learner_of(copy.deepcopy(model), temperature=0.6, epochs=2, num_minibatches=3).update(groups)
     assert many["train/logprob_gap"] < 1e-5, "measured before the weights move"
     assert many["train/kl"] > 0
 
@@ -343,7 +343,7 @@ def test_explained_variance_rises_as_the_critic_learns():
 )
 def test_a_resumed_learner_goes_on_exactly(tmp_path, algorithm, loss):
     model = tiny_llama(VOCABULARY)
-    schedule = {"warmup_steps": 2, "schedule": "cosine", "total_steps": 9, "epochs": 2, "minibatches": 2}
+    schedule = {"warmup_steps": 2, "schedule": "cosine", "total_steps": 9, "epochs": 2, "num_minibatches": 2}
     learner = learner_of(model, algorithm, loss=loss, **schedule)
     start = copy.deepcopy(model.state_dict())
     for seed in range(2):
@@ -397,7 +397,7 @@ def test_the_model_is_shared_and_never_copied_or_left_in_training_mode():
         (lambda m: learner_of(m, reference=m), "kl_coef is 0"),
         (lambda m: learner_of(m, schedule="linear"), "set train.total_steps"),
         (lambda m: learner_of(m, temperature=0.0), "greater than 0"),
-        (lambda m: Learner(m, "grpo", loss=ALGORITHMS["ppo"].settings({"lam": 0.5})), "grpo does not use loss.lam"),
+        (lambda m: PolicyLearner(m, "grpo", loss=ALGORITHMS["ppo"].settings({"lam": 0.5})), "grpo does not use loss.lam"),
     ],
 )
 def test_what_would_be_ignored_is_refused(make, sentence):

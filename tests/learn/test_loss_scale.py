@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from agentfly.errors import InvariantError
-from agentfly.learn import loss_scale
-from agentfly.learn.lora import adapt
+from agentfly.learn import optim as loss_scale
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.samples import to_samples
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.learn.supervised import SupervisedLearner
@@ -52,7 +52,7 @@ def test_gradients_too_small_for_float16_are_those_of_float32():
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_gradient_that_overflows_is_computed_again_and_counted_once(algorithm):
     _, half = half_of(tiny_llama(VOCABULARY))
-    options = {"epochs": 2, "minibatches": 2}
+    options = {"epochs": 2, "num_minibatches": 2}
     one, calm = step_of(copy.deepcopy(half), algorithm, factor=2.0**16, **options)
     two, after = step_of(half, algorithm, factor=2.0**60, **options)
     assert scale_of(one).factor == 2.0**16
@@ -67,13 +67,13 @@ def test_a_gradient_that_overflows_is_computed_again_and_counted_once(algorithm)
         assert (a - b).float().norm() <= 0.02 * b.float().norm()
 
 
-def test_what_is_not_finite_at_any_factor_is_refused_and_changes_nothing():
+def test_a_gradient_that_is_not_finite_at_any_factor_is_refused_and_changes_nothing():
     _, half = half_of(tiny_llama(VOCABULARY))
     learner = learner_of(half)
     groups = make_groups(copy.deepcopy(half).float())
     half.model.norm.weight.data.fill_(6e4)  # the hidden states overflow, and so does the loss
     before = [p.detach().clone() for p in half.parameters()]
-    with pytest.raises(InvariantError, match="not applied.*take bfloat16"):
+    with pytest.raises(InvariantError, match="not applied.*use bfloat16"):
         learner.update(groups)
     for a, b in zip(half.parameters(), before, strict=True):
         assert torch.equal(a, b)
@@ -118,7 +118,7 @@ def test_supervised_training_scales_and_computes_again():
 
 
 def test_the_factor_grows_after_many_steps_and_is_saved(monkeypatch):
-    monkeypatch.setattr(loss_scale, "PATIENCE", 3)
+    monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 3)
     scale = loss_scale.LossScale([torch.zeros(1, dtype=torch.float16)])
     for _ in range(5):
         scale.stepped()
@@ -131,20 +131,20 @@ def test_the_factor_grows_after_many_steps_and_is_saved(monkeypatch):
     assert other.factor == 2.0**16
     for _ in range(100):
         other.stepped()
-    assert other.factor == loss_scale.LARGEST
+    assert other.factor == loss_scale.LARGEST_SCALE
     _, half = half_of(tiny_llama(VOCABULARY))
     learner, _ = step_of(half, factor=2.0**30)
     again = learner_of(copy.deepcopy(half))
     again.load_state_dict(learner.state_dict())
-    assert scale_of(again).factor == scale_of(learner).factor != loss_scale.FIRST
+    assert scale_of(again).factor == scale_of(learner).factor != loss_scale.FIRST_SCALE
 
 
-def test_a_run_that_goes_on_in_float16_begins_with_a_factor_of_its_own():
+def test_a_run_resumed_in_float16_starts_with_the_first_factor():
     _, half = half_of(tiny_llama(VOCABULARY))
     other, _ = step_of(copy.deepcopy(half).to(torch.bfloat16))
     learner = learner_of(half)
     learner.load_state_dict(other.state_dict())
-    assert scale_of(learner).factor == loss_scale.FIRST
+    assert scale_of(learner).factor == loss_scale.FIRST_SCALE
 
 
 def test_other_formats_have_no_factor():

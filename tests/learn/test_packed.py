@@ -11,12 +11,12 @@ import torch
 from agentfly.errors import ConfigError
 from agentfly.learn.algorithms import ALGORITHMS
 from agentfly.learn.batching import Rows, packs
-from agentfly.learn.learner import Learner
-from agentfly.learn.logprobs import Scorer
+from agentfly.learn.learner import PolicyLearner
+from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.settings import OptimSettings
 from agentfly.learn.supervised import SupervisedLearner
 from tests.learn.chains import chain_of_ids, tiny_llama
-from tests.learn.test_logprobs import family, rows_of
+from tests.learn.model.test_logprobs import family, rows_of
 
 
 def groups(seed: int = 0) -> list[list[Any]]:
@@ -104,7 +104,7 @@ def test_an_update_is_the_same_packed_padded_kept_or_run_again(algorithm: str, o
     results = []
     for model, more in ((plain, {"packing": "off"}), (other, options)):
         settings = ALGORITHMS[algorithm].settings({"kl_coef": 0.05})
-        learner = Learner(model, algorithm, loss=settings, optim=OptimSettings(lr=1e-2, max_tokens_per_batch=40, **more))
+        learner = PolicyLearner(model, algorithm, loss=settings, optim=OptimSettings(lr=1e-2, max_tokens_per_batch=40, **more))
         results.append([learner.update(groups())])
     for name in ("train/loss", "train/grad_norm", "train/logprob_gap", "train/reference_kl"):
         assert results[0][0][name] == pytest.approx(results[1][0][name], rel=1e-3, abs=1e-5)

@@ -17,7 +17,7 @@ def test_the_reward_rises(tmp_path: Path, algorithm: str) -> None:
         agent,
         ROWS,
         algorithm=algorithm,
-        steps=15,
+        steps=20,
         lr=2e-2,
         num_tasks=4,
         num_chains=4,

@@ -70,7 +70,7 @@ def test_a_chain_without_a_reward_or_without_a_reply_gives_no_row():
 
 
 def test_a_row_that_begins_with_a_sampled_token_is_refused():
-    with pytest.raises(InvariantError, match="nothing predicts it"):
+    with pytest.raises(InvariantError, match="which nothing predicts"):
         to_samples(chain(("", "cd")))
 
 

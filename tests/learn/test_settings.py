@@ -32,7 +32,7 @@ def test_every_setting_says_what_it_is_for(kind):
         (LossSettings, {"normalize_std": 1}, "true or false"),
         (OptimSettings, {"lr": 0}, "train.lr must be a number, greater than 0"),
         (OptimSettings, {"epochs": 1.5}, "train.epochs must be a whole number, at least 1"),
-        (OptimSettings, {"minibatches": True}, "train.minibatches"),
+        (OptimSettings, {"num_minibatches": True}, "train.num_minibatches"),
         (OptimSettings, {"betas": [0.9]}, "two numbers"),
         (OptimSettings, {"schedule": "step"}, "constant, linear, cosine"),
         (OptimSettings, {"schedule": "linear", "total_steps": 5, "warmup_steps": 5}, "must be greater than train.warmup_steps"),
@@ -73,7 +73,7 @@ def test_names_aliases_and_near_misses():
     with pytest.raises(UnknownName, match="did you mean 'grpo'"):
         find_algorithm("grp")
     with pytest.raises(ConfigError, match="is function, not"):
-        find_algorithm("agentfly.learn.advantages:grpo")
+        find_algorithm("agentfly.learn.algorithms.advantages:grpo")
 
 
 def test_a_setting_that_the_algorithm_would_ignore_is_refused():

@@ -25,7 +25,7 @@ def learner_of(model, **optim):
 
 
 def plain_loss(model):
-    """Cross-entropy with the prompt masked by -100, as everybody writes it, over all tokens of all rows."""
+    """Cross-entropy with the prompt masked by -100, as usual, over all tokens of all rows."""
     total, count = 0.0, 0
     for row in ROWS:
         labels = torch.tensor([i if m else -100 for i, m in zip(row.token_ids, row.mask, strict=True)])
@@ -70,7 +70,7 @@ def test_demonstrations_are_learned_and_prompts_are_not():
 
 def test_a_resumed_run_goes_on_exactly(tmp_path):
     model = tiny_llama(16)
-    options = {"schedule": "linear", "total_steps": 10, "warmup_steps": 1, "minibatches": 2}
+    options = {"schedule": "linear", "total_steps": 10, "warmup_steps": 1, "num_minibatches": 2}
     learner = learner_of(model, **options)
     learner.update(ROWS)
     torch.save(learner.state_dict(), tmp_path / "s.pt")
@@ -83,7 +83,7 @@ def test_a_resumed_run_goes_on_exactly(tmp_path):
 
 def test_no_rows_and_a_broken_model_get_a_sentence():
     model = tiny_llama(16)
-    with pytest.raises(ConfigError, match="nothing to train on"):
+    with pytest.raises(ConfigError, match="no demonstration to train on"):
         learner_of(model).update([])
     learner = learner_of(model)
     before = model.lm_head.weight.detach().clone()

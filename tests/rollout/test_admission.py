@@ -11,7 +11,7 @@ import pytest
 from agentfly import ReactAgent, Task, reward, tool
 from agentfly.data import load_tasks
 from agentfly.resources import Admission
-from agentfly.rollout import controller, prepare, run_chains
+from agentfly.rollout import controller, make_plan, open_environments, run_chains
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Completion, Request
 
@@ -113,10 +113,10 @@ def test_sixty_chains_with_two_scarce_kinds_in_either_order_all_finish(bounded: 
     agent = agent_for(engine, {"Kitchen": 2, "Garden": 2}, tools=[cook, dig])
 
     async def main() -> list[Any]:
-        async with agent.environments(agent.plan(), 60) as plan:
+        async with open_environments(agent, make_plan(agent), 60) as plan:
             if not bounded:  # without a limit they are safe too: each waits for a claim on both kinds
                 plan = replace(plan, admission=Admission(engine_capacity=60))
-            return await run_chains(plan, prepare(plan, load_tasks([{"question": "q"}])), num_chains=60, max_concurrency=60)
+            return await run_chains(plan, load_tasks([{"question": "q"}]), num_chains=60, max_concurrency=60)
 
     trajectories = asyncio.run(asyncio.wait_for(main(), 120))
     assert [trajectory.outcome.value for trajectory in trajectories] == ["finished"] * 60
@@ -166,12 +166,12 @@ def test_the_largest_lag_of_the_weights_is_max_lag(max_lag: int) -> None:
     lags: list[int] = []
 
     async def main() -> None:
-        plan = agent.plan()
+        plan = make_plan(agent)
         admission = Admission(engine_capacity=4, max_lag=max_lag)
         plan = replace(plan, admission=admission)
-        openings = prepare(plan, load_tasks([{"question": "q"}]))
+        tasks = load_tasks([{"question": "q"}])
         rollouts = [
-            asyncio.create_task(run_chains(plan, openings, num_chains=3, max_concurrency=4, prefix=f"t{step}-", step=step))
+            asyncio.create_task(run_chains(plan, tasks, num_chains=3, max_concurrency=4, prefix=f"t{step}-", step=step))
             for step in range(8)
         ]
         for step, rollout in enumerate(rollouts):
@@ -193,10 +193,10 @@ def test_a_rollout_without_a_training_step_is_not_limited_by_max_lag() -> None:
     agent = agent_for(Watched([ANSWER]))
 
     async def main() -> None:
-        plan = replace(agent.plan(), admission=Admission(done=7))
-        openings = prepare(plan, load_tasks([{"question": "q"}]))
-        assert len(await run_chains(plan, openings, num_chains=2, max_concurrency=2)) == 2
-        assert len(await run_chains(plan, openings, num_chains=2, max_concurrency=2, step=7)) == 2
+        plan = replace(make_plan(agent), admission=Admission(done=7))
+        tasks = load_tasks([{"question": "q"}])
+        assert len(await run_chains(plan, tasks, num_chains=2, max_concurrency=2)) == 2
+        assert len(await run_chains(plan, tasks, num_chains=2, max_concurrency=2, step=7)) == 2
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -206,9 +206,9 @@ def test_two_rollouts_of_one_run_share_one_admission() -> None:
     agent = agent_for(engine, {"Kitchen": 3}, tools=[cook])
 
     async def main() -> None:
-        async with agent.environments(agent.plan(), 50) as plan:
-            openings = prepare(plan, load_tasks([{"question": "q"}]))
-            both = (run_chains(plan, openings, num_chains=10, max_concurrency=50, prefix=name) for name in ("a", "b"))
+        async with open_environments(agent, make_plan(agent), 50) as plan:
+            tasks = load_tasks([{"question": "q"}])
+            both = (run_chains(plan, tasks, num_chains=10, max_concurrency=50, prefix=name) for name in ("a", "b"))
             results = await asyncio.gather(*both)
             assert [len(result) for result in results] == [10, 10]
             own = controller(plan, 2)

@@ -1,17 +1,21 @@
-"""One chain: every end has a type, ids only grow, and what the world breaks stays its own fault."""
+"""One chain: every end has an outcome, ids are only appended, and failures of the world get no reward."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from agentfly import ReactAgent, reward, tool
+from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, DataError, EngineError, RewardError, WorldError
 from agentfly.learn.samples import to_samples
+from agentfly.rollout import check_prompts, make_plan
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
-from agentfly.types import Outcome, Sampling, Trajectory
+from agentfly.training.loop import trainable_engine
+from agentfly.types import Engine, Message, Outcome, Sampling, TrainableEngine, Trajectory
 
 CALL = 'Thought: multiply\nAction: multiply\nInput: {"a": 6, "b": 7}'
 ANSWER = "Thought: done\nAnswer: 42"
@@ -141,10 +145,10 @@ def test_no_tool_call_can_be_answered_with_a_nudge() -> None:
     assert trajectory.messages[3].content == "Reply with an Action and its Input, or with an Answer."
 
 
-@pytest.mark.parametrize("policy", ["on_no_tool_call", "on_invalid_call"])
-def test_the_policy_raise_stops_the_run(policy: str) -> None:
-    with pytest.raises(ConfigError, match="policy says raise"):
-        play(agent_for(["Hmm." if policy == "on_no_tool_call" else "Action: nope\nInput: {}"], **{policy: "raise"}))
+@pytest.mark.parametrize("reaction", ["on_no_tool_call", "on_invalid_call"])
+def test_the_reaction_raise_stops_the_run(reaction: str) -> None:
+    with pytest.raises(ConfigError, match='the agent is set to "raise"'):
+        play(agent_for(["Hmm." if reaction == "on_no_tool_call" else "Action: nope\nInput: {}"], **{reaction: "raise"}))
 
 
 def test_a_tool_that_raises_is_told_to_the_model_or_ends_the_chain() -> None:
@@ -192,7 +196,7 @@ def test_a_hung_chain_ends_at_its_deadline() -> None:
 
     trajectory = play(agent_for(["Action: hang\nInput: {}"], tools=[hang], chain_timeout_s=0.05))
     assert trajectory.outcome is Outcome.WORLD_FAILURE
-    assert "longer" in (trajectory.error or "")
+    assert "exceeded its time limit" in (trajectory.error or "")
 
 
 def test_step_rewards_and_done_come_from_the_tool() -> None:
@@ -286,7 +290,7 @@ def test_events_come_in_the_order_they_happen() -> None:
     assert kinds == ["chain_started", "text", "tool_call", "observation", "text", "finished"]
 
 
-def test_siblings_get_seeds_of_their_own_and_the_same_ones_again() -> None:
+def test_siblings_get_different_seeds_and_a_repeated_run_gets_the_same() -> None:
     def seeds() -> list[int | None]:
         agent = agent_for([CALL, ANSWER])
         agent.run_sync([{"question": "q"}], num_chains=2, sampling=Sampling(seed=3))
@@ -347,3 +351,29 @@ def test_a_tool_whose_config_cannot_work_stops_the_run_instead_of_being_told_to_
 
     with pytest.raises(ConfigError, match="user namespaces"):
         play(agent_for(["Action: look", ANSWER], tools=[needs_more]))
+
+
+def test_only_prompts_that_may_be_too_long_are_rendered_before_the_run_and_siblings_share_a_prompt() -> None:
+    class Counting(ByteRenderer):
+        rendered = 0
+
+        def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+            self.rendered += 1
+            return super().start(messages, tools)
+
+    renderer = Counting()
+    agent = ReactAgent(ScriptedEngine([ANSWER]), renderer=renderer, reward=lambda: 1.0)
+    tasks = load_tasks([{"question": f"question {number}"} for number in range(50)])
+    check_prompts(make_plan(agent), tasks)
+    assert renderer.rendered == 1
+    result = agent.run_sync(tasks, num_chains=4)
+    assert len(result) == 200
+    assert renderer.rendered == 1 + 1 + 50
+
+
+def test_an_engine_without_weights_is_refused_for_training_with_the_protocol_it_lacks() -> None:
+    engine = ScriptedEngine([ANSWER])
+    assert isinstance(engine, Engine)
+    assert not isinstance(engine, TrainableEngine)
+    with pytest.raises(ConfigError, match="ScriptedEngine cannot be trained from: .*TrainableEngine"):
+        trainable_engine(ReactAgent(engine, renderer=ByteRenderer()))

@@ -20,7 +20,7 @@ ANSWER = "Answer: done"
 
 
 class Pit:
-    """Hangs where it is told to, and says when it does."""
+    """Hangs at the configured call and reports it."""
 
     where = ""
     live = 0
@@ -237,7 +237,7 @@ def test_a_tool_that_returns_what_has_no_json_form_is_told_to_the_model_and_the_
     assert "Strange" in trajectory.turns[0].results[0].observation
 
 
-def test_an_environment_that_nobody_knows_is_named_before_the_run() -> None:
+def test_an_unknown_environment_is_named_before_the_run() -> None:
     with pytest.raises(UnknownName, match="no env is called 'gess'; did you mean 'guess'"):
         ReactAgent(ScriptedEngine([ANSWER]), env="gess", renderer=ByteRenderer())
 

@@ -71,7 +71,7 @@ def test_a_tool_and_a_reward_ask_for_one_by_annotation_and_see_the_same() -> Non
 def test_a_chain_that_never_asks_is_lent_none() -> None:
     result = agent_for([ANSWER], reward=None).run_sync([{"question": "q"}])
     assert result.outcomes == {"finished": 1}
-    assert Shop.resets == 0  # one is there for the asking, and nobody asked
+    assert Shop.resets == 0  # one is available, and no chain requested it
 
 
 def test_nothing_of_the_last_chain_is_visible() -> None:

@@ -42,7 +42,7 @@ async def look(cave: Cave) -> str:
 
 
 class Watching(Progress):
-    """Keeps what the display is told."""
+    """Records the calls of the display."""
 
     def __init__(self, total_steps: int) -> None:
         super().__init__(total_steps)

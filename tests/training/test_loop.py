@@ -115,7 +115,7 @@ def test_an_engine_without_weights_cannot_be_trained(tmp_path: Path) -> None:
         ({"lrr": 1}, "unknown config key"),
         ({"algorithm": "grop"}, "did you mean"),
         ({"num_chains": 1}, "num_chains"),
-        ({"agent.model": "x"}, "already decided by the agent"),
+        ({"agent.model": "x"}, "is set by the agent that was passed in"),
     ],
 )
 def test_a_bad_setting_is_refused_before_anything_runs(

@@ -1,13 +1,12 @@
 """CodeAgent: the model acts by writing Python.
 
-In: replies with a fenced ```python block, or with an answer. Out: an `Action` for each. The last block of a reply is run by the
-tool `python`, whose names stay defined from block to block. Refuses other tools: nothing in a block could reach them.
+The tool `python` runs the last fenced ```python block of a reply; names stay defined from block to block. Other tools are
+refused, because code in a block cannot call them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from ..errors import ConfigError
 from ..render.parsers.reply import after_thinking, broken, without_thinking
 from ..tools import as_tool
 from ..types import Action, Completion, Engine, Message, Task, ToolCall
-from .base import BaseAgent, with_system
+from .base import BaseAgent, tool_list, with_system
 
 FIRST_LINE = "You solve tasks step by step with Python."
 HOW_TO_REPLY = """To run code, reply with one block:
@@ -36,18 +35,17 @@ class CodeAgent(BaseAgent):
 
         agent = CodeAgent("Qwen/Qwen2.5-Coder-7B-Instruct", reward="math_equal")
 
-    The model replies with a ```python block and reads what it printed as `Observation: ...`. A line `Answer: ...` outside a
-    block ends the chain; so does a reply without a block, which is then the answer as a whole. The tool `python`, a
-    sandboxed session for each chain, is added unless one of that name is given (`agentfly.tools.python.python_tool()` makes
-    one without a sandbox).
+    The model replies with a ```python block and reads the printed output as `Observation: ...`. A line `Answer: ...` outside
+    a block ends the chain; a reply without a block is the answer as a whole. The tool `python`, a sandboxed session for each
+    chain, is added unless `tools` has one of that name (`agentfly.tools.python.python_tool()` makes one without a sandbox).
     """
 
     required_tools: ClassVar[tuple[str, ...]] = ("python",)
     default_nudge: ClassVar[str] = "Reply with a ```python block to run, or with a line Answer: and your answer."
 
-    def __init__(self, model: str | Path | Engine, *, tools: Iterable[Any] = (), **options: Any) -> None:
-        given = tools if isinstance(tools, str) else [as_tool(tool) for tool in tools]
-        if not any(getattr(tool, "name", tool) == "python" for tool in given) and not isinstance(given, str):
+    def __init__(self, model: str | Path | Engine = "", *, tools: Any = (), **options: Any) -> None:
+        given = [as_tool(tool) for tool in tool_list(tools)]
+        if not any(tool.name == "python" for tool in given):
             given = [as_tool("python"), *given]
         super().__init__(model, tools=given, **options)
         if others := [name for name in self.tools if name != "python"]:
@@ -74,7 +72,7 @@ class CodeAgent(BaseAgent):
 
 
 def _blocks(text: str) -> tuple[list[str | None], list[tuple[int, int]]]:
-    """The Python blocks of a reply (None for one that is not closed), and the stretches of text outside all blocks."""
+    """Returns the Python blocks of a reply (None for one that is not closed) and the spans of text outside all blocks."""
     blocks: list[str | None] = []
     outside: list[tuple[int, int]] = []
     begin, inside, python = 0, False, False

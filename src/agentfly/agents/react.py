@@ -1,9 +1,7 @@
-"""ReactAgent: Thought, Action, Input, written and read as plain text; works with any chat model.
+"""ReactAgent: Thought, Action, Input as plain text; works with any chat model.
 
-In: a task, and replies that follow the prompt more or less. Out: the opening messages, and an `Action` for each reply. Small
-slips are forgiven (case, "Action Input:", fences, text after the JSON); what cannot be read is told to the model. Refuses to
-act on what the model imagined: everything behind an "Observation:" of its own is ignored. One pass over a reply, whatever it
-holds.
+The parser tolerates small deviations (case, "Action Input:", fences, text after the JSON) and tells the model about the rest.
+It ignores everything after an "Observation:" that the model wrote itself. A reply is read in one pass.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Thought: why
 Answer: the answer"""
 NO_ACTION = {"none", "n/a", "no action", "nothing", "null"}
 
-# A label at the start of a line, perhaps bold or a list item: `Action:`, `**Action:**`, `- Final Answer :`.
+# A label at the start of a line, optionally bold or a list item: `Action:`, `**Action:**`, `- Final Answer :`.
 _LABEL = re.compile(
     r"^[ \t]{0,8}(?:[*#>-]{1,4}[ \t]?)?(thought|action input|action|input|final answer|answer|observation)"
     r"[ \t]?\*{0,2}:\*{0,2}[ \t]*",
@@ -60,7 +58,7 @@ class ReactAgent(BaseAgent):
 
     @property
     def prompt(self) -> str:
-        """The system message: what the tools are and how to reply."""
+        """The system message: the tools and the reply format."""
         if not self.tools:
             return f"{self.system or WITHOUT_TOOLS}\n{HOW_TO_ANSWER}"
         tools = describe_tools([tool.schema for tool in self.tools.values()])
@@ -89,7 +87,7 @@ class ReactAgent(BaseAgent):
         return Action(calls=tuple(calls), answer=answer)
 
     def _exactly_as_asked(self, text: str) -> ToolCall | None:
-        """The call of a reply in the very form of the prompt: a trained model writes little else, and this reads it quicker."""
+        """Returns the call of a reply that follows the prompt exactly, else None: a fast path for trained models."""
         lines = text.split("\n", 3)
         if len(lines) != 3 or "think>" in text:
             return None
@@ -105,7 +103,7 @@ class ReactAgent(BaseAgent):
             return None
 
     def _tool_name(self, body: str) -> str | None:
-        """The tool that an Action names; None where it says that there is none."""
+        """Returns the tool that an Action names; None if it says that there is none."""
         written = body.strip().partition("\n")[0][:200]
         bare = written.strip(" \t\r`\"'*[]().")
         for name in (written.strip(), bare):
@@ -120,7 +118,7 @@ class ReactAgent(BaseAgent):
         if not name:
             return broken("", "after Action: comes the name of a tool")
         if name not in self.tools:
-            return ToolCall(name)  # the tools say which ones there are
+            return ToolCall(name)  # running the call tells the model which tools exist
         parameters = self.tools[name].schema["function"]["parameters"]
         properties, required = parameters.get("properties", {}), parameters.get("required", [])
         if body is None:
@@ -167,7 +165,7 @@ def _argument(name: str, schema: Mapping[str, Any], required: bool) -> str:
 
 
 def _type(schema: Mapping[str, Any], less: str = "") -> str:
-    """`number`, `string|null`, `array of integer`, `"a"|"b"`; `less` is a kind to leave out."""
+    """`number`, `string|null`, `array of integer`, `"a"|"b"`. `less` is a type to leave out."""
     if "enum" in schema:
         return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
     if "anyOf" in schema:
@@ -190,7 +188,7 @@ def _line(text: str) -> str:
 
 
 def _split(text: str, start: int) -> list[tuple[str, int, int]]:
-    """The labelled sections of a reply: label, where its text begins and ends. An observation ends them all."""
+    """Returns the sections of a reply as (label, start, end). An observation ends the reading."""
     sections: list[tuple[str, int, int]] = []
     label, begin = "", start
     for mark in _LABEL.finditer(text, start):
@@ -206,7 +204,7 @@ def _split(text: str, start: int) -> list[tuple[str, int, int]]:
 
 
 def _end_of_answer(sections: list[tuple[str, int, int]], index: int, end: int) -> int:
-    """An answer goes on over lines that only look like an Input."""
+    """An answer continues over lines that look like an Input."""
     while index + 1 < len(sections) and sections[index + 1][0] == "input":
         index += 1
         end = sections[index][2]
@@ -214,7 +212,7 @@ def _end_of_answer(sections: list[tuple[str, int, int]], index: int, end: int) -
 
 
 def _unfence(text: str) -> str:
-    """What stands inside a fenced block, where the text is one."""
+    """Returns the content of a fenced block, or the text itself if it is none."""
     if not text.startswith("```"):
         return text
     _, _, inside = text.partition("\n")
@@ -223,7 +221,7 @@ def _unfence(text: str) -> str:
 
 
 def _plain(text: str, schema: Mapping[str, Any]) -> Any:
-    """The one argument of a tool, written without JSON around it."""
+    """Parse the only argument of a tool, written without JSON around it."""
     quoted = len(text) > 1 and text[0] == text[-1] == '"'
     if quoted or schema.get("type") != "string":
         try:

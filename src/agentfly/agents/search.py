@@ -1,8 +1,7 @@
 """SearchAgent: questions answered by searching, in tags.
 
-In: replies with `<search>query</search>` or `<answer>...</answer>`. Out: an `Action`: calls of the tool `search`, or the
-answer, whichever came first. Refuses to act on results that the model made up: a reply is read no further than its own
-`<information>`.
+A reply holds `<search>query</search>` or `<answer>...</answer>`; the first of the two counts. Reading stops at an
+`<information>` tag, so results that the model made up have no effect.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class SearchAgent(BaseAgent):
         agent = SearchAgent("Qwen/Qwen2.5-3B-Instruct", tools=[search], reward="qa_f1")
 
     `<search>capital of Peru</search>` calls the tool `search` with the query as its first argument; the result comes back
-    inside `<information>`. Tags inside `<think>` do not count.
+    inside `<information>`. Tags inside `<think>` have no effect.
     """
 
     required_tools: ClassVar[tuple[str, ...]] = ("search",)

@@ -1,8 +1,7 @@
 """ThinkAgent: reasoning between tags, without tools.
 
-In: replies `<think>...</think><answer>...</answer>`. Out: an `Action` with the answer, or with nothing where there is none:
-then the policy `on_no_tool_call` decides whether the chain ends or the model is asked again. Refuses tools: there is no tag to
-call one.
+A reply is `<think>...</think><answer>...</answer>`. After a reply without an answer, `on_no_tool_call` decides whether the
+chain ends or the model is asked again. Tools are refused, because no tag calls one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class ThinkAgent(BaseAgent):
         agent = ThinkAgent("pocket", reward="math_equal", on_no_tool_call="continue")
 
     With "continue" a reply without an answer is followed by a nudge and another turn, up to `max_turns`; with "end" (the
-    default) it ends the chain. An answer inside the thinking does not count.
+    default) the chain ends. An answer inside the thinking has no effect.
     """
 
     default_nudge: ClassVar[str] = "Go on, and give your answer inside <answer> and </answer>."
@@ -36,7 +35,7 @@ class ThinkAgent(BaseAgent):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if self.tools:
-            raise ConfigError(f"ThinkAgent uses no tools, {next(iter(self.tools))!r} neither: use ReactAgent or ToolAgent")
+            raise ConfigError(f"ThinkAgent calls no tools, so not {next(iter(self.tools))!r}: use ReactAgent or ToolAgent")
 
     def start(self, task: Task) -> list[Message]:
         return with_system(f"{self.system or FIRST_LINE}\n{HOW_TO_REPLY}", task.messages)
@@ -51,9 +50,9 @@ class ThinkAgent(BaseAgent):
 
 
 def read_tag(reader: ReplyReader, opener: str, closer: str, completion: Completion) -> str | None:
-    """What a tag holds; the reader stands behind its opener and moves behind its closer. None where it was cut off.
+    """Returns the content of a tag, or None if the reply was cut off inside it. The reader moves behind the closing tag.
 
-    A stop string may have eaten the closer. So a tag that is open at the end of a reply counts, if the reply ended by itself.
+    A stop string may have removed the closing tag, so an open tag at the end counts unless the reply hit `max_tokens`.
     """
     end = reader.find(closer)
     text = reader.text[reader.pos : end if end >= 0 else None]

@@ -1,8 +1,7 @@
-"""ToolAgent: native function calling, with the model's own chat template.
+"""ToolAgent: native function calling with the model's chat template.
 
-In: replies in the model's own format, or calls that a chat server has read already. Out: an `Action` for each. The tools go
-into the chat template (or to the server) as schemas; results come back as messages of the role "tool". Refuses to guess a
-format: where the template's is not known, the run stops before its first token and says so.
+The tools go into the chat template (or to the chat server) as schemas; results come back as messages of the role "tool". If
+the template's call format is unknown, the run raises ConfigError before its first token.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any, ClassVar, Literal
 from ..errors import ConfigError
 from ..render.parsers import ParsedReply, Parser, detect_parser, get_parser
 from ..render.parsers.qwen3_coder import type_arguments
-from ..rollout import Plan
 from ..types import Action, Completion, Engine, ToolCall
 from .base import BaseAgent
 
@@ -34,22 +32,21 @@ class ToolAgent(BaseAgent):
     observation_role: ClassVar[Literal["user", "tool"]] = "tool"
     native_tools: ClassVar[bool] = True
 
-    def __init__(self, model: str | Path | Engine, *, parser: str | Parser = "auto", **options: Any) -> None:
+    def __init__(self, model: str | Path | Engine = "", *, parser: str | Parser = "auto", **options: Any) -> None:
         super().__init__(model, **options)
         self._parser: Parser | None = None if parser == "auto" else get_parser(parser)
 
     @property
     def parser(self) -> Parser:
-        """How replies are read. With "auto" this opens the model, to look at its chat template."""
+        """The parser of replies. With "auto" the first access opens the model and reads its chat template."""
         if self._parser is None:
-            # A chat server reads the calls itself, and a renderer may have no template: then the most common format.
+            # A chat server parses the calls itself, and a renderer may have no template: use the most common format.
             template = _template_of(self.renderer) if self.tools else None
             self._parser = get_parser("hermes" if template is None else detect_parser(template))
         return self._parser
 
-    def plan(self, **options: Any) -> Plan:
-        _ = self.parser  # a template that cannot be read is an error now, not in the middle of a chain
-        return super().plan(**options)
+    def check_model(self) -> None:
+        _ = self.parser  # raises if the template's call format is unknown
 
     def parse(self, completion: Completion) -> Action:
         if completion.tool_calls:
@@ -64,7 +61,7 @@ class ToolAgent(BaseAgent):
         return Action(calls=_with_ids(calls))
 
     def _read(self, text: str) -> ParsedReply:
-        """A parser of our own never raises; one of the user's may, and that is a bug to be seen, not a reply to be scored."""
+        """Parse a reply. Built-in parsers never raise; an exception of a user's parser is a bug and stops the run."""
         try:
             reply = self.parser(text)
         except Exception as error:
@@ -75,7 +72,7 @@ class ToolAgent(BaseAgent):
 
 
 def _template_of(renderer: Any) -> str | None:
-    """The chat template that prompts with tools are made with."""
+    """Returns the chat template for prompts with tools."""
     template = getattr(renderer, "chat_template", None) or getattr(getattr(renderer, "tokenizer", None), "chat_template", None)
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
@@ -83,9 +80,9 @@ def _template_of(renderer: Any) -> str | None:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
-    """Every call gets an id, for templates that put it into the prompt (Mistral wants nine letters or digits).
+    """Give every call an id, for templates that put it into the prompt (Mistral expects nine letters or digits).
 
-    It is made from the call itself: the same reply gives the same prompt in every run.
+    The id is derived from the call, so the same reply gives the same prompt in every run.
     """
     return tuple(call if call.id else replace(call, id=_id_of(index, call)) for index, call in enumerate(calls))
 

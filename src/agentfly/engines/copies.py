@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import AgentFlyError, ConfigError, InvariantError
-from ..types import Completion, Renderer, Sampling
+from ..types import Completion, Proof, Renderer, Sampling
 
 PROBE_TOKENS = 160  # more than a block of any cache: 16 on most devices, 128 in vLLM on a CPU
 PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
@@ -29,15 +29,6 @@ class Probe:
 
     scores: list[float]
     reply: Completion
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The engine samples from `version`: its log-probs differ by `gap` nats on average; the update moved them by `moved`."""
-
-    version: int
-    gap: float
-    moved: float
 
 
 class LearnerCopy:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, DeadlineError, EngineError, InvariantError
-from ..types import Completion, Request, Sampling
+from ..types import Completion, Proof, Request, Sampling
 from .openai_dialects import DIALECTS, NoIds
 from .openai_http import Server
 from .options import Address, Count, Device, Dtype, Key, Pause
@@ -96,7 +96,8 @@ class ServedEngine:
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
         self.max_context = max_context or self._copy.context
         self.version = 0
-        self.proof: Any = None
+        self.shares_weights = False
+        self.proof: Proof | None = None
         self.handover_took_s = 0.0
         self._weights_dir = None if weights_dir is None else Path(weights_dir).expanduser().resolve()
         self._server_dir = server_weights_dir
@@ -138,6 +139,9 @@ class ServedEngine:
         if request.on_text is not None:
             request.on_text(done.text)
         return done
+
+    def rest(self) -> None:
+        """Nothing to free: the server has its own device memory."""
 
     def publish(self, version: int) -> None:
         """Hand the learner's weights to the server, and prove that it samples from them."""

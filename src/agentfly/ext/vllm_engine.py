@@ -24,11 +24,11 @@ from ..engines.options import Device, Dtype, Share
 from ..engines.prompt import complete, cuts, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
-from ..types import Completion, Request, Sampling
+from ..types import Completion, Proof, Request, Sampling
 from .vllm_thread import Row, VllmThread
 
 if TYPE_CHECKING:
-    from ..engines.copies import Probe, Proof
+    from ..engines.copies import Probe
 
 ASLEEP = "vLLM sleeps while the learner updates: there are no replies before weights are published"
 
@@ -117,6 +117,7 @@ class VllmEngine:
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
         self.max_context = max_context or self._copy.context
+        self.shares_weights = False
         self.proof: Proof | None = None
         self.handover_took_s = 0.0
         self.capacity = 2 * max_batch  # while some chains wait for their tools, others sample

@@ -1,10 +1,10 @@
-"""Rows become micro batches: rows of like length together, up to a budget of tokens.
+"""Rows to micro batches: rows of similar length together, up to a token budget.
 
-In: training rows. Out: index lists, and the tensors of one micro batch. The same rows always give the same batches. Every
-row is in exactly one; a row longer than the budget is alone in its own. Nothing is cut off.
+The division is deterministic. Every row is in exactly one batch and is never truncated; a row longer than the budget gets a
+batch for itself.
 
-`Rows` numbers every sampled token of all rows from 0 on, in order, so that whatever is known per sampled token (log-probs,
-advantages, values) is one flat tensor, and a micro batch picks its part of it with `tokens`.
+`Rows` numbers the sampled tokens of all rows from 0, in order. Log-probs, advantages and values are flat tensors with an entry
+per sampled token, and a micro batch selects its entries with `tokens`.
 
     row 0   P P A A R B      tokens 0 1 . 2  ->  A A . B
     row 1   P C C            tokens   3 4    ->  C C
@@ -25,16 +25,16 @@ from torch import Tensor
 from ..errors import InvariantError
 from ..types import Sample
 
-# A batch is closed early when more than this share of it would be padding: one more small batch costs less than padding.
+# A batch is closed before more than this share of it is padding: another small batch costs less.
 MAX_WASTE = 0.08
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`input_ids` [rows, longest] is padded on the right, so that causal attention never sees the padding and needs no mask.
+    """`input_ids` [rows, longest] is padded on the right: causal attention never sees the padding and needs no mask.
 
-    `where` are the flat positions whose output predicts a sampled token, `targets` that token, `tokens` its number in `Rows`.
-    `prefix` is how many ids all rows begin with alike, before anything that predicts a sampled token.
+    `where` are the flat positions whose output predicts a sampled token, `targets` are those tokens, `tokens` their numbers
+    in `Rows`. `prefix` is the length of the rows' common prefix, before any position that predicts a sampled token.
     """
 
     input_ids: Tensor
@@ -43,11 +43,11 @@ class MicroBatch:
     tokens: Tensor
     prefix: int = 0
     lengths: tuple[int, ...] | None = None
-    """Of a packed batch: all rows stand in one line [1, tokens], one behind the other, and there is no padding."""
+    """Row lengths of a packed batch, whose rows are concatenated to [1, tokens] without padding; None for a padded one."""
 
 
 class Rows:
-    """Training rows, laid out so that micro batches are quick to make."""
+    """Training rows as arrays, from which micro batches are made."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.ids = [np.asarray(sample.token_ids, dtype=np.int64) for sample in samples]
@@ -58,24 +58,24 @@ class Rows:
         counts = [len(positions) for positions in self.positions]
         self.starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self.num_tokens = int(self.starts[-1])
-        # The last id of a row is only ever a target.
+        # The last id of a row is a target only.
         self.lengths = [len(ids) - 1 for ids in self.ids]
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def micro_batches(self, rows: Sequence[int], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
-        """The given rows in micro batches."""
+        """Divide the given rows into micro batches."""
         divide = packs if packed else micro_batches
         return [[rows[i] for i in batch] for batch in divide([self.lengths[row] for row in rows], max_tokens)]
 
     def batches(self, rows: Sequence[int], max_tokens: int, device: torch.device, *, packed: bool) -> Iterator[MicroBatch]:
-        """The given rows as the tensors of one micro batch after the other."""
+        """Yield the tensors of each micro batch of the given rows."""
         for members in self.micro_batches(rows, max_tokens, packed=packed):
             yield self.packed(members, device) if packed else self.tensors(members, device)
 
     def packed(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """The tensors of one packed micro batch."""
+        """Returns the tensors of one packed micro batch."""
         lengths = [self.lengths[row] for row in rows]
         starts = np.cumsum([0, *lengths[:-1]])
         line = np.concatenate([self.ids[row][:-1] for row in rows])
@@ -83,6 +83,7 @@ class Rows:
         return self._batch(rows, line[None], where, device, lengths=tuple(lengths))
 
     def tensors(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
+        """Returns the tensors of one padded micro batch."""
         width = max(self.lengths[row] for row in rows)
         input_ids = np.zeros((len(rows), width), dtype=np.int64)
         for i, row in enumerate(rows):
@@ -108,7 +109,7 @@ class Rows:
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int, *, max_waste: float = MAX_WASTE) -> list[list[int]]:
-    """Indices of rows, longest first; a batch holds rows x longest <= max_tokens tokens and little padding."""
+    """Returns batches of row indices, longest first, with rows x longest <= max_tokens and little padding."""
     batches: list[list[int]] = []
     real = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -124,7 +125,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, *, max_waste: float =
 
 
 def packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices of rows, longest first, each into the first batch that still has room for it."""
+    """Returns batches of row indices by first-fit decreasing: each row goes into the first batch with room for it."""
     batches: list[list[int]] = []
     left: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -139,14 +140,14 @@ def packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def padding_waste(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
-    """The share of padding among all tokens of the batches."""
+    """Returns the share of padding among all tokens of the batches."""
     size = sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
     return 1.0 - sum(lengths[i] for batch in batches for i in batch) / size if size else 0.0
 
 
-def passes(count: int, *, epochs: int, minibatches: int, seed: str) -> Iterator[list[int]]:
-    """The indices of each optimizer step: each of `count` once per epoch, in an order of its own, in near equal shares."""
-    shares = min(minibatches, count)
+def passes(count: int, *, epochs: int, num_minibatches: int, seed: str) -> Iterator[list[int]]:
+    """Yield the indices of each optimizer step: per epoch a new order of all `count`, divided into nearly equal shares."""
+    shares = min(num_minibatches, count)
     for epoch in range(epochs):
         order = list(range(count))
         if shares > 1:

@@ -1,8 +1,7 @@
-"""Everything known about one step's sampled tokens, side by side.
+"""The sampled tokens of one step as flat tensors.
 
-In: groups of trajectories. Out: training rows, and flat tensors with an entry per sampled token of all rows, in order: a
-chain's rows stand together, so a chain is one slice. Refuses tokens from weights that the learner has not made yet, and
-rewards that are not numbers.
+`gather` turns groups of trajectories into training rows and flat tensors with an entry per sampled token of all rows, in order.
+The rows of a chain are adjacent, so a chain is one slice.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from torch import Tensor
 
 from ..errors import InvariantError
 from ..types import Sample, Trajectory
-from .advantages import Stream
 from .algorithms import Credit
+from .algorithms.advantages import TokenValues
 from .batching import Rows
 from .samples import to_samples
 
 
 @dataclass(slots=True)
 class Experience:
-    """The chains of one step. Tensors that are None have not been computed, because nothing needs them."""
+    """The chains of one step. A tensor stays None until a setting needs it."""
 
     samples: list[Sample]
     rows: Rows
@@ -35,7 +34,7 @@ class Experience:
     groups: list[int]
     num_groups: int
     num_untrainable: int
-    rewards: Stream
+    rewards: TokenValues
     sampled: Tensor
     current: Tensor
     recomputed: Tensor | None = None
@@ -56,18 +55,18 @@ class Experience:
         part = self.tokens_of(chain)
         return int(part.stop - part.start)
 
-    def streams(self, flat: Stream) -> list[Stream]:
-        """A flat array, cut into one stream per chain."""
+    def per_chain(self, flat: TokenValues) -> list[TokenValues]:
+        """Split a flat array into one array per chain."""
         return [flat[self.tokens_of(chain)] for chain in range(self.num_chains)]
 
     def rows_with(self, chains: Sequence[int], wanted: Sequence[bool]) -> list[int]:
         return [row for chain in chains for row in self.chain_rows[chain] if wanted[row]]
 
     def set_credit(self, credit: Credit) -> int:
-        """Take over advantages and returns; how many groups have no advantage but 0."""
+        """Store advantages and returns. Returns the number of groups whose advantages are all 0."""
         taught = {group for group, part in zip(self.groups, credit.advantages, strict=True) if part.any()}
-        self.advantages = self._flat(credit.advantages, "advantage")
-        self.returns = None if credit.returns is None else self._flat(credit.returns, "return")
+        self.advantages = self._flat(credit.advantages, "an advantage")
+        self.returns = None if credit.returns is None else self._flat(credit.returns, "a return")
         flat = self.advantages.tolist()
         for row, (sample, positions) in enumerate(zip(self.samples, self.rows.positions, strict=True)):
             for position, number in zip(
@@ -76,10 +75,10 @@ class Experience:
                 sample.advantages[position] = flat[number]
         return self.num_groups - len(taught)
 
-    def _flat(self, streams: Sequence[Stream], what: str) -> Tensor:
-        flat = np.concatenate(streams) if streams else np.zeros(0)
+    def _flat(self, chains: Sequence[TokenValues], what: str) -> Tensor:
+        flat = np.concatenate(chains) if chains else np.zeros(0)
         if not np.isfinite(flat).all():
-            raise InvariantError(f"an {what} is not a finite number: the weights were left as they are; check the rewards")
+            raise InvariantError(f"{what} is not a finite number: the weights were not changed; check the rewards")
         return torch.as_tensor(flat, dtype=torch.float32, device=self.sampled.device)
 
     def rows_with_advantage(self) -> list[bool]:
@@ -90,7 +89,10 @@ class Experience:
 
 
 def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torch.device) -> Experience:
-    """The trainable chains of all groups as rows and flat tensors. `version` is that of the learner's weights."""
+    """Returns the trainable chains of all groups. `version` is that of the learner's weights.
+
+    Raises InvariantError for a token of a newer version and for a reward that is not finite.
+    """
     samples: list[Sample] = []
     chain_rows: list[range] = []
     chain_groups: list[int] = []
@@ -103,7 +105,7 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
                 continue
             if not math.isfinite(trajectory.total_reward):
                 raise InvariantError(
-                    f"chain {trajectory.id!r} has the reward {trajectory.total_reward}: it cannot be learned from"
+                    f"chain {trajectory.id!r} has the reward {trajectory.total_reward}, which cannot be learned from"
                 )
             chain_rows.append(range(len(samples), len(samples) + len(made)))
             chain_groups.append(group)
@@ -129,6 +131,6 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
 
 
 def _pick(lists: Sequence[Sequence[float]], rows: Rows, kind: type[np.generic]) -> NDArray[Any]:
-    """What stands at the sampled positions of all rows, in one array."""
+    """Returns the values at the sampled positions of all rows, in one array."""
     parts = [np.asarray(values, dtype=kind)[where] for values, where in zip(lists, rows.positions, strict=True)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)

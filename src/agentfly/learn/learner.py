@@ -1,14 +1,13 @@
-"""One update: groups of trajectories come in, the policy's weights are changed in place, metrics go out.
+"""One update: groups of trajectories in, metrics out; the policy's weights change in place.
 
     trajectories -> rows -> old and reference log-probs, values -> advantages -> epochs x minibatches -> version + 1
 
-The model is shared with the engine that samples from it and is never copied. It runs in evaluation mode: dropout would make the
-ratio of new to old probability a matter of luck. What runs is a row of the table in `algorithms`; this file knows none by name.
-Refuses tokens that its weights cannot have drawn, settings that would be ignored, and a step on anything that is not finite.
+The model may be shared with the engine and is never copied. It runs in evaluation mode, because dropout would add noise to the
+ratio of new to old probability.
 
-`version` counts changes of the weights. A step in which every advantage is 0 teaches the policy nothing: no optimizer step
-is taken (AdamW would move the weights on old momentum alone), so the version stays, and samples of that version stay
-on-policy. The learning rate's schedule counts calls of `update`, so it ends where the run ends.
+`version` counts changes of the weights. If every advantage is 0, no optimizer step is taken (AdamW would move the weights by
+momentum alone) and the version stays, so samples of that version stay on-policy. The learning rate's schedule counts calls of
+`update`, so it ends with the run.
 """
 
 from __future__ import annotations
@@ -22,27 +21,26 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, InvariantError
 from ..types import Sample, Trajectory
-from .advantages import explained_variance
 from .algorithms import Algorithm, Chains, find_algorithm
+from .algorithms.advantages import explained_variance
+from .algorithms.losses import kl_divergence, token_weights
+from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, policy_loss
 from .batching import MicroBatch, passes
-from .critic import Critic, ValueHead, hidden_width
 from .experience import Experience, gather
 from .faster import at
-from .logprobs import EntropyMode, Scorer
-from .lora import copy_sharing_frozen
-from .losses import kl_divergence, token_weights
-from .objective import Share, critic_loss, measure_gap, old_logprobs, policy_loss
+from .metrics import Totals
+from .model.critic import Critic, ValueHead, hidden_width
+from .model.logprobs import EntropyMode, Scorer
+from .model.lora import copy_sharing_frozen
 from .optim import Optimizer
 from .settings import LossSettings, OptimSettings
-from .totals import Totals
 
 
-class Learner:
-    """Trains one policy with one algorithm.
+class PolicyLearner:
+    """Trains one policy with one algorithm. Implements `types.Learner`.
 
-    `temperature` is the one that chains are sampled with (1 where they are sampled greedily): the policy that is improved
-    is the policy that acted. `reference` is the model that the KL holds on to: by default a frozen copy of the policy as it
-    is now, made only where `kl_coef` > 0.
+    `temperature` is the one that chains are sampled with (1 for greedy sampling), so that the trained policy is the one that
+    acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0.
     """
 
     def __init__(
@@ -61,7 +59,7 @@ class Learner:
         self.loss = loss or self.algorithm.settings()
         self.optim = optim or OptimSettings()
         self.algorithm.check(self.loss)
-        self.optim.lr_factor(self.optim.warmup_steps)  # a schedule without an end is refused now, not after the first rollout
+        self.optim.lr_factor(self.optim.warmup_steps)  # raises now if the schedule has no end, not after the first rollout
         if self.optim.critic_lr is not None and not self.algorithm.needs_critic:
             raise ConfigError(f"{self.algorithm.name} has no critic: remove train.critic_lr")
         if reference is not None and self.loss.kl_coef == 0:
@@ -106,13 +104,16 @@ class Learner:
 
     @property
     def version(self) -> int:
-        """How often the weights have changed; the engine marks its samples with it."""
+        """Number of changes of the weights; the engine tags its samples with it."""
         return self._version
 
     # -- one step ------------------------------------------------------------------------------------------------------------
 
     def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-        """Improve the policy on the chains of this step, siblings together. The metrics are those of `metrics.METRICS`."""
+        """Improve the policy on one step's chains, siblings together. Returns metrics named in `metrics.METRICS`.
+
+        Raises InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite.
+        """
         with at(self.device):
             return self._update(groups)
 
@@ -146,7 +147,7 @@ class Learner:
         return metrics | totals.means()
 
     def _give_credit(self, experience: Experience, totals: Totals) -> int:
-        """Advantages for every token; the number of groups that teach nothing."""
+        """Compute the advantages. Returns the number of groups whose advantages are all 0."""
         loss, rewards = self.loss, experience.rewards
         kl_in_reward = loss.kl_coef > 0 and loss.kl_in == "reward"
         every_row = range(len(experience.rows))
@@ -160,22 +161,22 @@ class Learner:
             rewards = rewards - loss.kl_coef * kl.double().cpu().numpy()
         values = None
         if self.algorithm.needs_critic:
-            values = experience.streams(self._score_values(experience, every_row).double().cpu().numpy())
+            values = experience.per_chain(self._score_values(experience, every_row).double().cpu().numpy())
         return experience.set_credit(
-            self.algorithm.credit(Chains(experience.groups, experience.streams(rewards), values), loss)
+            self.algorithm.credit(Chains(experience.groups, experience.per_chain(rewards), values), loss)
         )
 
     def _learn(self, experience: Experience, totals: Totals) -> int:
-        """All passes over the chains; how many optimizer steps the policy took."""
+        """Run all passes over the chains. Returns the number of the policy's optimizer steps."""
         with_advantage = experience.rows_with_advantage()
         train_policy = any(with_advantage) or self._value_head is not None
         if not train_policy and self._critic is None:
             return 0
         kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_in == "loss"
-        # A row without advantage adds only to the loss's divisor: it is not run where nothing else is learned from it.
+        # A row without advantage only counts in the loss's divisor: skip its forward pass unless another term needs it.
         every_row = kl_in_loss or self.loss.entropy_coef > 0 or self.algorithm.needs_critic
         wanted = [every_row or has for has in with_advantage]
-        steps_per_epoch = min(self.optim.minibatches, experience.num_chains)
+        steps_per_epoch = min(self.optim.num_minibatches, experience.num_chains)
         rows = experience.rows_with(range(experience.num_chains), wanted)
         if train_policy and self._needs_recompute(experience, self.optim.epochs * steps_per_epoch):
             self._score_policy(experience, rows, totals)
@@ -183,21 +184,21 @@ class Learner:
             self._score_reference(experience, rows)
         taken = 0
         order = f"{self._seed}/{self._updates}"
-        plan = passes(experience.num_chains, epochs=self.optim.epochs, minibatches=self.optim.minibatches, seed=order)
+        plan = passes(experience.num_chains, epochs=self.optim.epochs, num_minibatches=self.optim.num_minibatches, seed=order)
         for number, chains in enumerate(plan):
             rows = experience.rows_with(chains, wanted)
             if not rows:
                 continue
-            # With one optimizer step the entropy costs a little, with many it would be asked for again and again.
+            # Entropy costs an extra pass over the logits: as a mere metric it is computed in the first epoch only.
             entropy: EntropyMode = "gradient" if self.loss.entropy_coef > 0 else "value" if number < steps_per_epoch else "none"
-            self._step(experience, chains, rows, totals, train_policy=train_policy, untouched=not taken, entropy=entropy)
+            self._step(experience, chains, rows, totals, train_policy=train_policy, is_first=not taken, entropy=entropy)
             if train_policy and not taken:
-                self._version += 1  # with the first step taken, so that the number is right even if a later one fails
+                self._version += 1  # with the first step, so that the version is right even if a later step fails
             taken += train_policy
         return taken
 
     def _needs_recompute(self, experience: Experience, num_steps: int) -> bool:
-        """Must present log-probs be known before the first optimizer step? If it is the only one, its own pass tells them."""
+        """Whether log-probs are needed before the first optimizer step. A single step computes them in its own pass."""
         if experience.recomputed is not None or num_steps == 1:
             return False
         mode = self.loss.old_logprobs
@@ -211,7 +212,7 @@ class Learner:
         totals: Totals,
         *,
         train_policy: bool,
-        untouched: bool,
+        is_first: bool,
         entropy: EntropyMode,
     ) -> None:
         """One optimizer step on one minibatch, gradients accumulated over its micro batches."""
@@ -221,50 +222,50 @@ class Learner:
         for chain, weight in zip(chains, per_chain, strict=True):
             weights[experience.tokens_of(chain)] = weight
         micro = list(self._batches(experience, rows))
-        share = Share(weights.to(self.device), sum(lengths), 1.0 / len(micro), untouched)
+        minibatch = Minibatch(weights.to(self.device), sum(lengths), 1.0 / len(micro), is_first)
         size = sum(batch.input_ids.numel() for batch in micro)
         totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in rows), size)
         while True:
             found = Totals()
-            whole = self._gradients(experience, micro, share, found, train_policy=train_policy, entropy=entropy)
+            whole = self._gradients(experience, micro, minibatch, found, train_policy=train_policy, entropy=entropy)
             if self._apply(whole, found, train_policy):
-                totals.take(found)
+                totals.merge(found)
                 return
 
     def _gradients(
         self,
         experience: Experience,
         micro: Sequence[MicroBatch],
-        share: Share,
+        minibatch: Minibatch,
         totals: Totals,
         *,
         train_policy: bool,
         entropy: EntropyMode,
     ) -> Tensor:
-        """Of the whole minibatch, on the parameters; its loss."""
+        """Accumulate the minibatch's gradients on the parameters. Returns its loss."""
         whole = torch.zeros((), device=self.device)
         for batch in micro:
             if train_policy:
                 scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
-                loss = policy_loss(experience, self.loss, batch, scores, share, totals)
+                loss = policy_loss(experience, self.loss, batch, scores, minibatch, totals)
                 if self._value_head is not None:
                     values = self._value_head(scores.hidden)
-                    loss = loss + self.loss.value_coef * critic_loss(experience, self.loss, batch, values, share, totals)
+                    loss = loss + self.loss.value_coef * critic_loss(experience, self.loss, batch, values, minibatch, totals)
                 self._optimizer.backward(loss)
                 whole += loss.detach()
             if self._critic is not None:
-                assert self._critic_optimizer is not None  # it is made with the critic
-                loss = critic_loss(experience, self.loss, batch, self._critic(batch), share, totals)
+                assert self._critic_optimizer is not None  # made together with the critic
+                loss = critic_loss(experience, self.loss, batch, self._critic(batch), minibatch, totals)
                 self._critic_optimizer.backward(loss)
                 whole += loss.detach()
         return whole
 
     def _apply(self, whole: Tensor, totals: Totals, train_policy: bool) -> bool:
-        """Step every optimizer, or none where the loss or a gradient is not finite. False: compute the gradients again."""
+        """Step all optimizers, or none if a value is not finite. Returns False if the gradients must be computed again."""
         optimizers = {"train/grad_norm": self._optimizer} if train_policy else {}
         if self._critic_optimizer is not None:
             optimizers["train/critic_grad_norm"] = self._critic_optimizer
-        lengths = [optimizer.clip() for optimizer in optimizers.values()]  # sent on its way before anything is waited for
+        lengths = [optimizer.clip() for optimizer in optimizers.values()]  # launched before the first synchronisation
         loss, *found = torch.stack([whole.float(), *(length.float() for length in lengths)]).tolist()
         norms = dict(zip(optimizers, found, strict=True))
         if not all(math.isfinite(number) for number in (loss, *norms.values())):
@@ -284,7 +285,7 @@ class Learner:
             optimizer.step()
         return True
 
-    # -- what the weights say before they are changed -----------------------------------------------------------------------
+    # -- scores of the weights before the update ----------------------------------------------------------------------------
 
     def _batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
         return experience.rows.batches(rows, self.optim.max_tokens_per_batch, self.device, packed=self._packed)
@@ -299,7 +300,7 @@ class Learner:
 
     @torch.no_grad()
     def _score_reference(self, experience: Experience, rows: Sequence[int]) -> Tensor:
-        assert self._reference is not None  # it is made where kl_coef > 0
+        assert self._reference is not None  # made if kl_coef > 0
         experience.reference = torch.zeros_like(experience.sampled)
         for batch in self._batches(experience, rows):
             experience.reference[batch.tokens] = self._reference(batch).logprobs
@@ -319,9 +320,10 @@ class Learner:
     # -- resume --------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs besides the policy's own weights. Tensors, numbers and strings only: it loads with
-        `torch.load(..., weights_only=True)`. A reference that the learner copied itself is in it (the policy has moved on
-        since); one that was given is not."""
+        """Returns the state of the learner without the policy's weights, for `torch.load(..., weights_only=True)`.
+
+        It includes a reference that the learner copied itself, because the policy has changed since; not one passed in.
+        """
         modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
         if self._reference is not None and self._own_reference:
             modules["reference"] = self._reference.model
@@ -335,7 +337,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken; whoever owns the model has loaded the policy's weights before."""
+        """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
         modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
         if self._own_reference:
             modules["reference"] = self._reference.model if self._reference is not None else None

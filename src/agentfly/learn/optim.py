@@ -1,9 +1,10 @@
-"""AdamW over a model's parameters, with what a training step needs around it.
+"""AdamW over a model's parameters, with float32 master weights and, for float16, a scaled loss.
 
-In: gradients on the parameters. Out: changed parameters, in place, so that an engine that shares them sees the new weights.
-Where parameters are of low precision, the optimizer works on float32 masters and writes them back: added to a bfloat16
-weight itself, a small update would be rounded away every time. Where any is float16, gradients are computed of a scaled loss
-(`loss_scale`): whoever trains calls `backward` here, and computes a gradient again after `retry`.
+Parameters change in place, so that an engine that shares them sees the new weights. For parameters of low precision AdamW
+works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away.
+
+The gradients of a float16 model are computed from the loss times a factor, because float16 underflows below 6e-8. Callers
+therefore run `Optimizer.backward(loss)`, and compute the gradient again if `retry` returns True.
 """
 
 from __future__ import annotations
@@ -14,16 +15,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .loss_scale import LossScale
 from .settings import OptimSettings
 
 MAX_COPIED = 2**28
-"""Numbers that are copied from one precision to the other at a time: as float32, one GiB."""
+"""Numbers converted between precisions at a time: 1 GiB as float32."""
 _FULL = (torch.float32, torch.float64)
+
+FIRST_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24
+STEPS_TO_DOUBLE = 100
+"""Steps without an overflow after which the loss scale is doubled."""
+
+
+class LossScale:
+    """Dynamic loss scaling. The factor is 1 unless a parameter is float16."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        """`parameters` are all tensors that gradients pass through, frozen ones included."""
+        self.active = any(parameter.dtype == torch.float16 for parameter in parameters)
+        self.factor = FIRST_SCALE if self.active else 1.0
+        self._steps = 0
+
+    def lower(self) -> bool:
+        """Call after a gradient that is not finite. Returns False if a smaller factor cannot help."""
+        self._steps = 0
+        if not self.active or self.factor <= 1.0:
+            return False
+        self.factor = max(1.0, self.factor / 4.0)
+        return True
+
+    def stepped(self) -> None:
+        """Call after a step with a finite gradient."""
+        self._steps += 1
+        if self.active and self._steps % STEPS_TO_DOUBLE == 0:
+            self.factor = min(LARGEST_SCALE, 2.0 * self.factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"factor": self.factor, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.active:
+            self.factor, self._steps = float(state["factor"]), int(state["steps"])
 
 
 class Optimizer:
-    """AdamW on the trainable parameters of a module."""
+    """AdamW on the trainable parameters of some modules."""
 
     def __init__(self, modules: Iterable[tuple[nn.Module, float]], settings: OptimSettings) -> None:
         """`modules` are pairs of a module and its learning rate."""
@@ -47,32 +82,32 @@ class Optimizer:
         self._adam = torch.optim.AdamW(groups, betas=settings.betas, fused=True)
 
     def set_lr(self, factor: float) -> None:
-        """Every learning rate becomes its base times `factor`."""
+        """Set every learning rate to its base rate times `factor`."""
         for group in self._adam.param_groups:
             group["lr"] = group["base_lr"] * factor
 
     def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradient to those of the parameters."""
+        """Add the gradient of `loss` to the parameters' gradients."""
         scaled: Any = loss * self._scale.factor if self._scale.active else loss
         scaled.backward()
 
     @property
     def loss_scale(self) -> float | None:
-        """What the loss is multiplied with; None where no number is float16."""
+        """The factor on the loss; None if no parameter is float16."""
         return self._scale.factor if self._scale.active else None
 
     @property
     def range_hint(self) -> str:
-        """What else it may be that a number is not finite, for the end of a sentence."""
-        return ", or take bfloat16: a float16 holds nothing above 65,504" if self._scale.active else ""
+        """The end of an error sentence: another possible cause of a value that is not finite."""
+        return ", or use bfloat16: float16 overflows above 65,504" if self._scale.active else ""
 
     def retry(self) -> bool:
-        """After a gradient whose length is not finite: forget it. True: it may be finite when it is computed again."""
+        """Discard a gradient that is not finite. Returns True if computing it again may give a finite one."""
         self.zero_grad()
         return self._scale.lower()
 
     def clip(self) -> Tensor:
-        """Shorten the gradient to its longest allowed length; its length before."""
+        """Clip the gradient to `max_grad_norm`. Returns its norm before clipping."""
         for pairs in self._copied(with_grad=True):
             short = [parameter.grad for parameter, _ in pairs if parameter.grad is not None]
             full = [torch.empty_like(parameter, dtype=master.dtype) for parameter, master in pairs]
@@ -84,7 +119,7 @@ class Optimizer:
         return nn.utils.clip_grad_norm_(self._masters, self._max_norm)
 
     def step(self) -> None:
-        """Apply the clipped gradient and forget it."""
+        """Apply the clipped gradient and clear it."""
         self._adam.step()
         self._scale.stepped()
         with torch.no_grad():
@@ -93,7 +128,7 @@ class Optimizer:
         self.zero_grad()
 
     def _copied(self, *, with_grad: bool = False) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """Parameters with their masters, as many at a time as one launch may copy: few launches, and little held twice."""
+        """Yield (parameter, master) pairs in groups of at most MAX_COPIED numbers: few launches, little memory used twice."""
         pairs: list[tuple[Tensor, Tensor]] = []
         size = 0
         for parameter, master in zip(self._parameters, self._masters, strict=True):
@@ -117,12 +152,12 @@ class Optimizer:
         return {"adam": self._adam.state_dict(), "masters": masters, **scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # The settings of this run win over those of the saved one: only what Adam has averaged is taken over.
+        # The settings of this run win over the saved ones: only Adam's averages are taken from the state.
         kept = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
         self._adam.load_state_dict(state["adam"])
         for group, options in zip(self._adam.param_groups, kept, strict=True):
             group.update(options)
-        if "loss_scale" in state:  # not from a run of another number format
+        if "loss_scale" in state:  # absent if the saved run used another number format
             self._scale.load_state_dict(state["loss_scale"])
         own = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         with torch.no_grad():

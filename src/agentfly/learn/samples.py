@@ -1,8 +1,7 @@
-"""A trajectory becomes training rows; the only place a mask is made.
+"""Trajectory to training rows; the only place that makes a mask.
 
-In: a trajectory whose turns hold exactly the ids that were sampled and the ids between them. Out: rows with a mask, log-probs,
-versions and rewards per token. Refuses to render, to tokenise, to drop or to invent a token, and to make a row of a chain that
-failed through no fault of the policy.
+The turns of a trajectory hold the sampled ids and the ids between them, so nothing is rendered or tokenised here. A chain that
+failed through no fault of the policy gives no row.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from ..types import Sample, Trajectory
 
 
 def to_samples(trajectory: Trajectory) -> list[Sample]:
-    """The rows of a chain, in order; none where it is not trainable.
+    """Returns the rows of a chain, in order; none if it is not trainable.
 
         turn 0  restarts  context [P]  sampled [A]
         turn 1            context [R]  sampled [B]  ->  [P A R B], mask [0 1 0 1]
@@ -22,8 +21,8 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
                     |   |       |
                turn 0   1       2 and the final reward: each on the last sampled token of its turn
 
-    A row ends with its last sampled token: context that no reply follows predicts nothing. The reward of a turn that sampled
-    nothing belongs to the sampled token before it (or, at the very start, after it), so that the rewards always add up to
+    A row ends with its last sampled token, because later context predicts nothing. The reward of a turn without sampled tokens
+    goes to the sampled token before it (at the very start: after it), so that the rewards always add up to
     `trajectory.total_reward`.
     """
     if not trajectory.trainable:
@@ -47,7 +46,7 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
         if last is not None:
             last[0].rewards[last[1]] += unplaced
             unplaced = 0.0
-    assert last is not None  # trainable says so, of this and of the next
+    assert last is not None  # guaranteed by trainable, like the next
     assert trajectory.reward is not None
     last[0].rewards[last[1]] += trajectory.reward
     return [_finish(row, trajectory) for row in rows if any(row.mask)]
@@ -55,7 +54,7 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
 
 def _finish(row: Sample, trajectory: Trajectory) -> Sample:
     if row.mask[0]:
-        raise InvariantError(f"chain {trajectory.id!r} has a row that begins with a sampled token: nothing predicts it")
+        raise InvariantError(f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts")
     end = len(row.mask) - row.mask[::-1].index(1)
     for part in (row.token_ids, row.mask, row.logprobs, row.versions, row.rewards):
         del part[end:]

@@ -1,15 +1,16 @@
-"""What can be set about learning: the loss and the optimizer.
+"""The settings of learning: the tables [loss], [train] and [lora].
 
-In: values from a config file or a call. Out: frozen settings that have checked themselves, or a ConfigError that says what to
-write instead. Each field carries its help text, from which the tables of the documentation are made. No torch here, and nothing
-that depends on an algorithm: which of these keys an algorithm reads is a column of the table in `algorithms`.
+Each field carries its help text, which the documentation prints, and its limits, which `check_fields` enforces. Which fields
+an algorithm reads is a column of the table in `algorithms`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import types
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError
 
@@ -17,111 +18,65 @@ Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 KlKind = Literal["k1", "k2", "k3"]
 
 
+def setting(default: Any, text: str, **limits: float) -> Any:
+    """A dataclass field with help text. `limits` are `low` and `high` (inclusive) and `above` (exclusive)."""
+    metadata = {"help": text, **limits}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
     """What is minimised."""
 
-    clip_low: float = field(
-        default=0.2,
-        metadata={"help": "The ratio of new to old probability is cut below at 1 - clip_low."},
+    clip_low: float = setting(0.2, "The ratio of new to old probability is clipped below at 1 - clip_low.", low=0, high=1)
+    clip_high: float = setting(
+        0.2, "The ratio is clipped above at 1 + clip_high; a value slightly above clip_low keeps exploration alive.", low=0
     )
-    clip_high: float = field(
-        default=0.2,
-        metadata={"help": "The ratio is cut above at 1 + clip_high; a little more than clip_low keeps exploration alive."},
+    dual_clip: float | None = setting(
+        None,
+        "For a negative advantage, the loss of a token is at most this many times its advantage (3 is usual); off if unset.",
+        above=1,
     )
-    dual_clip: float | None = field(
-        default=None,
-        metadata={
-            "help": "Where the advantage is negative, the loss of a token is at most this many times its advantage "
-            "(3 is usual); off if unset."
-        },
+    aggregation: Aggregation = setting(
+        "token_mean",
+        "How token losses become one number: token_mean (every token counts the same), sequence_mean (every chain "
+        "counts the same), sequence_sum (sum per chain over the constant sequence_divisor, mean over chains).",
     )
-    aggregation: Aggregation = field(
-        default="token_mean",
-        metadata={
-            "help": "How token losses become one number: token_mean (every token counts the same), sequence_mean (every chain "
-            "counts the same), sequence_sum (sum per chain over the constant sequence_divisor, mean over chains)."
-        },
+    sequence_divisor: float = setting(
+        512.0, "The constant that sequence_sum divides by: the most tokens a chain may sample is a good value.", above=0
     )
-    sequence_divisor: float = field(
-        default=512.0,
-        metadata={"help": "The constant that sequence_sum divides by: the most tokens a chain may sample is a good value."},
+    normalize_std: bool = setting(True, "Divide a group's advantages by their standard deviation.")
+    kl_coef: float = setting(0.0, "Weight of the KL divergence to the reference model; 0 keeps no reference in memory.", low=0)
+    kl_in: Literal["loss", "reward"] = setting(
+        "loss", "Where the KL goes: a term of the loss, or subtracted from each token's reward before advantages are computed."
     )
-    normalize_std: bool = field(
-        default=True,
-        metadata={"help": "Divide a group's advantages by their standard deviation."},
+    kl_kind: KlKind | None = setting(
+        None,
+        "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). Unset: "
+        "k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 there.",
     )
-    kl_coef: float = field(
-        default=0.0,
-        metadata={"help": "Weight of the KL divergence to the reference model; 0 keeps no reference in memory."},
+    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", low=0)
+    old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
+        "auto",
+        "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when there is only "
+        "one step: the ratio is then 1). sampled: the log-probs that the engine recorded. auto: recompute for tokens drawn "
+        "by the current weights, sampled for tokens drawn by older ones.",
     )
-    kl_in: Literal["loss", "reward"] = field(
-        default="loss",
-        metadata={
-            "help": "Where the KL goes: a term of the loss, or taken off the reward of each token before advantages are made."
-        },
+    gamma: float = setting(1.0, "Discount per sampled token (tool observations do not count as time).", low=0, high=1)
+    lam: float = setting(1.0, "Lambda of GAE: 1 relies on observed rewards, smaller values rely on the critic.", low=0, high=1)
+    critic: Literal["copy", "shared"] = setting(
+        "copy",
+        "The value model: a copy of the policy's backbone with its own optimizer state, or a head on the policy's backbone.",
     )
-    kl_kind: KlKind | None = field(
-        default=None,
-        metadata={
-            "help": "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never "
-            "negative). Unset: k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: "
-            "prefer k2 or k3 there."
-        },
-    )
-    entropy_coef: float = field(
-        default=0.0,
-        metadata={"help": "Weight of the entropy bonus."},
-    )
-    old_logprobs: Literal["auto", "recompute", "sampled"] = field(
-        default="auto",
-        metadata={
-            "help": "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when "
-            "there is only one step: the ratio is then 1). sampled: what the engine recorded. auto: recompute for tokens "
-            "drawn by the present weights, sampled for tokens drawn by older ones."
-        },
-    )
-    gamma: float = field(
-        default=1.0,
-        metadata={"help": "Discount per sampled token (tool observations do not count as time)."},
-    )
-    lam: float = field(
-        default=1.0,
-        metadata={"help": "Lambda of GAE: 1 trusts what was observed, smaller values trust the critic."},
-    )
-    critic: Literal["copy", "shared"] = field(
-        default="copy",
-        metadata={
-            "help": "The value model: a copy of the policy's backbone with its own optimizer state, or a head on the policy's "
-            "backbone."
-        },
-    )
-    value_coef: float = field(
-        default=0.5,
-        metadata={"help": "Weight of the value loss in the policy's loss, for a shared critic."},
-    )
-    value_clip: float = field(
-        default=0.2,
-        metadata={"help": "New values may leave the old ones by this much before their loss is cut; 0 turns it off."},
+    value_coef: float = setting(0.5, "Weight of the value loss in the policy's loss, for a shared critic.", above=0)
+    value_clip: float = setting(
+        0.2, "New values may differ from the old ones by this much before their loss is clipped; 0 turns it off.", low=0
     )
 
     def __post_init__(self) -> None:
-        _number(self, "loss", "clip_low", low=0.0, high=1.0)
-        _number(self, "loss", "clip_high", low=0.0)
-        _number(self, "loss", "dual_clip", above=1.0, optional=True)
-        _choice(self, "loss", "aggregation", ("token_mean", "sequence_mean", "sequence_sum"))
-        _number(self, "loss", "sequence_divisor", above=0.0)
-        _flag(self, "loss", "normalize_std")
-        _number(self, "loss", "kl_coef", low=0.0)
-        _choice(self, "loss", "kl_in", ("loss", "reward"))
-        _choice(self, "loss", "kl_kind", ("k1", "k2", "k3"), optional=True)
-        _number(self, "loss", "entropy_coef", low=0.0)
-        _choice(self, "loss", "old_logprobs", ("auto", "recompute", "sampled"))
-        _number(self, "loss", "gamma", low=0.0, high=1.0)
-        _number(self, "loss", "lam", low=0.0, high=1.0)
-        _choice(self, "loss", "critic", ("copy", "shared"))
-        _number(self, "loss", "value_coef", above=0.0)
-        _number(self, "loss", "value_clip", low=0.0)
+        check_fields(self, "loss")
 
     @property
     def kl_estimator(self) -> KlKind:
@@ -132,94 +87,47 @@ class LossSettings:
 class OptimSettings:
     """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
 
-    lr: float = field(
-        default=1e-5,
-        metadata={"help": "Learning rate of AdamW, after warm-up."},
+    lr: float = setting(1e-5, "Learning rate of AdamW, after warm-up.", above=0)
+    critic_lr: float | None = setting(None, "Learning rate of the critic; unset: the same as lr.", above=0)
+    betas: tuple[float, float] = setting((0.9, 0.999), "AdamW's averaging of the gradient and of its square.")
+    weight_decay: float = setting(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).", low=0)
+    max_grad_norm: float = setting(1.0, "Gradients with a larger norm are scaled down to it.", above=0)
+    warmup_steps: int = setting(0, "Steps over which the learning rate rises from 0.", low=0)
+    schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "The learning rate after warm-up: it stays, or falls to 0."
     )
-    critic_lr: float | None = field(
-        default=None,
-        metadata={"help": "Learning rate of the critic; unset: the same as lr."},
+    total_steps: int | None = setting(
+        None, "The step at which a linear or cosine schedule ends; unset: the length of the run.", low=1
     )
-    betas: tuple[float, float] = field(
-        default=(0.9, 0.999),
-        metadata={"help": "AdamW's averaging of the gradient and of its square."},
+    epochs: int = setting(1, "Passes over the chains of a step.", low=1)
+    num_minibatches: int = setting(
+        1,
+        "Optimizer steps per pass, each on an equal share of the chains: a count, not a size. Old name: train.minibatches.",
+        low=1,
     )
-    weight_decay: float = field(
-        default=0.0,
-        metadata={"help": "AdamW's weight decay, on matrices only (not on norms and biases)."},
+    max_tokens_per_batch: int = setting(
+        8192, "Tokens, padding included, in one forward and backward pass; gradients accumulate over these passes.", low=1
     )
-    max_grad_norm: float = field(
-        default=1.0,
-        metadata={"help": "Gradients longer than this are shortened to it."},
+    packing: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "Concatenate the rows of a batch without padding. auto: on a GPU, if the model's attention supports it; otherwise rows "
+        "of similar length are padded, and their common prefix runs once.",
     )
-    warmup_steps: int = field(
-        default=0,
-        metadata={"help": "Steps over which the learning rate rises from 0."},
+    gradient_checkpointing: bool = setting(
+        False, "Keep no activations inside layers and recompute them in the backward pass: less memory, slower."
     )
-    schedule: Literal["constant", "linear", "cosine"] = field(
-        default="constant",
-        metadata={"help": "What the learning rate does after warm-up: stays, or falls to 0."},
-    )
-    total_steps: int | None = field(
-        default=None,
-        metadata={"help": "The step at which a linear or cosine schedule ends; unset: the length of the run."},
-    )
-    epochs: int = field(
-        default=1,
-        metadata={"help": "Passes over the chains of a step."},
-    )
-    minibatches: int = field(
-        default=1,
-        metadata={"help": "Optimizer steps per pass; each sees an equal share of the chains."},
-    )
-    max_tokens_per_batch: int = field(
-        default=8192,
-        metadata={
-            "help": "Tokens, padding included, in one forward and backward pass; gradients are accumulated over as many as it "
-            "takes."
-        },
-    )
-    packing: Literal["auto", "on", "off"] = field(
-        default="auto",
-        metadata={
-            "help": "Rows of a batch one behind the other, without padding. auto: on a GPU, where the model can be read so; "
-            "elsewhere rows of like length are padded, and what they begin with alike is run once."
-        },
-    )
-    gradient_checkpointing: bool = field(
-        default=False,
-        metadata={
-            "help": "Keep no activations inside layers and compute them again in the backward pass: less memory, slower."
-        },
-    )
-    logprob_chunk: int | None = field(
-        default=None,
-        metadata={"help": "Tokens whose logits exist at the same time; unset: as many as make 64 million logits (256 MB)."},
+    logprob_chunk: int | None = setting(
+        None, "Tokens whose logits exist at the same time; unset: enough for 64 million logits (256 MB).", low=1
     )
 
     def __post_init__(self) -> None:
         betas: Any = self.betas
         if isinstance(betas, list):  # TOML has no tuples
             object.__setattr__(self, "betas", tuple(betas))
-        _number(self, "train", "lr", above=0.0)
-        _number(self, "train", "critic_lr", above=0.0, optional=True)
         good = isinstance(self.betas, tuple) and len(self.betas) == 2
         if not good or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigError(f"train.betas must be two numbers in [0, 1), not {self.betas!r}")
-        _number(self, "train", "weight_decay", low=0.0)
-        _number(self, "train", "max_grad_norm", above=0.0)
-        _choice(self, "train", "schedule", ("constant", "linear", "cosine"))
-        _choice(self, "train", "packing", ("auto", "on", "off"))
-        _flag(self, "train", "gradient_checkpointing")
-        for name, low, optional in (
-            ("warmup_steps", 0, False),
-            ("total_steps", 1, True),
-            ("epochs", 1, False),
-            ("minibatches", 1, False),
-            ("max_tokens_per_batch", 1, False),
-            ("logprob_chunk", 1, True),
-        ):
-            _number(self, "train", name, low=low, optional=optional, whole=True)
+        check_fields(self, "train")
         if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
@@ -227,7 +135,7 @@ class OptimSettings:
             )
 
     def lr_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by in step `step`, counted from 0."""
+        """Returns the factor on the learning rate in step `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -240,20 +148,16 @@ class OptimSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Train small matrices beside frozen weights, in place of all weights."""
+    """Low-rank adapters: train small matrices beside the frozen weights."""
 
-    rank: int = field(default=0, metadata={"help": "Rank of the adapters; 0 trains every weight."})
-    alpha: float = field(default=32.0, metadata={"help": "What an adapter adds is multiplied by alpha / rank."})
-    targets: list[str] = field(
-        default_factory=lambda: ["all"],
-        metadata={
-            "help": 'Linear layers by the last part of their name, such as q_proj; "all": every one but the output head.'
-        },
+    rank: int = setting(0, "Rank of the adapters; 0 trains every weight.", low=0)
+    alpha: float = setting(32.0, "The output of an adapter is multiplied by alpha / rank.", above=0)
+    targets: list[str] = setting(
+        ["all"], 'Linear layers by the last part of their name, such as q_proj; "all": every one but the output head.'
     )
 
     def __post_init__(self) -> None:
-        _number(self, "lora", "rank", low=0, whole=True)
-        _number(self, "lora", "alpha", above=0.0)
+        check_fields(self, "lora")
         if not self.targets:
             raise ConfigError("lora.targets is empty: name layers, or leave it out")
         if self.rank == 0 and (self.alpha != 32.0 or self.targets != ["all"]):
@@ -263,41 +167,37 @@ class LoraSettings:
         return "all" in self.targets or name in self.targets
 
 
-def _number(
-    settings: object,
-    table: str,
-    name: str,
-    *,
-    low: float = -math.inf,
-    above: float = -math.inf,
-    high: float = math.inf,
-    optional: bool = False,
-    whole: bool = False,
-) -> None:
-    value = getattr(settings, name)
-    if value is None and optional:
-        return
-    kind: Any = int if whole else int | float
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, kind)
-        or not low <= value <= high
-        or value <= above
-        or math.isinf(value)
-    ):
-        noun = "a whole number" if whole else "a number"
-        limits = [f"at least {low:g}"] * (low > -math.inf) + [f"greater than {above:g}"] * (above > -math.inf)
-        limits += [f"at most {high:g}"] * (high < math.inf)
-        raise ConfigError(f"{table}.{name} must be {noun}, {' and '.join(limits)}, not {value!r}")
+def check_fields(settings: Any, section: str) -> None:
+    """Check numbers, choices and flags against their annotations and limits. Raises ConfigError for the first that is wrong."""
+    kind: Any = type(settings)
+    hints = _hints(kind)
+    for item in fields(settings):
+        value, hint = getattr(settings, item.name), hints[item.name]
+        if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
+            if value is None:
+                continue
+            hint = next(arg for arg in get_args(hint) if arg is not type(None))
+        limits = {key: limit for key, limit in item.metadata.items() if key != "help"}
+        if (wrong := _wrong(value, hint, **limits)) is not None:
+            raise ConfigError(f"{section}.{item.name} must be {wrong}, not {value!r}")
 
 
-def _choice(settings: object, table: str, name: str, choices: tuple[str, ...], optional: bool = False) -> None:
-    value = getattr(settings, name)
-    if value not in choices and not (value is None and optional):
-        raise ConfigError(f"{table}.{name} must be one of {', '.join(choices)}, not {value!r}")
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
-def _flag(settings: object, table: str, name: str) -> None:
-    value = getattr(settings, name)
-    if not isinstance(value, bool):
-        raise ConfigError(f"{table}.{name} must be true or false, not {value!r}")
+def _wrong(value: Any, hint: Any, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> str | None:
+    """Returns what the value must be, or None if it is right or of a type that has no limits."""
+    if get_origin(hint) is Literal:
+        return None if value in get_args(hint) else f"one of {', '.join(get_args(hint))}"
+    if hint is bool:
+        return None if isinstance(value, bool) else "true or false"
+    if hint not in (int, float):
+        return None
+    is_number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
+    if is_number and low <= value <= high and value > above and not math.isinf(value):
+        return None
+    limits = [f"at least {low:g}"] * (low > -math.inf) + [f"greater than {above:g}"] * (above > -math.inf)
+    limits += [f"at most {high:g}"] * (high < math.inf)
+    return ", ".join(["a whole number" if hint is int else "a number", " and ".join(limits)]).removesuffix(", ")

@@ -1,9 +1,7 @@
-"""Supervised warm start: the same rows and masks as reinforcement learning, trained by likelihood.
+"""Supervised learning: the rows and masks of reinforcement learning, trained by likelihood.
 
-In: training rows made by `to_samples` from demonstrations (a demonstration is a trajectory whose replies are the sampled
-tokens, with some reward). Out: the model's weights changed in place, and metrics. The loss is the mean negative
-log-likelihood over masked tokens of a minibatch, exact however it is cut into micro batches. Rewards, advantages and
-versions are not read.
+Rows come from `to_samples` on demonstrations. The loss is the mean negative log-likelihood over the masked tokens of a
+minibatch, independent of its division into micro batches. Rewards, advantages and versions are not read.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from ..errors import ConfigError, InvariantError
 from ..types import Sample
 from .batching import MicroBatch, Rows, passes
 from .faster import at
-from .logprobs import Scorer
+from .metrics import Totals
+from .model.logprobs import Scorer
 from .optim import Optimizer
 from .settings import OptimSettings
-from .totals import Totals
 
 
 class SupervisedLearner:
@@ -47,18 +45,18 @@ class SupervisedLearner:
 
     @property
     def version(self) -> int:
-        """How often `update` has changed the weights."""
+        """Number of updates so far."""
         return self._version
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One step on these rows: epochs x minibatches optimizer steps."""
+        """Take epochs x minibatches optimizer steps on these rows. Returns metrics."""
         if not samples:
-            raise ConfigError("there is nothing to train on: the batch has no demonstration")
+            raise ConfigError("the batch has no demonstration to train on")
         rows, totals = Rows(samples), Totals()
         factor = self.optim.lr_factor(self._version)
         self._optimizer.set_lr(factor)
         order = f"{self._seed}/{self._version}"
-        for members in passes(len(rows), epochs=self.optim.epochs, minibatches=self.optim.minibatches, seed=order):
+        for members in passes(len(rows), epochs=self.optim.epochs, num_minibatches=self.optim.num_minibatches, seed=order):
             with at(self.device):
                 self._step(rows, members, totals)
         self._version += 1
@@ -87,7 +85,7 @@ class SupervisedLearner:
         totals.add("train/grad_norm", norm, 1)
 
     def _gradients(self, micro: Sequence[MicroBatch], num_tokens: int) -> tuple[float, float]:
-        """The loss of a minibatch and the length of its gradient, which lies on the parameters."""
+        """Accumulate the gradients of a minibatch on the parameters. Returns its loss and the gradient's norm."""
         whole = torch.zeros((), device=self.device)
         for batch in micro:
             loss = -self._scorer(batch).logprobs.sum() / num_tokens
@@ -97,7 +95,7 @@ class SupervisedLearner:
 
     @torch.no_grad()
     def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Mean negative log-likelihood of held-out rows, per token."""
+        """Returns the mean negative log-likelihood per token of held-out rows."""
         rows, totals = Rows(samples), Totals()
         for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, packed=self._packed):
             with at(self.device):
@@ -106,7 +104,7 @@ class SupervisedLearner:
         return totals.means()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs besides the model's own weights."""
+        """Returns the state of the learner without the model's weights."""
         return {"version": self._version, "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,19 @@
-"""Rollouts: one chain, and many of them at once."""
+"""Rollouts: one chain, many of them at once, and what a run needs before its first chain."""
 
 from .chain import AgentLike, Limits, Plan, run_chain
-from .scheduler import controller, most_in_flight, prepare, run_chains
+from .scheduler import check_prompts, controller, most_in_flight, open_task, run_chains
+from .setup import make_plan, open_environments
 
-__all__ = ["AgentLike", "Limits", "Plan", "controller", "most_in_flight", "prepare", "run_chain", "run_chains"]
+__all__ = [
+    "AgentLike",
+    "Limits",
+    "Plan",
+    "check_prompts",
+    "controller",
+    "make_plan",
+    "most_in_flight",
+    "open_environments",
+    "open_task",
+    "run_chain",
+    "run_chains",
+]

@@ -1,8 +1,8 @@
-"""One chain: a task goes in, a `Trajectory` with a typed outcome comes out, whatever happened on the way.
+"""One chain: a task in, a `Trajectory` with a typed outcome out.
 
-`play` is the loop, to be read aloud. Reading replies belongs to the agent, running calls to tools, ids to the renderer; a
-failure of the world ends this chain alone (`RolloutError`), a bug or a bad config leaves through the top and stops the run.
-Nothing here decodes and re-encodes a reply: sampled ids are kept, and only the ids of new messages are added after them.
+`play` is the loop. The agent parses replies, tools run calls, the renderer makes ids. A failure of the world (`RolloutError`)
+ends this chain alone; a bug or a bad config is raised and stops the run. No reply is decoded and encoded again: sampled ids
+are kept, and only the ids of new messages are appended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError
 from ..resources import Admission, Lease, ResourceManager
@@ -25,6 +25,7 @@ from ..types import (
     Event,
     Message,
     Outcome,
+    Reaction,
     Renderer,
     Request,
     Sampling,
@@ -35,16 +36,14 @@ from ..types import (
     Turn,
 )
 
-Policy = Literal["continue", "end", "raise"]
-
 
 class AgentLike(Protocol):
-    """What a chain needs of an agent."""
+    """The part of an agent that a chain uses."""
 
     tools: dict[str, Tool]
-    on_no_tool_call: Policy
-    on_invalid_call: Policy
-    on_tool_error: Policy
+    on_no_tool_call: Reaction
+    on_invalid_call: Reaction
+    on_tool_error: Reaction
 
     def start(self, task: Task) -> list[Message]: ...
     def parse(self, completion: Completion) -> Action: ...
@@ -54,7 +53,7 @@ class AgentLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Deadlines nest: a tool's is shorter than `chain_timeout_s`; scoring has time of its own after it."""
+    """Limits of one chain. A tool's deadline is shorter than `chain_timeout_s`; scoring then has `score_timeout_s`."""
 
     max_turns: int = 8
     max_context: int = 1 << 30
@@ -70,10 +69,10 @@ class Limits:
 
 @dataclass(slots=True)
 class Plan:
-    """All that the chains of one run have in common.
+    """The objects and limits that the chains of one run share.
 
-    `kinds` are all environments that a chain may need: `env_kind` is lent to each at its start, the others when a tool or the
-    reward asks for them. `admission` is the controller of all rollouts of the run; left out, each has one of its own.
+    `kinds` are all kinds of environment that a chain may use. A chain acquires `env_kind` at its start and the others when a
+    tool or the reward requests them. `admission` controls all rollouts of the run; if it is None, each rollout makes one.
     """
 
     agent: AgentLike
@@ -92,7 +91,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Opening:
-    """A task made ready once for all its siblings: the first messages and, for engines that read ids, the first prompt."""
+    """A task's opening messages and, for engines that read ids, its prompt; the sibling chains share it."""
 
     task: Task
     messages: list[Message]
@@ -100,7 +99,7 @@ class Opening:
 
 
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str) -> Trajectory:
-    """Play one chain and score it. Raises only what must stop the run; then the trajectory is lost on purpose with it."""
+    """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped."""
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages))
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
@@ -115,7 +114,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             async with asyncio.timeout(plan.limits.score_timeout_s):
                 await _score(plan.reward, trajectory, context)
     except TimeoutError:
-        _fail(trajectory, DeadlineError("the chain, or its scoring, took longer than it may"))
+        _fail(trajectory, DeadlineError("the chain, or its scoring, exceeded its time limit"))
     except RolloutError as error:
         _fail(trajectory, error)
     except asyncio.CancelledError:
@@ -133,7 +132,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
 
 
 async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: Sequence[int]) -> Outcome:
-    """The loop: sample, read, act, extend."""
+    """The loop: sample, parse, act, extend."""
     agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
     messages, turns = trajectory.messages, trajectory.turns
     prompt = list(first_ids)
@@ -165,11 +164,11 @@ async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: 
             if action.answer is not None:
                 return Outcome.FINISHED
             if agent.on_no_tool_call != "continue":
-                return _refused(agent.on_no_tool_call, "the reply has no tool call", completion.text)
+                return _react(agent.on_no_tool_call, "the reply has no tool call", completion.text)
             new_messages = [agent.nudge(action)]
         else:
             results = turn.results = await _act(plan, trajectory, context, calls)
-            ended = _weigh(agent, trajectory, turn, results)
+            ended = _settle(agent, trajectory, turn, results)
             new_messages = agent.observe(calls, results)
             if ended is not None:
                 messages += new_messages
@@ -197,17 +196,17 @@ async def _act(plan: Plan, trajectory: Trajectory, context: Context, calls: tupl
     return results
 
 
-def _weigh(agent: AgentLike, trajectory: Trajectory, turn: Turn, results: tuple[ToolResult, ...]) -> Outcome | None:
-    """Add up step rewards and decide whether the chain is over."""
+def _settle(agent: AgentLike, trajectory: Trajectory, turn: Turn, results: tuple[ToolResult, ...]) -> Outcome | None:
+    """Add the step rewards. Returns the outcome if the chain has ended, else None."""
     ended: Outcome | None = None
     for result in results:
         if result.reward is not None:
             turn.reward += result.reward
         if result.error is not None:
-            policy = agent.on_invalid_call if result.invalid else agent.on_tool_error
-            if policy != "continue" and ended is None:
-                _refused(policy, "a tool call failed", result.observation)
-                # An invalid call is the model's own mistake and stays in training; a failed tool is the world's and does not.
+            reaction = agent.on_invalid_call if result.invalid else agent.on_tool_error
+            if reaction != "continue" and ended is None:
+                _react(reaction, "a tool call failed", result.observation)
+                # An invalid call is the model's mistake and is trained on; a failed tool is the world's and is not.
                 ended = Outcome.NO_TOOL_CALL if result.invalid else Outcome.TOOL_ERROR
                 trajectory.error = result.observation
         if result.done and ended is None:
@@ -216,14 +215,14 @@ def _weigh(agent: AgentLike, trajectory: Trajectory, turn: Turn, results: tuple[
     return ended
 
 
-def _refused(policy: Policy, what: str, detail: str) -> Outcome:
-    if policy == "raise":
-        raise ConfigError(f"{what}, and the agent's policy says raise: {detail[:200]!r}")
+def _react(reaction: Reaction, what: str, detail: str) -> Outcome:
+    if reaction == "raise":
+        raise ConfigError(f'{what}, and the agent is set to "raise": {detail[:200]!r}')
     return Outcome.NO_TOOL_CALL
 
 
 def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> Sampling:
-    """The run's sampling, cut to the room that is left, with a seed of this chain's and turn's own."""
+    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this chain and turn."""
     if base.seed is None:
         return base if base.max_tokens <= room else replace(base, max_tokens=room)
     seed = zlib.crc32(f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}".encode())
@@ -244,7 +243,7 @@ def _fail(trajectory: Trajectory, error: RolloutError) -> None:
 
 
 async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
-    """A lease for this chain: the agent's environment now, what tools and rewards ask for when they ask."""
+    """Acquire the chain's lease: the agent's environment now, those of tools and rewards on request."""
     kinds = [plan.env_kind] if plan.env_kind is not None else []
     lease = await manager.acquire(kinds, context.task, holder=context.trajectory.id, may=plan.kinds)
     if plan.env_kind is not None:

@@ -1,9 +1,7 @@
 """Many chains at once: tasks in, trajectories out, in the order of the tasks with siblings together.
 
-At most `max_concurrency` chains are in flight (None: as many as the engine serves well), and no more than can each have one of
-every kind of environment that they may ask for; those are started ahead of them. A chain that fails is data; a bug stops the
-others, waits until they have closed what they held, and is raised. Every finished trajectory is handed to `on_trajectory` at
-once, so nothing already computed is lost then.
+At most `max_concurrency` chains run at a time (None: the engine's capacity), and no more than the environments can serve. A
+failed chain is data. A bug cancels the other chains, waits until they have released their environments, and is raised.
 """
 
 from __future__ import annotations
@@ -12,39 +10,54 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from ..errors import DataError, InvariantError
 from ..resources import Admission
-from ..types import Task, Trajectory
+from ..types import BoundedEngine, Engine, Message, Task, Trajectory
 from .chain import Opening, Plan, run_chain
 
 MAX_CONCURRENCY = 256
-"""Chains at once, where neither the caller nor the engine says."""
+"""Concurrent chains if neither the caller nor the engine sets a number."""
 
 YOUNG_OBJECTS = 20_000
 TIMEOUT_S = 3600.0
-"""How long a run may stand still before it says so; at least twice as long as a chain may take."""
+"""Seconds that a chain may wait for admission; at least twice the time that a chain may take."""
 
 
-def prepare(plan: Plan, tasks: Sequence[Task]) -> list[Opening]:
-    """Write and render every task's prompt, once for all its chains; a prompt with no room for a reply is refused here."""
-    openings = []
+def open_task(plan: Plan, task: Task) -> Opening:
+    """Write and render a task's prompt. Raises DataError if it leaves no room for a reply."""
+    return _render(plan, task, plan.agent.start(task), f"task {task.id!r}")
+
+
+def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
+    """Raises DataError if a task's prompt does not fit into the context.
+
+    A tokenizer makes at most one token of a byte, so most prompts are short enough by their bytes alone. Only the others are
+    rendered. Chat templates add marks; the first task's prompt gives a bound for them.
+    """
+    if plan.renderer is None or not tasks:
+        return
+    overhead = len(_render(plan, tasks[0], plan.agent.start(tasks[0]), f"row 0 (id {tasks[0].id!r})").prompt_ids)
     for index, task in enumerate(tasks):
         messages = plan.agent.start(task)
-        ids = [] if plan.renderer is None else plan.renderer.start(messages, plan.schemas)
-        if len(ids) >= plan.limits.max_context:
-            raise DataError(
-                f"row {index} (id {task.id!r}): its prompt has {len(ids)} tokens, but the context holds "
-                f"{plan.limits.max_context}; shorten the row or raise max_context"
-            )
-        openings.append(Opening(task, messages, ids))
-    return openings
+        bound = overhead + sum(len(message.content.encode("utf-8", "replace")) for message in messages)
+        if bound >= plan.limits.max_context or any(message.images for message in messages):
+            _render(plan, task, messages, f"row {index} (id {task.id!r})")
+
+
+def _render(plan: Plan, task: Task, messages: list[Message], where: str) -> Opening:
+    ids = [] if plan.renderer is None else plan.renderer.start(messages, plan.schemas)
+    if len(ids) >= plan.limits.max_context:
+        raise DataError(
+            f"{where}: its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; shorten the row or "
+            f"raise max_context"
+        )
+    return Opening(task, messages, ids)
 
 
 async def run_chains(
     plan: Plan,
-    openings: Sequence[Opening],
+    tasks: Sequence[Task],
     *,
     num_chains: int,
     max_concurrency: int | None,
@@ -52,27 +65,33 @@ async def run_chains(
     step: int | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """Run `num_chains` chains of every task. `step` is the training step they are for; None: for no training."""
-    total = len(openings) * num_chains
+    """Run `num_chains` chains of every task. `step` is the training step of the chains (None: not for training).
+
+    A task's prompt is rendered when its first chain starts and shared by its siblings. `on_trajectory` receives each
+    trajectory as soon as its chain ends, so an error in another chain does not lose it.
+    """
+    total = len(tasks) * num_chains
     most = most_in_flight(plan.engine, max_concurrency)
     admission = plan.admission or controller(plan, most)
     timeout_s = max(TIMEOUT_S, 2 * (plan.limits.chain_timeout_s + plan.limits.score_timeout_s))
     results: list[Trajectory | None] = [None] * total
+    openings: dict[int, Opening] = {}
     order = iter(range(total))
 
     async def work() -> None:
         for index in order:
             position, chain = divmod(index, num_chains)
-            opening = openings[position]
             async with admission.slot(admission.done if step is None else step, timeout_s):
-                trajectory = await run_chain(plan, opening, chain, f"{prefix}{position}-{chain}")
+                if position not in openings:
+                    openings[position] = open_task(plan, tasks[position])
+                trajectory = await run_chain(plan, openings[position], chain, f"{prefix}{position}-{chain}")
             results[index] = trajectory
             if on_trajectory is not None:
                 on_trajectory(trajectory)
 
     together = min(most, total, admission.limit or total)
     if plan.manager is not None:
-        plan.manager.expect(together, plan.kinds)  # started ahead of the chains that will ask
+        plan.manager.expect(together, plan.kinds)  # start environments before the chains request them
     workers = [asyncio.create_task(work()) for _ in range(min(most, total))]
     with fewer_collections():
         try:
@@ -92,10 +111,10 @@ _collecting = {"runs": 0, "threshold": 0}
 
 @contextmanager
 def fewer_collections() -> Iterator[None]:
-    """Let Python's cyclic collector run less often while chains do.
+    """Run Python's cyclic collector less often while chains run.
 
-    Trajectories only grow and hold no cycles, yet by default the collector walks them all again every few hundred allocations,
-    which at a thousand chains is a fifth of a turn. What was set before comes back with the end of the last run.
+    Trajectories grow and hold no cycles, but by default the collector traverses them every few hundred allocations: with a
+    thousand chains that takes a fifth of a turn. The end of the last concurrent run restores the previous threshold.
     """
     if not _collecting["runs"]:
         _collecting["threshold"] = gc.get_threshold()[0]
@@ -110,26 +129,28 @@ def fewer_collections() -> Iterator[None]:
             gc.set_threshold(_collecting["threshold"])
 
 
-def most_in_flight(engine: Any, asked: int | None) -> int:
-    """Chains at once: what was asked for, else what the engine says that it serves well."""
-    capacity: int | None = getattr(engine, "capacity", None)
-    return asked or capacity or MAX_CONCURRENCY
+def most_in_flight(engine: Engine, wanted: int | None) -> int:
+    """Returns the number of concurrent chains: the wanted number, else the engine's capacity, else MAX_CONCURRENCY."""
+    return wanted or _capacity(engine) or MAX_CONCURRENCY
 
 
 def controller(plan: Plan, max_concurrency: int, *, done: int = 0) -> Admission:
-    """Who may start: as many as the engine serves and as can each hold one of every kind that they may ask for."""
-    manager, kinds = plan.manager, plan.kinds
-    engine: int | None = getattr(plan.engine, "capacity", None)
+    """Returns the admission controller of a run: the engine's capacity and the environment slots limit the chains."""
+    manager, kinds, capacity = plan.manager, plan.kinds, _capacity(plan.engine)
     return Admission(
         slots=(lambda: manager.capacity(kinds)) if manager is not None and kinds else None,
-        engine_capacity=max_concurrency if engine is None else min(max_concurrency, engine),
+        engine_capacity=max_concurrency if capacity is None else min(max_concurrency, capacity),
         done=done,
         holders=manager.who_holds_what if manager is not None else None,
     )
 
 
+def _capacity(engine: Engine) -> int | None:
+    return engine.capacity if isinstance(engine, BoundedEngine) else None
+
+
 async def _all(workers: list[asyncio.Task[None]]) -> None:
-    """Wait for all; the first bug is raised at once. Each chain inside carries its own deadline."""
+    """Wait for all workers; raise the first bug at once. No deadline here: each chain has one."""
     done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
     for worker in done:
         worker.result()

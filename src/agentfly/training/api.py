@@ -1,8 +1,7 @@
-"""`agentfly.train`: an agent that runs is an agent that trains.
+"""`agentfly.train`: train an agent object, or the run that a config describes.
 
-Takes an agent object or a config, builds the rest, runs the loop to its end. Refuses, before the first token, what can be
-known to be wrong: an engine whose weights are not here, rows the reward cannot use, prompts that do not fit, keys that
-nothing reads.
+Errors that can be known in advance are raised before the first token: an engine without trainable weights, rows that lack a
+field, prompts that do not fit, config keys without effect.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..agents.base import BaseAgent, run_to_end
-from ..config import SECTIONS, Config, apply_overrides, keys
-from ..data import load_tasks, split_rows
+from ..agents.base import BaseAgent
+from ..config import OLD_KEYS, SECTIONS, Config, apply_overrides, keys
 from ..engines import check_engine
 from ..errors import ConfigError
-from ..types import Task
+from ..rollout.setup import run_to_end
 from ..watch.progress import Progress
-from .build import build_agent, build_tasks, open_directory, refuse_overlap
+from .build import build_agent, build_tasks, open_directory
 from .loop import Trainer, TrainResult, adapt_model
 from .supervised import warm_start
 
@@ -33,10 +31,11 @@ def train(
     progress: Progress | None = None,
     **settings: Any,
 ) -> TrainResult:
-    """Train an agent on a data set, or everything that a `Config` describes.
+    """Train an agent on a data set, or run what a `Config` describes.
 
     `settings` are config keys: by section (`train={"lr": 1e-5}`), dotted (`**{"train.lr": 1e-5}`), or by their last part
     where that is unique (`lr=1e-5, steps=50, num_chains=8, algorithm="ppo"`). `resume` is the folder of an earlier run.
+    Raises ConfigError, DataError or InvariantError.
     """
     if isinstance(agent, Config):
         if data is not None or validation is not None or settings:
@@ -44,10 +43,12 @@ def train(
         config, agent = agent, build_agent(agent)
         train_tasks, validation_tasks = build_tasks(config)
     else:
+        if not isinstance(agent, BaseAgent):
+            raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
+        config = config_for(agent, data, settings)
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
-        config = config_for(agent, data, settings)
-        train_tasks, validation_tasks = _tasks_for(config, data, validation)
+        train_tasks, validation_tasks = build_tasks(config, data, validation)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
@@ -69,7 +70,7 @@ def train(
 
 
 def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Config:
-    """The config of a run whose agent was made in Python: what the agent is, and the given settings."""
+    """Returns the config of a run whose agent was made in Python: a description of the agent, and the given settings."""
     tree: dict[str, Any] = {}
     for name, value in settings.items():
         key = full_key(name)
@@ -81,7 +82,7 @@ def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Conf
         apply_overrides(tree, parts)
     if "agent" in tree and set(tree["agent"]) - {"success_at"}:
         key = sorted(set(tree["agent"]) - {"success_at"})[0]
-        raise ConfigError(f"agent.{key} is already decided by the agent that was passed in: set it there")
+        raise ConfigError(f"agent.{key} is set by the agent that was passed in: set it there")
     sampling = {**dataclasses.asdict(agent.sampling), **tree.get("sampling", {})}
     tree["sampling"] = {
         key: list(value) if isinstance(value, tuple) else value for key, value in sampling.items() if value is not None
@@ -93,15 +94,15 @@ def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Conf
 
 
 def full_key(name: str) -> str:
-    """`lr` to `train.lr`; dotted, top-level and section names stay as they are, and a warm start's keys are written whole."""
-    every = [key for key, *_ in keys()]
+    """`lr` to `train.lr`. Dotted, top-level and section names stay as they are; keys of warm_start need their full name."""
+    every = [key for key, *_ in keys()] + list(OLD_KEYS)
     if "." in name or name in every or any(key.startswith(f"{name}.") for key in every):
         return name
     found = [key for key in every if key.rpartition(".")[2] == name and not key.startswith("warm_start.")]
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"{name!r} could mean {' or '.join(found)}: write which")
+        raise ConfigError(f"{name!r} could mean {' or '.join(found)}: write one of them")
     return name
 
 
@@ -114,17 +115,3 @@ def _describe(agent: BaseAgent) -> dict[str, Any]:
         "reward": agent.reward.name if agent.reward else "",
         "max_turns": agent.limits.max_turns,
     }
-
-
-def _tasks_for(config: Config, data: Any, validation: Any) -> tuple[list[Task], list[Task]]:
-    if validation is None and isinstance(data, (str, Path)):
-        return build_tasks(config)
-    settings = config.data
-    train_tasks = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
-    if validation is None:
-        train_tasks, held = split_rows(train_tasks, settings.holdout, config.seed)
-    else:
-        held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
-    held = held[: settings.validation_count]
-    refuse_overlap(train_tasks, held)
-    return train_tasks, held

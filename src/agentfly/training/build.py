@@ -1,9 +1,9 @@
-"""From a config to its parts: the agent, the tasks, the run folder."""
+"""Builds the parts that a config describes: the agent, the tasks, the run folder."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,18 @@ from ..types import Task
 
 
 def build_agent(config: Config) -> BaseAgent:
-    """The agent that a config describes. Names are resolved here; the model is opened later."""
+    """Returns the agent of a config. Names are resolved here; the model is opened on first use."""
     settings = config.agent
     kind = plugins.resolve("agents", settings.kind)
+    own = {item.name: getattr(settings, item.name) for item in fields(settings)}
     arguments: dict[str, Any] = {
-        "tools": settings.tools,
-        "reward": settings.reward,
-        "env": settings.env,
-        "system": settings.system,
-        "max_turns": settings.max_turns,
-        "max_context": settings.max_context,
-        "chain_timeout_s": settings.chain_timeout_s,
-        "on_no_tool_call": settings.on_no_tool_call,
-        "on_invalid_call": settings.on_invalid_call,
-        "on_tool_error": settings.on_tool_error,
+        **{name: value for name, value in own.items() if name not in ("kind", "model", "success_at", "options")},
         "sampling": config.sampling,
-        "engine": settings.engine,
         "resources": {key: value for key, value in asdict(config.resources).items() if value is not None},
     }
     clash = set(settings.options) & (set(arguments) | {"model"})
     if clash:
-        raise ConfigError(f"agent.options.{sorted(clash)[0]} has a key of its own: write agent.{sorted(clash)[0]}")
+        raise ConfigError(f"agent.options.{sorted(clash)[0]} is a config key: write agent.{sorted(clash)[0]}")
     try:
         agent = kind(settings.model, **arguments, **settings.options)
     except TypeError as error:
@@ -47,25 +38,30 @@ def build_agent(config: Config) -> BaseAgent:
     return agent
 
 
-def build_tasks(config: Config) -> tuple[list[Task], list[Task]]:
-    """Training and validation tasks, which never overlap."""
-    data = config.data
-    if not data.train:
+def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:
+    """Returns training and validation tasks; `data` and `validation` replace those of the config.
+
+    Without validation rows, a task set's own split is used, or a share of a file or list. Raises ConfigError on overlap.
+    """
+    settings = config.data
+    data = settings.train if data is None else data
+    validation = settings.validation if validation is None else validation
+    if isinstance(data, str | Path) and not str(data):
         raise ConfigError("data.train is not set: point it at a .json, .jsonl or .parquet file, or at a task set")
-    train = load_tasks(data.train, split="train", count=data.train_count, seed=config.seed)
-    if data.validation is not None:
-        validation = load_tasks(data.validation, split="validation", count=data.validation_count, seed=config.seed)
-    elif data.train.endswith(SUFFIXES):
-        train, validation = split_rows(train, data.holdout, config.seed)
-        validation = validation[: data.validation_count]
+    train = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
+    if validation is None and isinstance(data, str | Path) and not str(data).endswith(SUFFIXES):
+        validation = data
+    if validation is None:
+        train, held = split_rows(train, settings.holdout, config.seed)
     else:
-        validation = load_tasks(data.train, split="validation", count=data.validation_count, seed=config.seed)
-    refuse_overlap(train, validation)
-    return train, validation
+        held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
+    held = held[: settings.validation_count]
+    refuse_overlap(train, held)
+    return train, held
 
 
 def held_out_tasks(config: Config, split: str) -> list[Task]:
-    """The rows to evaluate on: exactly those that training holds out, or another split of a task set."""
+    """Returns the rows to evaluate on: those that training holds out, or another split of a task set."""
     if split == "validation":
         return build_tasks(config)[1]
     source = config.data.validation or config.data.train
@@ -75,17 +71,19 @@ def held_out_tasks(config: Config, split: str) -> list[Task]:
 
 
 def refuse_overlap(train: list[Task], validation: list[Task]) -> None:
-    # Two games may open with the same words and differ in what is hidden: the field `game` tells them apart.
+    """Raises ConfigError if a validation task is also a training task."""
+    # Two games may open with the same words and differ in their hidden state: the field `game` tells them apart.
     seen = {(task.messages, str(task.fields.get("game"))): index for index, task in enumerate(train)}
     for index, task in enumerate(validation):
         if (asked := (task.messages, str(task.fields.get("game")))) in seen:
             raise ConfigError(
-                f"validation row {index} asks the same as training row {seen[asked]}: success on it would mean "
-                f"nothing. Remove it from one of the two"
+                f"validation row {index} asks the same as training row {seen[asked]}, so its success would measure memory. "
+                f"Remove it from one of the two"
             )
 
 
 def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
+    """Open the folder of a run to resume, or create a new one."""
     if resume is not None:
         return RunDirectory.existing(Path(resume))
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"

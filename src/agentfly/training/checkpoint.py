@@ -1,7 +1,7 @@
-"""Checkpoints: a folder in Hugging Face format that `from_pretrained` loads, with the trainer's own state beside it.
+"""Checkpoints: a folder that `from_pretrained` loads, with the trainer's state in it.
 
-Written so that a kill at any moment leaves the last good one: into a temporary folder, flushed, checksummed, then renamed.
-A folder whose checksums do not fit is not loaded.
+A checkpoint is written into a temporary folder, checksummed, flushed and then renamed, so a kill at any moment leaves the
+previous one intact. A folder whose checksums do not match is not loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PREFIX = "step-"
 
 
 def save_checkpoint(folder: Path, step: int, *, model: Any, tokenizer: Any, state: dict[str, Any], keep: int) -> Path:
-    """Write `folder/step-N`; afterwards at most `keep` checkpoints are left."""
-    from ..learn.storage import save_model, save_state
+    """Write `folder/step-N` and remove all but the newest `keep` checkpoints."""
+    from ..learn.model.storage import save_model, save_state
 
     final = folder / f"{PREFIX}{step:06d}"
     temporary = folder / f".{final.name}.writing"
@@ -43,22 +43,22 @@ def save_checkpoint(folder: Path, step: int, *, model: Any, tokenizer: Any, stat
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first."""
+    """Returns the finished checkpoints, oldest first."""
     return sorted(path for path in folder.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
 
 
 def latest_checkpoint(run: Path) -> Path:
-    """The newest checkpoint of a run whose checksums fit."""
+    """Returns the newest intact checkpoint of a run. Raises ConfigError if there is none."""
     if not run.is_dir():
         raise ConfigError(f"cannot resume: there is no run folder {run}")
     for path in reversed(list_checkpoints(run / "checkpoints")):
         if not broken_files(path):
             return path
-    raise ConfigError(f"cannot resume: {run} holds no whole checkpoint")
+    raise ConfigError(f"cannot resume: {run} holds no intact checkpoint")
 
 
 def broken_files(checkpoint: Path) -> list[str]:
-    """Files that are missing or whose content is not what was written."""
+    """Returns the files that are missing or whose checksum does not match."""
     try:
         sums = json.loads((checkpoint / MANIFEST).read_text())["sha256"]
     except (OSError, ValueError, KeyError):
@@ -67,7 +67,7 @@ def broken_files(checkpoint: Path) -> list[str]:
 
 
 def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
-    from ..learn.storage import load_state
+    from ..learn.model.storage import load_state
 
     return load_state(checkpoint / STATE)
 

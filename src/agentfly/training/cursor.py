@@ -1,4 +1,4 @@
-"""Which tasks come next: a seeded order over the rows, whose place can be written down and taken up again exactly."""
+"""The order of tasks: seeded, and exactly restorable from two integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..types import Task
 
 
 class TaskCursor:
-    """Draws tasks without repetition until all were seen, then in a new order. Its state is two integers."""
+    """Draws tasks without repetition until all were seen, then in a new order."""
 
     def __init__(self, tasks: Sequence[Task], *, shuffle: bool, seed: int) -> None:
         self._tasks = tasks

@@ -1,9 +1,7 @@
-"""Demonstrations: rows whose `messages` hold the replies, as training rows.
+"""Demonstrations as training rows. A demonstration is a row whose `messages` include the replies.
 
-In: a file, or the name of a set (`plugins`, kind "demos": a function `fn(count, seed=0, *, mistakes=0.0) -> rows`). Each row
-becomes a `Trajectory` as if the policy had sampled those replies: the same prompt (the agent writes it), the same renderer, the
-same `to_samples` and so the same masks as in reinforcement learning. Out: samples. A row that cannot be read, or does not fit
-into the context, is named.
+They come from a file or a named set (`plugins`, kind "demos": `fn(count, seed=0, *, mistakes=0.0) -> rows`). Each becomes a
+`Trajectory` as if the policy had sampled the replies, so prompts and masks are those of reinforcement learning.
 """
 
 from __future__ import annotations
@@ -17,17 +15,18 @@ from ..agents.base import BaseAgent
 from ..data import is_file_name, parse_message, read_rows
 from ..errors import ConfigError, DataError
 from ..learn.samples import to_samples
+from ..rollout import make_plan
 from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
 
 COUNT = 1000
-"""Demonstrations that are drawn from a set where no number is asked for."""
+"""Demonstrations drawn from a set if no number is given."""
 
 
 def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None = None) -> list[Any]:
-    """Rows of a file, or as many as are asked for from a set; `mistakes` is a set's own affair and refused for a file."""
+    """Returns the first `count` rows of a file, or `count` rows of a set. `mistakes` applies to sets only."""
     if is_file_name(source):
         if mistakes:
-            raise ConfigError(f"warm_start.mistakes has no effect on {source}: a file is taken as it is. Remove it")
+            raise ConfigError(f"warm_start.mistakes has no effect on {source}: a file is used unchanged. Remove it")
         rows = read_rows(Path(source))[:count]
     else:
         maker = plugins.resolve("demos", source)
@@ -40,10 +39,10 @@ def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None 
 
 
 def demo_samples(rows: Sequence[Any], agent: BaseAgent) -> list[Sample]:
-    """Training rows of all demonstrations; one that the context cannot hold is refused."""
+    """Returns the training rows of all demonstrations. Raises DataError for one that does not fit into the context."""
     renderer = agent.renderer
     assert renderer is not None
-    limit = agent.plan().limits.max_context
+    limit = make_plan(agent).limits.max_context
     found: list[Sample] = []
     for index, row in enumerate(rows):
         samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
@@ -55,7 +54,7 @@ def demo_samples(rows: Sequence[Any], agent: BaseAgent) -> list[Sample]:
 
 
 def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
-    """One demonstration as the trajectory of a chain that replied exactly so."""
+    """Returns a demonstration as the trajectory of a chain that sampled its replies. Raises DataError if it is malformed."""
     messages = _messages(row, index)
     first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
     if not first:

@@ -1,4 +1,4 @@
-"""Held-out success: an agent and tasks in, figures and the trajectories behind them out. Weights are never touched."""
+"""Evaluation on held-out tasks: metrics and trajectories, without changing the weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..agents.base import BaseAgent, as_sampling, next_run_number, run_to_end
+from ..agents.base import BaseAgent
 from ..data import load_tasks
 from ..errors import ConfigError
-from ..rollout import Plan, prepare, run_chains
+from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
+from ..rollout.setup import as_sampling, next_run_number, run_to_end
 from ..types import Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`metrics` by name (validation/success, validation/pass_at_4, ...), and every trajectory."""
+    """Metrics by name (validation/success, validation/pass_at_4, ...) and all trajectories."""
 
     metrics: dict[str, float]
     trajectories: list[Trajectory]
@@ -36,11 +37,11 @@ async def validate(
     success_at: float,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """Play every task `num_chains` times and count."""
+    """Play every task `num_chains` times and compute the metrics."""
     started = time.perf_counter()
     trajectories = await run_chains(
         plan,
-        prepare(plan, tasks),
+        tasks,
         num_chains=num_chains,
         max_concurrency=max_concurrency,
         prefix=prefix,
@@ -60,7 +61,7 @@ async def validate(
 
 
 def pass_at_k(groups: Sequence[Sequence[Trajectory]], k: int, success_at: float = 1.0) -> float:
-    """Chance that at least one of k chains of a task succeeds, without bias from n > k chains; arXiv:2107.03374."""
+    """Returns the unbiased estimate, from n >= k chains, that one of k chains succeeds; arXiv:2107.03374."""
     scores = []
     for group in groups:
         n = sum(trajectory.scored for trajectory in group)
@@ -84,7 +85,7 @@ def evaluate(
     success_at: float = 1.0,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """Success of an agent on a data set (a task set's own split is `split`). Works with every engine, servers included."""
+    """Evaluate an agent on a data set; `split` selects the split of a task set. Works with every engine, servers included."""
     if agent.reward is None:
         raise ConfigError("evaluation needs a reward: pass reward= to the agent")
     if num_chains < 1 or (max_concurrency is not None and max_concurrency < 1):
@@ -92,10 +93,11 @@ def evaluate(
     tasks = load_tasks(data, split=split, count=count, seed=seed)
     agent.check(tasks)
     drawn = as_sampling(sampling) if sampling is not None else agent.sampling
-    plan = agent.plan(max_turns=max_turns, sampling=replace(drawn, seed=seed if drawn.seed is None else drawn.seed))
+    plan = make_plan(agent, max_turns=max_turns, sampling=replace(drawn, seed=seed if drawn.seed is None else drawn.seed))
+    check_prompts(plan, tasks)
 
     async def work() -> Evaluation:
-        async with agent.environments(plan, max_concurrency) as ready:
+        async with open_environments(agent, plan, max_concurrency) as ready:
             return await validate(
                 ready,
                 tasks,

@@ -1,27 +1,25 @@
-"""The books of a run: promises that are checked at every step, so that a silent bug becomes a sentence.
+"""Invariants of a run, checked at every step. Each check raises `InvariantError`:
 
-Each check raises `InvariantError`. What is promised:
-- every chain that was admitted came back, with an outcome, as one of the siblings it was admitted with;
-- every token that is trained on was drawn by the weights that are being updated (version, and log-probs that agree);
-- a training row's mask covers the sampled tokens of its chain, all of them and nothing else;
-- after an update the engine samples from the new version, and its weights are the learner's own, or proven to be equal;
-- a step has something to learn from: a run that loses its chains to the world stops and says why.
+- every admitted chain returned, with an outcome, in the group it was admitted with;
+- every trained token was drawn by the weights that are being updated (equal version, agreeing log-probs);
+- the mask of a training row covers exactly the sampled tokens of its chain;
+- after an update the engine samples from the new version, with the learner's weights or a proven copy of them;
+- not more than `max_failed_share` of a step's chains are untrainable.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..errors import InvariantError
 from ..learn.samples import to_samples
-from ..types import Engine, Outcome, Trajectory
-
-NOT_NEEDED = object()  # an engine without `proof` shares its weights with the learner
+from ..types import Learner, Outcome, TrainableEngine, Trajectory
 
 
 class Ledger:
+    """Counts chains over the whole run and checks each step."""
+
     def __init__(self, *, max_logprob_gap: float, max_failed_share: float) -> None:
         self.max_logprob_gap = max_logprob_gap
         self.max_failed_share = max_failed_share
@@ -29,7 +27,7 @@ class Ledger:
         self.returned: Counter[str] = Counter()
 
     def check_rollout(self, groups: Sequence[Sequence[Trajectory]], *, num_tasks: int, num_chains: int, version: int) -> None:
-        """After sampling, before learning."""
+        """Check one step's chains, after sampling and before learning."""
         self.admitted += num_tasks * num_chains
         chains = [trajectory for group in groups for trajectory in group]
         self.returned.update(trajectory.outcome.value for trajectory in chains)
@@ -43,7 +41,7 @@ class Ledger:
         self._check_losses(chains)
 
     def check_update(self, metrics: Mapping[str, float]) -> None:
-        """After learning: the learner saw the same probabilities as the engine."""
+        """Check after learning that learner and engine computed the same log-probs."""
         gap = metrics.get("train/logprob_gap", 0.0)
         if not gap <= self.max_logprob_gap:
             raise InvariantError(
@@ -51,22 +49,21 @@ class Ledger:
                 f"engine sampled from other weights, another temperature or other tokens than those being trained"
             )
 
-    def check_published(self, engine: Engine, learner: Any) -> None:
-        """After publishing: the next token comes from the new weights."""
+    def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
+        """Check after publishing that the engine samples from the learner's weights."""
         if engine.version != learner.version:
             raise InvariantError(f"the engine samples from version {engine.version}, but the learner is at {learner.version}")
-        if getattr(engine, "model", learner.model) is not learner.model:
-            raise InvariantError("the engine's weights are not the learner's: updates would never reach it")
-        proof: Any = getattr(engine, "proof", NOT_NEEDED)
-        if proof is not NOT_NEEDED and (proof is None or proof.version != learner.version):
-            raise InvariantError(f"nothing proves that the engine samples from version {learner.version}, and it holds its own")
+        if engine.model is not learner.model:
+            raise InvariantError("the engine's model is not the learner's: updates would never reach it")
+        if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
+            raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
 
     def _check_losses(self, chains: Sequence[Trajectory]) -> None:
         lost = [trajectory for trajectory in chains if not trajectory.trainable]
         if len(lost) <= self.max_failed_share * len(chains):
             return
         why, count = Counter(trajectory.error or trajectory.outcome.value for trajectory in lost).most_common(1)[0]
-        raise InvariantError(f"{len(lost)} of {len(chains)} chains cannot be trained on; the commonest cause ({count}): {why}")
+        raise InvariantError(f"{len(lost)} of {len(chains)} chains are untrainable; the most common cause ({count}): {why}")
 
 
 def _check_tokens(trajectory: Trajectory, version: int) -> None:
@@ -76,7 +73,7 @@ def _check_tokens(trajectory: Trajectory, version: int) -> None:
         raise InvariantError(f"chain {trajectory.id} holds tokens of version {min(stale)}, but the weights are at {version}")
     if not trajectory.trainable:
         if trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED) and trajectory.reward is not None:
-            raise InvariantError(f"chain {trajectory.id} was lost to the world but has a reward")
+            raise InvariantError(f"chain {trajectory.id} ended in a failure of the world but has a reward")
         return
     trained = [token for row in to_samples(trajectory) for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
     if trained != sampled:

@@ -1,8 +1,8 @@
-"""The loop: sample, score, learn, publish, again.
+"""The training loop: sample, score, learn, publish.
 
-An agent, tasks and a config come in; a run folder with every trajectory, every metric and checkpoints comes out. One step
-is a straight line (`Trainer._step`); which algorithm runs is the learner's affair, what a chain does the agent's, what must
-hold the ledger's. Ctrl-C lets a running update finish, saves, and leaves.
+`Trainer` takes an agent, tasks and a config, and writes a run folder with all trajectories, metrics and checkpoints. One step
+is `Trainer._step`. The learner holds the algorithm, the agent the behaviour of a chain, the ledger the invariants. Ctrl-C lets
+a running update finish, saves a checkpoint, and exits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
-from ..rollout import Plan, prepare, run_chains
+from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..runs import RunDirectory, RunStore
-from ..types import Task, Trajectory
+from ..types import Learner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
@@ -31,12 +31,12 @@ from .evaluation import Evaluation, validate
 from .ledger import Ledger
 
 LOOK_S = 0.5
-"""How often the display is told about the environments."""
+"""Seconds between two updates of the displayed environments."""
 
 
 @dataclass(slots=True)
 class TrainResult:
-    """Where the run lies and what it reached. `before` and `after` are validations; `history` has one row per step."""
+    """The run's folder and results. `before` and `after` are validations; `history` has one row per step."""
 
     directory: Path
     steps: int
@@ -48,7 +48,7 @@ class TrainResult:
 
 
 class Trainer:
-    """One run on one machine: engine and learner share the weights."""
+    """One training run on one machine."""
 
     def __init__(
         self,
@@ -60,18 +60,16 @@ class Trainer:
         progress: Progress,
         opening: Mapping[str, float] | None = None,
     ) -> None:
-        """`opening`: what is known before the first step, such as what a warm start did; recorded at step 0."""
-        from ..learn.learner import Learner
-        from ..learn.storage import seed_everything, set_threads
+        """`opening` are metrics from before the first step, such as those of a warm start; they are recorded at step 0."""
+        from ..learn.learner import PolicyLearner
+        from ..learn.model.storage import seed_torch
 
-        if config.run.threads is not None:
-            set_threads(config.run.threads)
-        seed_everything(config.seed)
+        seed_torch(config.seed, config.run.threads)
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
-        self.plan = agent.plan(sampling=config.sampling)
-        self.learner = Learner(
+        self.plan = make_plan(agent, sampling=config.sampling)
+        self.learner: Learner = PolicyLearner(
             self.engine.model,
             find_algorithm(config.algorithm),
             loss=config.loss,
@@ -80,7 +78,8 @@ class Trainer:
             seed=config.seed,
         )
         self.engine.publish(self.learner.version)
-        prepare(self.plan, [*train_tasks, *validation_tasks])
+        check_prompts(self.plan, train_tasks)
+        check_prompts(self.plan, validation_tasks)
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
         self.ledger = Ledger(
             max_logprob_gap=self._allowed_gap(config.train.max_logprob_gap), max_failed_share=config.train.max_failed_share
@@ -102,45 +101,45 @@ class Trainer:
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> TrainResult:
-        """Train to the last step, or until cancelled; what was reached is saved either way."""
+        """Train to the last step, or until cancelled. A checkpoint is saved in both cases."""
         with self.progress:
             try:
-                async with self.agent.environments(self.plan, self.config.rollout.max_concurrency) as self.plan:
-                    if self.plan.admission is not None:
-                        self.plan.admission.advance(self.step)
-                    async with self._environments_shown():
-                        await self._steps()
+                async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as plan:
+                    if plan.admission is not None:
+                        plan.admission.advance(self.step)
+                    async with self._environments_shown(plan):
+                        await self._steps(plan)
             finally:
                 self._save()
                 self._close()
         return self.result
 
-    async def _steps(self) -> None:
+    async def _steps(self, plan: Plan) -> None:
         settings = self.config.train
         if self.step == 0:
             if settings.validate_at_start:
-                self.result.before = (await self._validate()).metrics
+                self.result.before = (await self._validate(plan)).metrics
             if first := self.opening | self.result.before:
                 self._record(0, first)
         while self.step < settings.steps:
-            metrics = await self._step()
+            metrics = await self._step(plan)
             self.result.history.append(metrics)
             self.result.steps = self.step
         if self.step % (settings.validate_every or settings.steps + 1) != 0 or not self.result.after:
-            self.result.after = (await self._validate()).metrics
+            self.result.after = (await self._validate(plan)).metrics
             self._record(self.step, self.result.after)
 
-    async def _step(self) -> dict[str, float]:
+    async def _step(self, plan: Plan) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
         step = self.step + 1
         started, clock = time.perf_counter(), dict[str, float]()
-        if self.plan.manager is not None:
-            self.plan.manager.mark()
+        if plan.manager is not None:
+            plan.manager.mark()
         cursor = self.cursor.state()
         tasks = self.cursor.take(rollout.num_tasks)
         try:
             with timed(clock, "time/rollout_s"):
-                trajectories = await self._collect(tasks, step)
+                trajectories = await self._collect(plan, tasks, step)
             groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
             self.ledger.check_rollout(
                 groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
@@ -149,16 +148,16 @@ class Trainer:
                 learned = await finish_in_thread(self._learn, groups, step)
         except BaseException:
             if self.step < step:
-                # The update did not happen: its tasks come again after a resume.
+                # The update did not happen: a resumed run draws these tasks again.
                 self.cursor.restore(cursor)
             raise
         with timed(clock, "time/handover_s"):
             await finish_in_thread(self.engine.publish, self.learner.version)
-        if self.plan.admission is not None:
-            self.plan.admission.advance(self.step)
+        if plan.admission is not None:
+            plan.admission.advance(self.step)
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
-        resources = self.plan.manager.metrics() if self.plan.manager is not None else {}
+        resources = plan.manager.metrics() if plan.manager is not None else {}
         metrics = {
             **rollout_metrics(
                 trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=self._num_envs(resources)
@@ -169,7 +168,7 @@ class Trainer:
         }
         if settings.validate_every and step % settings.validate_every == 0:
             with timed(clock, "time/validate_s"):
-                self.result.after = (await self._validate()).metrics
+                self.result.after = (await self._validate(plan)).metrics
             metrics |= self.result.after
         if settings.save_every and step % settings.save_every == 0:
             with timed(clock, "time/save_s"):
@@ -180,9 +179,9 @@ class Trainer:
         return metrics
 
     @asynccontextmanager
-    async def _environments_shown(self) -> AsyncIterator[None]:
-        """Keep the display up to date about the environments while the body runs, also while no chain ends."""
-        manager = self.plan.manager
+    async def _environments_shown(self, plan: Plan) -> AsyncIterator[None]:
+        """Update the displayed environments while the body runs, also while no chain ends."""
+        manager = plan.manager
         if manager is None:
             yield
             return
@@ -201,20 +200,18 @@ class Trainer:
 
     @staticmethod
     def _num_envs(resources: Mapping[str, float]) -> int:
-        """Environments that are there, lent or waiting to be."""
+        """Returns the number of environments, leased or idle."""
         return int(resources.get("resources/total/allocated", 0) + resources.get("resources/total/idle", 0))
 
     def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
-        rest = getattr(self.engine, "rest", None)
-        if rest is not None:
-            rest()  # an engine with weights of its own may give its memory to the learner, until it is handed the new ones
+        self.engine.rest()
         learned = self.learner.update(groups)
-        # Counted here, with the weights: a Ctrl-C that lands during the update must not repeat it after a resume.
+        # Counted together with the weights: if Ctrl-C arrives during the update, a resumed run must not repeat the step.
         self.step = step
         return learned
 
-    async def _collect(self, tasks: Sequence[Task], step: int) -> list[Trajectory]:
-        """Sample and score one step's chains. They are stored even where the step then fails, so nothing computed is lost."""
+    async def _collect(self, plan: Plan, tasks: Sequence[Task], step: int) -> list[Trajectory]:
+        """Sample and score one step's chains. Finished chains are stored even if the step fails."""
         finished: list[Trajectory] = []
         total = len(tasks) * self.config.rollout.num_chains
 
@@ -224,23 +221,23 @@ class Trainer:
 
         try:
             return await run_chains(
-                self._seeded(step),
-                prepare(self.plan, tasks),
+                self._seeded(plan, step),
+                tasks,
                 num_chains=self.config.rollout.num_chains,
                 max_concurrency=self.config.rollout.max_concurrency,
                 prefix=f"t{step}-",
-                step=step - 1,  # the first chains are for step 0: they need no step to be done before them
+                step=step - 1,  # admission counts from 0: the first chains need no finished step
                 on_trajectory=keep,
             )
         finally:
             self.store.add_trajectories(step, "train", finished)
 
-    async def _validate(self) -> Evaluation:
+    async def _validate(self, plan: Plan) -> Evaluation:
         settings = self.config.train
         temperature = settings.validate_temperature
         sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
         evaluation = await validate(
-            replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
+            replace(plan, sampling=replace(sampling, seed=self.config.seed)),
             self.validation_tasks,
             num_chains=settings.validate_chains,
             max_concurrency=self.config.rollout.max_concurrency,
@@ -251,16 +248,16 @@ class Trainer:
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
 
-    def _seeded(self, step: int) -> Plan:
-        """The same task at another step is another draw; the same step after a resume is the same draw."""
+    def _seeded(self, plan: Plan, step: int) -> Plan:
+        """Returns the plan with this step's seed: steps differ, and a resumed run repeats the seeds of its steps."""
         base = self.config.seed if self.config.sampling.seed is None else self.config.sampling.seed
-        return replace(self.plan, sampling=replace(self.plan.sampling, seed=base * 1_000_003 + step))
+        return replace(plan, sampling=replace(plan.sampling, seed=base * 1_000_003 + step))
 
     # ---- records ---------------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Take up the newest checkpoint of this run's folder: weights, optimizer, place in the data, random state, books."""
-        from ..learn.storage import load_weights, restore_random_state
+        """Load the newest intact checkpoint of this run's folder and drop the records of later steps."""
+        from ..learn.model.storage import load_weights, restore_random_state
 
         checkpoint = latest_checkpoint(self.directory.path)
         state = load_trainer_state(checkpoint)
@@ -277,7 +274,7 @@ class Trainer:
         self.progress.note(f"resumed at step {self.step} from {checkpoint}")
 
     def _save(self) -> None:
-        from ..learn.storage import random_state
+        from ..learn.model.storage import random_state
 
         state = {
             "step": self.step,
@@ -304,37 +301,37 @@ class Trainer:
         self.store.close()
 
 
-def trainable_engine(agent: BaseAgent) -> Any:
-    """The agent's engine, if its weights are here to be trained."""
+def trainable_engine(agent: BaseAgent) -> TrainableEngine:
+    """Returns the agent's engine. Raises ConfigError if a learner cannot train its weights."""
     engine = agent.engine
-    if engine.reads != "ids" or not hasattr(engine, "publish") or not hasattr(engine, "model"):
+    if engine.reads != "ids" or not isinstance(engine, TrainableEngine):
         raise ConfigError(
-            f"{type(engine).__name__} cannot be trained from: its weights are not here. Use a model directory or 'pocket'"
+            f"{type(engine).__name__} cannot be trained from: its weights are not here (it lacks members of "
+            f"agentfly.types.TrainableEngine). Use a model directory or 'pocket'"
         )
     return engine
 
 
 def adapt_model(config: Config, agent: BaseAgent) -> None:
-    """Where `[lora]` asks for it, adapters beside the weights of the agent's own model."""
-    from ..learn.lora import adapt
+    """Add the adapters of `[lora]` to the agent's model if `lora.rank` is set."""
+    from ..learn.model.lora import adapt
 
     if config.lora.rank:
         adapt(trainable_engine(agent).model, config.lora, config.seed)
 
 
-def handover_metrics(engine: Any) -> dict[str, float]:
-    """What was proven when the weights changed hands, where engine and learner do not share them."""
-    proof = getattr(engine, "proof", None)
-    return {} if proof is None else {"handover/gap": proof.gap, "handover/moved": proof.moved}
+def handover_metrics(engine: TrainableEngine) -> dict[str, float]:
+    """Returns the figures of the last proof if engine and learner do not share weights."""
+    return {} if engine.proof is None else {"handover/gap": engine.proof.gap, "handover/moved": engine.proof.moved}
 
 
 async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Run blocking work off the loop; a cancellation waits for it, because half an update is worse than a late exit."""
+    """Run blocking work in a thread. A cancellation waits for its end, so that no update is left half applied."""
     task = asyncio.get_running_loop().run_in_executor(None, work, *args)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])  # no deadline: a second Ctrl-C leaves at once, without a checkpoint of half a step
+        await asyncio.wait([task])  # no deadline: a second Ctrl-C exits at once
         raise
 
 

@@ -1,6 +1,6 @@
-"""Supervised training: demonstrations in, a model directory out (`agentfly sft`), or a model that can begin (`warm_start`).
+"""Supervised training on demonstrations: `sft` writes a model directory, `warm_start` prepares a model for a training run.
 
-What a demonstration is, and how it becomes rows with the masks of reinforcement learning, stands in `demonstrations`.
+`demonstrations` turns demonstrations into rows with the masks of reinforcement learning.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ class SftResult:
 
 def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | None = None) -> SftResult:
     """Fine-tune the agent's model on demonstrations: `train.steps` steps of `rollout.num_tasks` rows each."""
-    from ..learn.storage import seed_everything, set_threads
+    from ..learn.model.storage import seed_torch
     from ..learn.supervised import SupervisedLearner
 
-    if config.run.threads is not None:
-        set_threads(config.run.threads)
-    seed_everything(config.seed)
+    seed_torch(config.seed, config.run.threads)
     agent = agent or build_agent(config)
     engine = trainable_engine(agent)
     adapt_model(config, agent)
@@ -68,7 +66,7 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
                 trackers.log(metrics, step)
                 progress.step(step, metrics)
         except KeyboardInterrupt:
-            stopped = True  # what was learned so far is saved below
+            stopped = True  # the checkpoint below keeps the steps done so far
         finally:
             trackers.close()
             store.close()
@@ -89,7 +87,7 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
 
 
 def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], list[Sample]]:
-    """Training rows and held-out rows."""
+    """Returns training rows and held-out rows."""
     data = config.data
     if not data.train:
         raise ConfigError("data.train is not set: point it at demonstrations: a file of rows with messages, or a set's name")
@@ -102,16 +100,14 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], lis
 
 
 def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str, float]:
-    """The supervised steps of `[warm_start]` on the engine's own model; what they did to the loss on a tenth held out."""
-    from ..learn.storage import seed_everything, set_threads
+    """Run the supervised steps of `[warm_start]` on the engine's model. Returns the held-out loss before and after."""
+    from ..learn.model.storage import seed_torch
     from ..learn.supervised import SupervisedLearner
 
     settings = config.warm_start
     if settings.demos is None:
         return {}
-    if config.run.threads is not None:
-        set_threads(config.run.threads)
-    seed_everything(config.seed)
+    seed_torch(config.seed, config.run.threads)
     engine = trainable_engine(agent)
     rows, held = split_rows(demo_rows(settings.demos, settings.count, config.seed, settings.mistakes), 0.1, config.seed)
     train, kept_back = demo_samples(rows, agent), demo_samples(held, agent)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
-from ...types import Completion, Request
+from ...types import Completion, Proof, Request
 from ..options import Share, check_cache_size
 from .batch import Batch, Row
 from .cache import SlotCache
@@ -85,6 +85,8 @@ class LocalEngine:
         check_cache_size({"kv_tokens": kv_tokens, "kv_gib": kv_gib, "kv_fraction": kv_fraction})
         self.model = model
         self.tokenizer = tokenizer
+        self.shares_weights = True
+        self.proof: Proof | None = None
         self.version = version
         self.renderer: Any = None  # set by `open_engine`
         self.stop_ids = frozenset(_end_ids(model, tokenizer) if stop_ids is None else stop_ids)
@@ -178,6 +180,9 @@ class LocalEngine:
             yield
         finally:
             self._forward.release()
+
+    def rest(self) -> None:
+        """Nothing to free: the learner trains the very weights that this engine samples from."""
 
     def release(self, session: str) -> None:
         with self._wake:

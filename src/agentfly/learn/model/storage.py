@@ -1,4 +1,4 @@
-"""Trainer state to and from one file: tensors and plain values only, read back without running any code in it."""
+"""Saves and loads models and trainer state. State files hold tensors and plain values; loading runs no code from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 from .lora import FOLDER, is_adapted, load_adapter, merged_weights, save_adapter
 
 
@@ -19,15 +19,15 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"{path} is not a trainer state that can be read: {error}") from error
+        raise ConfigError(f"{path} is not a readable trainer state: {error}") from error
     assert isinstance(state, dict)
     return state
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """A folder that `from_pretrained` loads, written without a progress bar into the middle of ours.
+    """Write a folder that `from_pretrained` loads, without a progress bar.
 
-    An adapted model is written merged, as a plain one, with its adapters in a folder beside.
+    A model with adapters is written merged, as a plain model, with its adapters in a subfolder.
     """
     from transformers.utils import logging
 
@@ -47,7 +47,7 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
-    """Copy a checkpoint's weights into a model that is already here, in place, so that all who share it see them."""
+    """Copy a checkpoint's weights into a model in place, so that an engine that shares the model sees them."""
     from safetensors.torch import load_file
 
     if is_adapted(model):
@@ -75,9 +75,13 @@ def restore_random_state(state: torch.Tensor) -> None:
     torch.set_rng_state(state)
 
 
-def set_threads(count: int) -> None:
-    torch.set_num_threads(count)
+def set_threads(count: int | None) -> None:
+    """Set the number of torch threads; None keeps torch's choice."""
+    if count is not None:
+        torch.set_num_threads(count)
 
 
-def seed_everything(seed: int) -> None:
+def seed_torch(seed: int, threads: int | None) -> None:
+    """Seed torch and set its number of threads."""
+    set_threads(threads)
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from agentfly.learn.losses import clipped_surrogate, entropy, kl_divergence, token_weights, value_loss
+from agentfly.learn.algorithms.losses import clipped_surrogate, entropy, kl_divergence, token_weights, value_loss
 
 
 def surrogate(ratios, advantages, **options):

@@ -8,7 +8,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentfly.learn.batching import Rows
-from agentfly.learn.logprobs import Scorer
+from agentfly.learn.model.logprobs import Scorer
 from agentfly.types import Sample
 from tests.learn.chains import tiny_llama
 
@@ -45,7 +45,7 @@ FAMILIES = ["llama", "qwen2", "gemma2", "granite", "cohere", "phi", "gpt2"]
 
 
 class OwnHead(torch.nn.Module):
-    """A model that does something of its own after its head: only its own forward knows its logits."""
+    """A model with an extra step after its head: only its full forward gives its logits."""
 
     def __init__(self):
         super().__init__()

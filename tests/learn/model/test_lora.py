@@ -14,8 +14,8 @@ import torch
 from agentfly.config import Config
 from agentfly.engines.local.engine import LocalEngine
 from agentfly.errors import ConfigError
-from agentfly.learn.learner import Learner
-from agentfly.learn.lora import adapt, adapters, is_adapted, load_adapter, merged_weights, save_adapter
+from agentfly.learn.learner import PolicyLearner
+from agentfly.learn.model.lora import adapt, adapters, is_adapted, load_adapter, merged_weights, save_adapter
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.types import Request, Sampling
 from tests.learn.chains import chain_of_ids, tiny_llama
@@ -51,7 +51,7 @@ def test_a_step_changes_the_adapters_and_leaves_every_frozen_weight() -> None:
     adapt(model, LORA)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     before = model(IDS).logits
-    learner = Learner(model, "grpo", optim=OptimSettings(lr=1e-2))
+    learner = PolicyLearner(model, "grpo", optim=OptimSettings(lr=1e-2))
     metrics = learner.update(groups())
     assert metrics["train/optimizer_steps"] == 1
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
@@ -86,12 +86,12 @@ def test_the_engine_samples_from_the_adapters_with_nothing_copied() -> None:
     assert {id(p) for p in engine._twin.parameters()} == {id(p) for p in model.parameters()}
 
 
-def test_critic_and_reference_hold_what_is_frozen_once() -> None:
+def test_critic_and_reference_share_frozen_tensors_with_the_policy() -> None:
     model = tiny_llama()
     adapt(model, LORA)
     from agentfly.learn.algorithms import ALGORITHMS
 
-    learner = Learner(model, "ppo", loss=ALGORITHMS["ppo"].settings({"kl_coef": 0.1}), optim=OptimSettings(lr=1e-3))
+    learner = PolicyLearner(model, "ppo", loss=ALGORITHMS["ppo"].settings({"kl_coef": 0.1}), optim=OptimSettings(lr=1e-3))
     assert learner._critic is not None
     assert learner._reference is not None
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}

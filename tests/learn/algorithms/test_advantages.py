@@ -8,8 +8,8 @@ import statistics
 import numpy as np
 import pytest
 
-from agentfly.learn import advantages as adv
 from agentfly.learn.algorithms import ALGORITHMS, Chains
+from agentfly.learn.algorithms import advantages as adv
 
 
 def streams(*lists):

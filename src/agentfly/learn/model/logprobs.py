@@ -1,11 +1,9 @@
 """Log-probs (and entropies) of given tokens under a Hugging Face causal LM, in bounded memory.
 
-In: a model and a micro batch. Out: one number per sampled token. A tensor [all tokens, vocabulary] never exists: the
-backbone runs to hidden states, only the positions that predict a sampled token are kept, and the output head is applied to
-them in chunks that the backward pass computes again (on a GPU by kernels of our own, see `head`). A model's head is trusted
-only after a probe: once, on a few tokens, the result must equal the model's own logits; where it does not (an architecture with
-a step of its own after the head), the model's own forward is used instead, which is right but holds the logits of one micro
-batch.
+No tensor [all tokens, vocabulary] exists: the backbone computes hidden states, only positions that predict a sampled token are
+kept, and the output head runs on them in chunks that the backward pass recomputes (on a GPU with Triton kernels, see `head`).
+The split into backbone and head is used only if a probe on a few tokens reproduces the model's logits. Otherwise the model's
+full forward runs, which holds the logits of one micro batch.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import ConfigError
-from .backbone import Backbone
-from .batching import MicroBatch
-from .head import head_scores, serves
-from .losses import entropy as entropy_of
-from .settings import OptimSettings
+from ...errors import ConfigError
+from ..algorithms.losses import entropy as entropy_of
+from ..backbone import Backbone
+from ..batching import MicroBatch
+from ..head import head_scores, serves
+from ..settings import OptimSettings
 
-# Logits that may exist at the same time where no chunk is set.
+# Logits that may exist at the same time if no chunk is set.
 MAX_LOGITS = 2**26
 
 EntropyMode = Literal["none", "value", "gradient"]
@@ -33,7 +31,7 @@ EntropyMode = Literal["none", "value", "gradient"]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The way from the backbone's hidden states to logits: linear, then x scale, then soft-capped."""
+    """Hidden states to logits: linear, times scale, then soft-capped."""
 
     backbone: Backbone
     linear: nn.Module
@@ -55,7 +53,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Per sampled token of a micro batch. `hidden` is what the head read, for a value head on the same backbone."""
+    """Scores per sampled token of a micro batch. `hidden` is the head's input, for a value head on the same backbone."""
 
     logprobs: Tensor
     entropies: Tensor | None
@@ -63,7 +61,7 @@ class Scores:
 
 
 class Scorer:
-    """Scores tokens under one model. `head` is None where the model's own forward is used."""
+    """Scores tokens under one model. `head` is None if the model's full forward is used."""
 
     def __init__(self, model: nn.Module, *, temperature: float = 1.0, chunk: int | None = None) -> None:
         self.model = model
@@ -72,10 +70,10 @@ class Scorer:
         self._chunk = chunk
 
     def prepare(self, optim: OptimSettings) -> bool:
-        """Set the model up as the settings ask; whether its batches are to be packed."""
+        """Set up checkpointing and packing. Returns whether batches are packed. Raises ConfigError if unsupported."""
         if optim.gradient_checkpointing:
             if self.head is None:
-                raise ConfigError("this model cannot run its layers again: remove train.gradient_checkpointing")
+                raise ConfigError("the layers of this model cannot be recomputed: remove train.gradient_checkpointing")
             self.head.backbone.checkpoint()
         if optim.packing == "off":
             return False
@@ -84,7 +82,7 @@ class Scorer:
             return False
         packs = self.head is not None and self.head.backbone.pack()
         if optim.packing == "on" and not packs:
-            raise ConfigError("the rows of this model cannot be packed: its attention is of another kind; remove train.packing")
+            raise ConfigError("the rows of this model cannot be packed: its attention lacks support; remove train.packing")
         return packs
 
     def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
@@ -100,7 +98,7 @@ class Scorer:
         again = torch.is_grad_enabled() and len(hidden) > chunk
         for start in range(0, len(hidden), chunk):
             part = hidden[start : start + chunk], batch.targets[start : start + chunk], entropy
-            if again:  # keep the hidden states, not the logits, until the backward pass
+            if again:  # hold hidden states instead of logits until the backward pass
                 parts.append(checkpoint(self._chunk_scores, *part, use_reentrant=False, preserve_rng_state=False))
             else:
                 parts.append(self._chunk_scores(*part))
@@ -109,7 +107,7 @@ class Scorer:
         return Scores(logprobs, entropies, hidden if keep_hidden else None)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
-        """Only the hidden states that the head would read."""
+        """Returns only the hidden states that the head reads."""
         if self.head is not None:
             return self.head.backbone(batch)
         hidden = self._by_forward(batch, "none", keep_hidden=True).hidden
@@ -138,7 +136,7 @@ class Scorer:
 
 
 def find_head(model: nn.Module) -> Head | None:
-    """The model's head, if its backbone and linear output can be told apart and together give the model's own logits."""
+    """Returns the model's head, or None if backbone and linear output do not reproduce the model's logits."""
     backbone = getattr(model, "base_model", None)
     get_head: Callable[[], Any] | None = getattr(model, "get_output_embeddings", None)
     linear = get_head() if get_head is not None else None
@@ -152,7 +150,7 @@ def find_head(model: nn.Module) -> Head | None:
 
 
 def _agrees(model: nn.Module, head: Head) -> bool:
-    """On two short rows, do backbone and head give the logits that the model itself gives?"""
+    """Whether backbone and head give the model's logits on two short rows."""
     device = next(model.parameters()).device
     ids = torch.arange(8, device=device).reshape(2, 4) % _vocabulary(head.linear)
     was_training = model.training
@@ -164,7 +162,7 @@ def _agrees(model: nn.Module, head: Head) -> bool:
             if not isinstance(getattr(states, "last_hidden_state", None), Tensor):
                 return False
             ours, theirs = head.logits(states.last_hidden_state), output.logits.float()
-    except (RuntimeError, TypeError, ValueError):  # the head does not fit the backbone: use the model's own forward
+    except (RuntimeError, TypeError, ValueError):  # the head does not fit the backbone: use the full forward
         return False
     finally:
         model.train(was_training)

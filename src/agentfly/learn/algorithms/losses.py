@@ -1,8 +1,7 @@
-"""Losses and divergences: pure functions on tensors of one dimension, an entry per sampled token.
+"""Losses and divergences: pure functions on one-dimensional tensors with an entry per sampled token.
 
-In: log-probs, advantages, values. Out: a loss per token, to be weighted and summed. Nothing here takes a mean:
-`token_weights` gives each token its weight in the whole minibatch, so that summing over micro batches, in any cut, gives
-the same loss and gradient.
+They return a loss per token and take no mean. `token_weights` gives each token its weight in the whole minibatch, so that the
+sum over micro batches gives the same loss and gradient for every division into micro batches.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .settings import Aggregation, KlKind
+from ..settings import Aggregation, KlKind
 
 
 def clipped_surrogate(
@@ -24,11 +23,11 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """PPO's loss per token, arXiv:1707.06347, and whether the cut decided it (1 or 0).
+    """Returns PPO's loss per token, arXiv:1707.06347, and 1 for each token whose ratio was clipped (else 0).
 
     max(-A r, -A clip(r, 1 - low, 1 + high)); with a dual clip, arXiv:1912.09729, at most -A c where A < 0.
     """
-    # exp(20) is far outside any clip range and still finite: a runaway ratio must not make a NaN.
+    # exp(20) lies far outside any clip range and is finite: a diverging ratio must not produce a NaN.
     ratio = torch.exp((logprobs - old_logprobs).clamp(-20.0, 20.0))
     free = -advantages * ratio
     cut = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -43,7 +42,7 @@ def clipped_surrogate(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:
-    """Half the squared error per token; with `clip`, the worse of it and that of a value kept within `clip` of the old one."""
+    """Half the squared error per token; with `clip`, the larger of it and the error of the value clipped around the old one."""
     loss = (values - returns) ** 2
     if clip is not None:
         near = old_values + (values - old_values).clamp(-clip, clip)
@@ -52,7 +51,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
 
 
 def kl_divergence(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
-    """KL(policy, reference) estimated at tokens that the policy sampled; Schulman, "Approximating KL Divergence", 2020.
+    """KL(policy, reference) estimated at tokens sampled by the policy; Schulman, "Approximating KL Divergence", 2020.
 
     k1 = log p/q (unbiased, may be negative); k2 = (log p/q)^2 / 2; k3 = q/p - 1 - log q/p (unbiased, never negative).
     """
@@ -65,16 +64,16 @@ def kl_divergence(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy, in nats, of each row of logits: log Z minus the mean logit."""
+    """Entropy of each row of logits in nats: log Z minus the mean logit."""
     return torch.logsumexp(logits, dim=-1) - (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
 
 
 def token_weights(lengths: Sequence[int], aggregation: Aggregation, *, divisor: float = 1.0) -> list[float]:
-    """For each chain of a minibatch, by the number of its sampled tokens, the weight of one of its tokens.
+    """Returns, for each chain of a minibatch, the weight of one of its tokens. `lengths` counts the chains' sampled tokens.
 
     token_mean      1 / all tokens                     a long chain counts more
     sequence_mean   1 / (chains x own tokens)          every chain counts the same
-    sequence_sum    1 / (chains x constant divisor)    Dr. GRPO: no reward for being long or short
+    sequence_sum    1 / (chains x constant divisor)    Dr. GRPO: length is neither rewarded nor punished
     """
     if aggregation == "token_mean":
         return [1.0 / sum(lengths)] * len(lengths)

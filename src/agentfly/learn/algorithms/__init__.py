@@ -1,8 +1,10 @@
-"""The algorithms, as rows of a table.
+"""The algorithms: a table with one row each, and the functions that a row refers to.
 
-In: a name and what the user set. Out: the row, and the LossSettings it trains with. Refuses a name it does not know, a
-setting that the algorithm would ignore, and a group too small to compare. The learner never asks which algorithm runs: it
-reads the row. Loads no torch, so that a command line can list the table.
+The learner reads the row and never asks which algorithm runs. A row refuses settings that its algorithm would ignore and
+groups too small to compare. Importing this package loads no torch, so that a command line can list the table.
+
+    advantages  rewards -> advantages, pure functions (NumPy)      losses  per-token losses (torch)
+    objective   the terms of one micro batch (torch)
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import plugins
-from ..errors import ConfigError
+from ... import plugins
+from ...errors import ConfigError
+from ...foreign_names import config_hint
+from ..settings import LossSettings
 from . import advantages as adv
-from .advantages import Stream
-from .settings import LossSettings
+from .advantages import TokenValues
 
 ALWAYS = frozenset(
     {
@@ -38,24 +41,24 @@ ALWAYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The trainable chains of one step: each one's group, token rewards (KL already taken off) and values."""
+    """The trainable chains of one step: the group of each, its token rewards (KL already subtracted) and its values."""
 
     groups: list[int]
-    rewards: list[Stream]
-    values: list[Stream] | None = None
+    rewards: list[TokenValues]
+    values: list[TokenValues] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Per chain one advantage for each sampled token, and, for a critic, the return to learn."""
+    """Per chain: the advantage of each sampled token and, for a critic, the return of each."""
 
-    advantages: list[Stream]
-    returns: list[Stream] | None = None
+    advantages: list[TokenValues]
+    returns: list[TokenValues] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """One row. `reads` are the keys of LossSettings that change what it does, `defaults` its own defaults for some of them."""
+    """One row. `reads` are the keys of LossSettings that the algorithm uses; `defaults` replaces the defaults of some."""
 
     name: str
     description: str
@@ -67,14 +70,14 @@ class Algorithm:
     reads: frozenset[str] = ALWAYS
 
     def settings(self, given: Mapping[str, Any] | None = None) -> LossSettings:
-        """The settings this algorithm trains with, from the keys the user gave; each key must have an effect."""
+        """Returns the settings from the user's keys. Raises ConfigError for a key that is unknown or has no effect."""
         given = dict(given or {})
         known = [f.name for f in fields(LossSettings)]
         for key in given:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-                raise ConfigError(f"loss has no setting {key!r}; {hint}")
+                raise ConfigError(f"loss has no setting {key!r}; {config_hint(f'loss.{key}') or hint}")
             if key not in self.reads:
                 raise ConfigError(f"{self.name} does not use loss.{key}: remove it (it reads {', '.join(sorted(self.reads))})")
         made = LossSettings(**{**self.defaults, **given})
@@ -85,14 +88,14 @@ class Algorithm:
         return made
 
     def check(self, settings: LossSettings) -> None:
-        """Settings that were made by hand: a key that would be ignored must have been left alone."""
+        """Raises ConfigError if a key that the algorithm does not read differs from its default."""
         expected = LossSettings(**self.defaults)
         for f in fields(LossSettings):
             if f.name not in self.reads and getattr(settings, f.name) != getattr(expected, f.name):
                 raise ConfigError(f"{self.name} does not use loss.{f.name}: leave it at {getattr(expected, f.name)!r}")
 
     def check_num_chains(self, num_chains: int) -> None:
-        """A group algorithm compares siblings: one chain per task would teach it nothing."""
+        """Raises ConfigError if the algorithm compares siblings and a task has only one chain."""
         if self.needs_group and num_chains < 2:
             alone = " or ".join(row.name for row in ALGORITHMS.values() if not row.needs_group)
             raise ConfigError(
@@ -100,12 +103,12 @@ class Algorithm:
             )
 
 
-def _per_group(chains: Chains, score: Callable[[list[float]], Stream]) -> Credit:
-    """A chain's advantage, from the total rewards of its group, on each of its tokens."""
+def _per_group(chains: Chains, score: Callable[[list[float]], TokenValues]) -> Credit:
+    """Give each token of a chain the chain's advantage, computed from the total rewards of its group."""
     members: dict[int, list[int]] = {}
     for chain, group in enumerate(chains.groups):
         members.setdefault(group, []).append(chain)
-    result: list[Stream] = [np.zeros(0)] * len(chains.groups)
+    result: list[TokenValues] = [np.zeros(0)] * len(chains.groups)
     for siblings in members.values():
         for chain, advantage in zip(siblings, score([float(chains.rewards[c].sum()) for c in siblings]), strict=True):
             result[chain] = np.full(len(chains.rewards[chain]), advantage)
@@ -129,7 +132,7 @@ def _reinforce_plus_plus_baseline(chains: Chains, settings: LossSettings) -> Cre
 
 
 def _ppo(chains: Chains, settings: LossSettings) -> Credit:
-    assert chains.values is not None  # the row says that it needs a critic
+    assert chains.values is not None  # the row has needs_critic=True
     pairs = [
         adv.gae(rewards, values, gamma=settings.gamma, lam=settings.lam)
         for rewards, values in zip(chains.rewards, chains.values, strict=True)
@@ -190,7 +193,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     row.name: row for row in (GRPO, DR_GRPO, RLOO, REINFORCE_PLUS_PLUS, REINFORCE_PLUS_PLUS_BASELINE, PPO)
 }
 
-# Names that other frameworks and papers use for the same row.
+# Names of the same algorithms in other frameworks and papers.
 ALIASES = {
     "reinforce_plus_plus": "reinforce++",
     "reinforce_plus_plus_baseline": "reinforce++_baseline",
@@ -202,7 +205,7 @@ ALIASES = {
 
 
 def find_algorithm(name: str | Algorithm) -> Algorithm:
-    """The row behind a name, an alias, a registered or installed plugin, or "module:attribute"."""
+    """Find a row by name, alias, registered or installed plugin, or "module:attribute". Raises ConfigError if there is none."""
     if isinstance(name, Algorithm):
         return name
     found = plugins.resolve("algorithms", ALIASES.get(name.lower(), name.lower() if name.lower() in ALGORITHMS else name))

@@ -1,10 +1,8 @@
-"""The value model of PPO: how much reward is still to come, before each sampled token.
+"""The value model of PPO: the expected remaining reward before each sampled token.
 
-In: a policy and a micro batch. Out: one value per sampled token. Two kinds. "copy": its own copy of the policy's backbone
-with a scalar head, learning with its own optimizer, which leaves the policy's features alone and costs the memory of a
-second backbone with its Adam state (nothing for a small model, a lot for a large one). What is frozen in the policy, such as
-the weights beside adapters, is frozen in the copy and held once. "shared": only a head on the
-policy's hidden states. The head begins at zero, so that the first advantages are the plain rewards and not noise.
+loss.critic = "copy": a copy of the policy's backbone with a scalar head and its own optimizer, at the memory cost of a second
+backbone and its Adam state. Tensors that are frozen in the policy (the weights beside adapters) are shared. loss.critic =
+"shared": only a head on the policy's hidden states. The head starts at zero, so the first advantages are the plain rewards.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
-from .backbone import Backbone
-from .batching import MicroBatch
+from ...errors import ConfigError
+from ..backbone import Backbone
+from ..batching import MicroBatch
 from .logprobs import Head
 from .lora import copy_sharing_frozen
 
 
 class ValueHead(nn.Module):
-    """A linear map to one number, in float32."""
+    """A linear map to one float32 value."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         super().__init__()
@@ -36,13 +34,13 @@ class ValueHead(nn.Module):
 
 
 class Critic(nn.Module):
-    """A copy of a policy's backbone, and a head on it."""
+    """A copy of a policy's backbone with a value head. Raises ConfigError if the backbone cannot be separated."""
 
     def __init__(self, head: Head | None, width: int) -> None:
         super().__init__()
         if head is None:
             raise ConfigError(
-                "the backbone of this model cannot be told apart from its head, so it cannot be copied for a critic: "
+                "the backbone of this model cannot be separated from its head, so it cannot be copied for a critic: "
                 'set loss.critic = "shared"'
             )
         self.backbone = copy_sharing_frozen(head.backbone.module)
@@ -59,9 +57,9 @@ class Critic(nn.Module):
 
 
 def hidden_width(model: nn.Module) -> int:
-    """The width of the hidden states that the output head reads."""
+    """Returns the width of the hidden states. Raises ConfigError if the model has no output embeddings."""
     get_head: Any = getattr(model, "get_output_embeddings", None)
     linear: Any = get_head() if get_head is not None else None
     if linear is None:
-        raise ConfigError("this model has no output embeddings, so a critic cannot know the width of its hidden states")
+        raise ConfigError("this model has no output embeddings, so the width of its hidden states is unknown to the critic")
     return int(linear.weight.shape[1])

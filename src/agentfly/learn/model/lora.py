@@ -1,10 +1,9 @@
 """Low-rank adapters: a frozen model learns through small matrices beside its linear layers; arXiv:2106.09685.
 
-    y = W x + (alpha / rank) B A x        W frozen, A [rank, in] drawn, B [out, rank] zero: at first nothing changes
+    y = W x + (alpha / rank) B A x        W frozen, A [rank, in] random, B [out, rank] zero: the first outputs do not change
 
-In: a model and `LoraSettings`. Out: the same model, changed in place, so that an engine that shares it samples from the adapted
-weights with nothing copied. `merged_weights` gives the weights of a plain model that computes the same; `save_adapter` writes
-the adapters as PEFT reads them. Refuses a model without the named layers, and to adapt one twice with other settings.
+`adapt` changes the model in place, so an engine that shares it samples from the adapted weights. `merged_weights` returns the
+weights of the equivalent plain model; `save_adapter` writes PEFT's format.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
-from .settings import LoraSettings
+from ...errors import ConfigError
+from ..settings import LoraSettings
 
 FOLDER = "adapter"
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 class LoraLinear(nn.Module):
-    """A linear layer that is frozen, and the two small ones that learn beside it."""
+    """A frozen linear layer and its low-rank adapter."""
 
     def __init__(self, base: nn.Linear, settings: LoraSettings, generator: torch.Generator) -> None:
         super().__init__()
@@ -41,7 +40,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The frozen weight, for code that asks a linear layer for its type or place."""
+        """The frozen weight, for code that reads a linear layer's dtype or device."""
         return self.base.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,12 +49,15 @@ class LoraLinear(nn.Module):
         return out
 
     def merged(self) -> Tensor:
-        """The weight of one linear layer that does the same."""
+        """Returns the weight of the equivalent linear layer."""
         return (self.base.weight.float() + self.scale * (self.lora_b.float() @ self.lora_a.float())).to(self.base.weight.dtype)
 
 
 def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
-    """Freeze the model and put adapters beside its linear layers, in place; how many. Where they are already, they stay."""
+    """Freeze the model and add adapters to its linear layers, in place. Returns their number; existing adapters stay.
+
+    Raises ConfigError if a target layer does not exist, or if the model has adapters with other settings.
+    """
     there = list(adapters(model))
     if there:
         rank = there[0][1].lora_a.shape[0]
@@ -92,14 +94,14 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def copy_sharing_frozen(model: nn.Module) -> nn.Module:
-    """A copy with weights of its own where they can change; what is frozen is held once."""
+    """Returns a copy that shares the frozen tensors and copies the trainable ones."""
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
     return copy.deepcopy(model, frozen)
 
 
 @torch.no_grad()
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the plain model that computes the same, under the names it had before it was adapted."""
+    """Returns the state dict of the equivalent plain model, under its original names."""
     here = dict(adapters(model))
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -115,7 +117,7 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
-    """The adapters alone, in PEFT's format."""
+    """Write the adapters alone, in PEFT's format."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,18 +145,18 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Adapters of a checkpoint into a model that has been adapted alike, in place."""
+    """Load the adapters of a checkpoint into a model with equal adapters, in place. Raises ConfigError if they differ."""
     from safetensors.torch import load_file
 
     file = folder / _WEIGHTS
     if not file.is_file():
-        raise ConfigError(f"{folder.parent} holds no adapters: it was saved without [lora]; resume it without, too")
+        raise ConfigError(f"{folder.parent} holds no adapters: it was saved without [lora]; resume it without [lora]")
     saved = load_file(file)
     wanted = {
         f"base_model.model.{name}.lora_{part}.weight": (module, part) for name, module in adapters(model) for part in "AB"
     }
     if set(saved) != set(wanted):
-        raise ConfigError(f"{folder} holds other adapters than [lora] asks for: resume with the settings it was saved with")
+        raise ConfigError(f"{folder} holds other adapters than [lora] describes: resume with the settings it was saved with")
     for key, (module, part) in wanted.items():
         (module.lora_a if part == "A" else module.lora_b).copy_(saved[key])
 

@@ -1,7 +1,6 @@
-"""What is minimised on one micro batch: the settings' terms put together from the functions in `losses`.
+"""The objective on one micro batch: the terms that the settings ask for, from the functions in `losses`.
 
-In: what a forward pass said about a micro batch, and what is known of its tokens. Out: a scalar whose sum over the micro
-batches of a minibatch is the minibatch's loss. Runs no model and takes no step.
+Each function returns a scalar; the sum over the micro batches of a minibatch is the minibatch's loss. No model runs here.
 """
 
 from __future__ import annotations
@@ -11,30 +10,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .batching import MicroBatch
-from .experience import Experience
-from .logprobs import Scores
+from ..batching import MicroBatch
+from ..experience import Experience
+from ..metrics import Totals
+from ..model.logprobs import Scores
+from ..settings import LossSettings
 from .losses import clipped_surrogate, kl_divergence, value_loss
-from .settings import LossSettings
-from .totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A minibatch, as seen from one of its micro batches.
+class Minibatch:
+    """The minibatch that a micro batch belongs to.
 
-    `weights` has an entry per token of the experience, `num_tokens` counts those of the minibatch, `part` is 1 / micro batches.
-    `untouched` says that no optimizer step has been taken yet.
+    `weights` has an entry per token of the experience, `num_tokens` counts the minibatch's tokens, `part` is 1 / micro batches.
+    `is_first` is true until the first optimizer step of the update.
     """
 
     weights: Tensor
     num_tokens: int
     part: float
-    untouched: bool
+    is_first: bool
 
 
 def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor | slice) -> Tensor:
-    """The ratio's denominator at `tokens`; `own` is what the learner's weights said before they were changed."""
+    """Returns the ratio's denominator at `tokens`. `own` are the log-probs of the learner's weights before the update."""
     if settings.old_logprobs == "recompute":
         return own
     sampled = experience.sampled[tokens]
@@ -44,18 +43,18 @@ def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, to
 
 
 def policy_loss(
-    experience: Experience, settings: LossSettings, batch: MicroBatch, scores: Scores, share: Share, totals: Totals
+    experience: Experience, settings: LossSettings, batch: MicroBatch, scores: Scores, minibatch: Minibatch, totals: Totals
 ) -> Tensor:
-    """Clipped surrogate + KL to the reference - entropy bonus."""
+    """Returns clipped surrogate + KL to the reference - entropy bonus."""
     assert experience.advantages is not None
     tokens, count, logprobs = batch.tokens, len(batch.tokens), scores.logprobs
-    weights = share.weights[tokens]
+    weights = minibatch.weights[tokens]
     now = logprobs.detach()
     if experience.recomputed is not None:
         own = experience.recomputed[tokens]
-    else:  # there is only one optimizer step (or the engine's numbers are used): the weights are still the old ones
+    else:  # one optimizer step only (or the engine's log-probs are used): these weights are still the old ones
         own = now
-        if share.untouched:
+        if minibatch.is_first:
             measure_gap(experience, now, tokens, totals)
     old = old_logprobs(experience, settings, own, tokens)
     each, was_cut = clipped_surrogate(
@@ -67,7 +66,7 @@ def policy_loss(
         dual_clip=settings.dual_clip,
     )
     loss = (each * weights).sum()
-    totals.add("train/policy_loss", loss.detach(), share.part)
+    totals.add("train/policy_loss", loss.detach(), minibatch.part)
     totals.add("train/clip_fraction", was_cut.sum(), count)
     totals.add("train/kl", kl_divergence(old, now, "k3").sum(), count)
     if experience.reference is not None and settings.kl_in == "loss":
@@ -82,19 +81,19 @@ def policy_loss(
 
 
 def critic_loss(
-    experience: Experience, settings: LossSettings, batch: MicroBatch, values: Tensor, share: Share, totals: Totals
+    experience: Experience, settings: LossSettings, batch: MicroBatch, values: Tensor, minibatch: Minibatch, totals: Totals
 ) -> Tensor:
-    """The value loss, mean over the minibatch's tokens."""
+    """Returns the value loss, the mean over the minibatch's tokens."""
     assert experience.values is not None
     assert experience.returns is not None
     old, returns = experience.values[batch.tokens], experience.returns[batch.tokens]
-    loss = value_loss(values, old, returns, clip=settings.value_clip or None).sum() / share.num_tokens
-    totals.add("train/value_loss", loss.detach(), share.part)
+    loss = value_loss(values, old, returns, clip=settings.value_clip or None).sum() / minibatch.num_tokens
+    totals.add("train/value_loss", loss.detach(), minibatch.part)
     return loss
 
 
 def measure_gap(experience: Experience, logprobs: Tensor, tokens: Tensor, totals: Totals) -> None:
-    """Sampler and learner hold the same weights: what they say about the same token should be the same."""
+    """Measure how far the sampler's and the learner's log-probs differ on tokens that the current weights drew."""
     current = experience.current[tokens]
     gap = (logprobs - experience.sampled[tokens]).abs()
     totals.add("train/logprob_gap", (gap * current).sum(), current.sum())

@@ -1,0 +1,112 @@
+"""Rewards to advantages: pure functions on arrays, each with its paper.
+
+The arrays of a chain hold its *sampled* tokens only: prompts and tool observations are left out, and the rows of a chain
+that was split are concatenated. Time is counted in sampled tokens, so a final reward reaches every earlier token across any
+number of observations. For GAE this equals carrying value and accumulator across masked tokens. REINFORCE++ differs from
+verl on purpose: verl resets the running return at a masked token, so a final reward never reaches tokens before the last
+observation, which are most tokens of a multi-turn chain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenValues = NDArray[np.float64]
+"""One number per sampled token of a chain."""
+
+# Smaller differences are rounding errors: dividing them by their standard deviation would turn noise into a signal.
+_SAME = 1e-9
+
+
+def grpo(rewards: Sequence[float], *, normalize_std: bool = True) -> TokenValues:
+    """(r - group mean) / (group standard deviation (n - 1) + 1e-6): DeepSeekMath, arXiv:2402.03300.
+
+    Without the division it is Dr. GRPO, arXiv:2503.20783. Returns zeros for fewer than two chains.
+    """
+    scores: TokenValues = np.asarray(rewards, dtype=np.float64)
+    if len(scores) < 2 or np.ptp(scores) <= _SAME:
+        return np.zeros_like(scores)
+    centred: TokenValues = scores - scores.mean()
+    if normalize_std:
+        centred /= scores.std(ddof=1) + 1e-6
+    return centred
+
+
+def rloo(rewards: Sequence[float]) -> TokenValues:
+    """r - mean of the other chains: arXiv:2402.14740. Returns zeros for fewer than two chains."""
+    scores: TokenValues = np.asarray(rewards, dtype=np.float64)
+    n = len(scores)
+    if n < 2 or np.ptp(scores) <= _SAME:
+        return np.zeros_like(scores)
+    others: TokenValues = (scores.sum() - scores) / (n - 1)
+    return scores - others
+
+
+def reinforce_plus_plus(rewards: Sequence[TokenValues], *, gamma: float = 1.0) -> list[TokenValues]:
+    """Discounted reward-to-go of each token, whitened over every token of the batch: arXiv:2501.03262.
+
+    `rewards` holds one array per chain, with any KL penalty already subtracted.
+    """
+    return whiten([reward_to_go(chain, gamma=gamma) for chain in rewards])
+
+
+def reinforce_plus_plus_baseline(rewards: Sequence[TokenValues], groups: Sequence[int]) -> list[TokenValues]:
+    """A chain's reward minus its group's mean, on each of its tokens, whitened over the batch: arXiv:2501.03262.
+
+    A chain without siblings gets advantage 0 and does not enter the mean of the others.
+    """
+    totals = np.array([chain.sum() for chain in rewards])
+    result = [np.zeros(len(chain)) for chain in rewards]
+    sizes = Counter(groups)
+    compared = [chain for chain, group in enumerate(groups) if sizes[group] > 1]
+    means = {group: totals[[other == group for other in groups]].mean() for group in sizes}
+    centred = [np.full(len(rewards[chain]), totals[chain] - means[groups[chain]]) for chain in compared]
+    for chain, advantages in zip(compared, whiten(centred), strict=True):
+        result[chain] = advantages
+    return result
+
+
+def gae(rewards: TokenValues, values: TokenValues, *, gamma: float = 1.0, lam: float = 1.0) -> tuple[TokenValues, TokenValues]:
+    """Advantages (not whitened) and returns of one chain: Schulman et al., arXiv:1506.02438.
+
+    values[t] is the value before sampled token t; the value after the last token is 0. After the last token of a turn comes the
+    value before the first token of the next reply, which has seen the observation.
+    """
+    advantages = np.zeros(len(rewards))
+    running, after = 0.0, 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        running = rewards[t] + gamma * after - values[t] + gamma * lam * running
+        advantages[t], after = running, values[t]
+    return advantages, advantages + values
+
+
+def reward_to_go(rewards: TokenValues, *, gamma: float = 1.0) -> TokenValues:
+    """Returns the discounted sum of the rewards from each token on."""
+    returns = np.zeros(len(rewards))
+    running = 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        running = rewards[t] + gamma * running
+        returns[t] = running
+    return returns
+
+
+def whiten(chains: Sequence[TokenValues]) -> list[TokenValues]:
+    """Zero mean and unit variance (n - 1) over all tokens of all chains; zeros if they do not differ."""
+    if not chains:
+        return []
+    every = np.concatenate(chains)
+    if len(every) < 2 or np.ptp(every) <= _SAME:
+        return [np.zeros(len(chain)) for chain in chains]
+    scale = 1.0 / np.sqrt(every.var(ddof=1) + 1e-8)
+    return [(chain - every.mean()) * scale for chain in chains]
+
+
+def explained_variance(values: TokenValues, returns: TokenValues) -> float:
+    """1: values predict returns exactly; 0: no better than the mean, or returns do not vary; below 0: worse than the mean."""
+    if len(returns) < 2 or np.ptp(returns) <= _SAME:
+        return 0.0
+    return float(1.0 - np.var(returns - values) / np.var(returns))
