@@ -236,7 +236,7 @@ def test_a_limit_of_zero_is_refused(option):
 def test_a_float16_model_that_overflows_is_refused_with_the_cure():
     model = make_model().to(torch.float16)
     model.model.norm.weight.data.fill_(6e4)
-    with pytest.raises(ConfigError, match="a float16 holds nothing above 65,504: take bfloat16"):
+    with pytest.raises(ConfigError, match="float16 overflows above 65,504: use bfloat16"):
         run(None, model)
 
 

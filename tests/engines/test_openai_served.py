@@ -417,7 +417,7 @@ def test_weights_do_not_change_under_a_reply(folder, engine_on):
         until(lambda: engine._in_flight == 1)
         threads[1].start()
         until(lambda: engine._changing)
-        with pytest.raises(EngineError, match="while weights change hands"):
+        with pytest.raises(EngineError, match="while new weights are handed over"):
             ask(engine)
         assert not published.is_set()
         server.gate.set()

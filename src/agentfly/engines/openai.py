@@ -54,7 +54,7 @@ class OpenAIEngine:
             "retry_s": retry_s,
             "max_connections": max_connections,
         }
-        check_arguments(OpenAIEngine, {"base_url": base_url, "max_context": max_context, **limits})
+        check_arguments(OpenAIEngine, {"max_context": max_context, **limits})
         self._server = ModelServer(model, base_url, api_key=api_key, **limits)
         self.base_url = self._server.base_url
         self.version = 0

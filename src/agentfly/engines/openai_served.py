@@ -80,7 +80,7 @@ class ServedEngine:
             "max_connections": max_connections,
         }
         own = {"server": server, "handover_s": handover_s, "max_gap": max_gap, "max_context": max_context}
-        check_arguments(ServedEngine, {"base_url": base_url, **own, **limits})
+        check_arguments(ServedEngine, {**own, **limits})
         self.model_name = served_model or str(name)
         self._server = ModelServer(self.model_name, base_url, api_key=api_key, **limits)
         self.base_url = self._server.base_url
