@@ -31,15 +31,15 @@ DRAWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[0, 1], ids=["lands at once", "one flight ahead"])
+@pytest.fixture(params=[0, 1], ids=["finished at once", "one launch ahead"])
 def ahead(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """On a GPU the next flight leaves before the last has landed; here both ways are run."""
+    """On a GPU the next launch starts before the last has finished; here both ways are run."""
     monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": request.param, "cuda": request.param})
     return int(request.param)
 
 
 class SlowPass:
-    """A pass that is computed only after it has been asked for a while, or when somebody cannot wait for it."""
+    """A prefill pass that is computed only after `done` was called a few times, or when the stream must wait for it."""
 
     patience = 3
 
@@ -47,38 +47,38 @@ class SlowPass:
         self.work: Callable[[], Any] | None = work
         self.before, self.asked = before, 0
 
-    def over(self) -> bool:
+    def done(self) -> bool:
         self.asked += 1
         if self.asked > self.patience:
-            self.hold_up()
+            self.block_stream()
         return self.work is None
 
-    def hold_up(self) -> None:
+    def block_stream(self) -> None:
         if self.before is not None:
-            self.before.hold_up()
+            self.before.block_stream()
         if self.work is not None:
             self.work()
         self.work = self.before = None
 
 
-@pytest.fixture(params=[False, True], ids=["read at once", "read beside flights"])
+@pytest.fixture(params=[False, True], ids=["prefilled at once", "prefilled beside launches"])
 def slow(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU prompts are read beside the flights of others; here a pass is put off, which is the worst that can happen."""
+    """On a GPU a prefill pass runs beside decode launches; here it is postponed, which is the worst case."""
     if request.param:
-        put_passes_off(monkeypatch)
+        postpone_passes(monkeypatch)
 
 
-def put_passes_off(monkeypatch: pytest.MonkeyPatch, patience: int = 3) -> None:
-    read = prefill.Reader.read
+def postpone_passes(monkeypatch: pytest.MonkeyPatch, patience: int = 3) -> None:
+    run_pass = prefill.Prefiller.run
     last: list[SlowPass] = []
 
-    def put_off(self: Any, picks: Any) -> SlowPass:
-        kept = [(list(ids), list(pages), past) for ids, pages, past in picks]
-        last[:] = [SlowPass(lambda: read(self, kept), last[0] if last else None)]
+    def postponed(self: Any, chunks: Any) -> SlowPass:
+        kept = [(list(ids), list(pages), past) for ids, pages, past in chunks]
+        last[:] = [SlowPass(lambda: run_pass(self, kept), last[0] if last else None)]
         return last[0]
 
     monkeypatch.setattr(SlowPass, "patience", patience)
-    monkeypatch.setattr(prefill.Reader, "read", put_off)
+    monkeypatch.setattr(prefill.Prefiller, "run", postponed)
 
 
 @pytest.mark.usefixtures("ahead", "slow")
@@ -152,7 +152,7 @@ def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> N
 
 
 @pytest.mark.usefixtures("ahead", "slow")
-def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_at_the_far_end_move_into_free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     sizes: list[int] = []
     step = decode_batch.DecodeBatch._step
@@ -175,7 +175,7 @@ def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: p
 
 @pytest.mark.usefixtures("ahead")
 def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_passes_off(monkeypatch)
+    postpone_passes(monkeypatch)
     model = make_model()
     prompt = prompt_of(4 * PAGE_SIZE + 1)  # all but the last token can be shared
 
@@ -195,7 +195,7 @@ def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch:
 @pytest.mark.parametrize("patience", [1, 3])
 def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": 1})
-    put_passes_off(monkeypatch, patience)
+    postpone_passes(monkeypatch, patience)
     model = make_model()
     rng = random.Random(0)
 
@@ -240,7 +240,7 @@ def test_a_shortage_that_is_over_leaves_nobody_waiting(monkeypatch: pytest.Monke
 
 
 def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
-    """A publish may exchange the lanes meanwhile."""
+    """A publish may replace the decode batch meanwhile."""
 
     async def work(engine: Any) -> None:
         leaving = asyncio.ensure_future(ask(engine, prompt_of(9), max_tokens=1500))
@@ -284,7 +284,7 @@ def test_a_device_that_fails_in_the_end_as_well_leaves_nobody_waiting(monkeypatc
     run(work, cache="pages")
 
 
-def test_siblings_are_let_in_by_the_pages_that_they_hold_together() -> None:
+def test_siblings_are_admitted_by_the_pages_that_they_share() -> None:
     prompt = prompt_of(20 * PAGE_SIZE)
 
     async def work(engine: Any) -> bool:
@@ -302,8 +302,8 @@ def test_siblings_are_let_in_by_the_pages_that_they_hold_together() -> None:
 
 
 @pytest.mark.usefixtures("ahead")
-def test_a_pass_of_somebody_who_has_left_does_not_write_over_those_who_got_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_passes_off(monkeypatch, patience=50)  # it would be computed about 200 tokens later, were it not waited for
+def test_a_pass_of_a_removed_sequence_does_not_overwrite_the_next_holder_of_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    postpone_passes(monkeypatch, patience=50)  # without the wait it would be computed about 200 tokens later
     monkeypatch.setattr(paged_scheduler.PagedScheduler, "_steps_per_launch", lambda self: 4)
     model = make_model()
 
@@ -448,7 +448,7 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
     assert pages.num_free == 23
 
 
-def test_lanes_draw_what_rows_draw() -> None:
+def test_the_decode_batch_samples_what_the_sampler_samples() -> None:
     torch.manual_seed(0)
     logits = 3 * torch.randn(len(DRAWS) * 8, 50)
     samplings = [Sampling(**DRAWS[i % len(DRAWS)]) for i in range(len(logits))]
@@ -512,7 +512,7 @@ def test_the_kernels_compute_what_torch_computes() -> None:
     assert done.stdout.strip() == "equal", done.stderr
 
 
-def test_a_lane_without_tokens_gives_zeros() -> None:
+def test_a_row_without_tokens_gives_zeros() -> None:
     pools = paged_attention.KVPools(3, [(torch.ones(1, 2, 1, 8),) * 2])
     keys, values = pools.layers[0]
     values.normal_()

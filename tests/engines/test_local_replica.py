@@ -1,4 +1,4 @@
-"""Faster parts of a twin compute what the parts they stand for do, and weights that lie side by side are still the model's."""
+"""The replica: merged linear layers and fused kernels compute what the model computes, and its weights stay the model's."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_other_inputs_and_another_order_are_multiplied_one_by_one() -> None:
         assert torch.equal(ours.v_proj(y), theirs.v_proj(y))
 
 
-def test_a_twin_on_a_processor_has_no_other_parts_than_the_model() -> None:
+def test_a_replica_on_a_cpu_has_no_replaced_modules() -> None:
     model = make_model()
     places = [parameter.data_ptr() for parameter in model.parameters()]
     twin = make_replica(model, on_pages=True)
@@ -211,7 +211,7 @@ def test_a_twin_on_a_processor_has_no_other_parts_than_the_model() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_part_of_a_known_family_is_replaced_and_the_twin_still_passes(
+def test_every_module_of_a_known_family_is_replaced_and_the_replica_still_passes(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, kernels = make_model(family).to(dtype), Plain()
@@ -226,7 +226,7 @@ def test_every_part_of_a_known_family_is_replaced_and_the_twin_still_passes(
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_parts_that_compute_something_else_are_left_as_they_are() -> None:
+def test_modules_that_fail_their_probe_are_not_replaced() -> None:
     class Wrong(Plain):
         def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
             return 1.05 * super().rms_norm(x, weight, eps, kind)
@@ -246,7 +246,7 @@ def test_parts_that_compute_something_else_are_left_as_they_are() -> None:
     assert accelerate(erf, make_replica(erf), Plain())["gates"] == 0
 
 
-def test_a_twin_that_only_its_faster_parts_spoil_loses_them_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_fails_only_with_fused_kernels_loses_them_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     class Treacherous(Plain):
         """Right in every probe and wrong at work."""
 
@@ -264,7 +264,7 @@ def test_a_twin_that_only_its_faster_parts_spoil_loses_them_for_good(monkeypatch
         assert not any("forward" in vars(module) for module in each.modules())
 
 
-def test_a_fused_twin_of_a_model_with_adapters_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerated_replica_of_a_model_with_adapters_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, kernels, device = make_model(), Plain(), torch.device("cpu")
     adapt(model, LoraSettings(rank=2, alpha=4))
     with torch.no_grad():
