@@ -389,7 +389,7 @@ print({name: f"{gap:.2g}" for name, gap in worst.items()})
 print("equal")
 """
 
-TWINS = """
+REPLICAS = """
 import sys
 import torch
 sys.path.insert(0, "tests")
@@ -433,7 +433,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
 
 
 @has_triton
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_fused_parts_compute_what_torch_computes(script: str) -> None:
     run_script(script, "cpu", interpreted=True)
 
@@ -441,6 +441,6 @@ def test_fused_parts_compute_what_torch_computes(script: str) -> None:
 @has_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_fused_parts_compute_on_the_device_what_torch_computes(script: str) -> None:
     run_script(script, "cuda", interpreted=False)

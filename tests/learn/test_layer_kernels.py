@@ -38,14 +38,14 @@ def norms_of(module: Any) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_part_of_a_known_family_is_replaced_in_the_twin_alone(family: str, dtype: torch.dtype) -> None:
+def test_every_module_of_a_known_family_is_replaced_in_the_replica_alone(family: str, dtype: torch.dtype) -> None:
     model = make_model(family).to(dtype).model
-    twin = packed_replica(model)
-    assert fuse_modules(twin, Plain()) == {"norms": norms_of(model), "gates": 3, "rotary": 3}
-    assert replaced(twin) == norms_of(model) + 6
+    replica = packed_replica(model)
+    assert fuse_modules(replica, Plain()) == {"norms": norms_of(model), "gates": 3, "rotary": 3}
+    assert replaced(replica) == norms_of(model) + 6
     assert replaced(model) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert fuse_modules(twin, Plain()) == {"norms": 0, "gates": 0, "rotary": 0}  # once is enough
+    assert fuse_modules(replica, Plain()) == {"norms": 0, "gates": 0, "rotary": 0}  # once is enough
 
 
 def test_right_values_with_wrong_gradients_are_not_taken() -> None:
@@ -74,7 +74,7 @@ def test_an_activation_of_another_kind_is_left_as_it_is() -> None:
     assert fuse_modules(packed_replica(model), Plain())["gates"] == 0
 
 
-def test_a_twin_that_its_faster_parts_spoil_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_fails_with_fused_kernels_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Treacherous(Plain):
         """Right in every probe and wrong at work."""
 
@@ -175,7 +175,7 @@ for dtype, eps in types.items():
 print("equal")
 """
 
-TWINS = """
+REPLICAS = """
 import sys
 import torch
 from agentfly.kernels import layers
@@ -242,7 +242,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
 
 
 @has_triton
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_the_layers_kernels_compute_what_torch_computes(script: str) -> None:
     run_script(script, "cpu", interpreted=True)
 
@@ -250,7 +250,7 @@ def test_the_layers_kernels_compute_what_torch_computes(script: str) -> None:
 @has_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_the_layers_kernels_compute_on_the_device_what_torch_computes(script: str) -> None:
     run_script(script, "cuda", interpreted=False)
 

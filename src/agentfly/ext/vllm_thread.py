@@ -165,7 +165,7 @@ class VllmThread:
     def _do(engine: Any, work: Callable[[Any], Any], done: Future[Any]) -> None:
         try:
             done.set_result(work(engine))
-        except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+        except Exception as error:  # noqa: BLE001  the error belongs to the caller of `call`
             done.set_exception(error)
 
     def _take(self, output: Any, version: int) -> None:

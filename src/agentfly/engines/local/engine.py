@@ -1,4 +1,4 @@
-"""The local engine: a transformers model that samples for many chains at once, in a thread of its own.
+"""The local engine: a transformers model that samples for many chains at once, in a separate thread.
 
 Requests come from any event loop through an inbox; results go back with `call_soon_threadsafe`, one call per step and loop. No
 event loop waits for a forward pass. The learner may change the weights of `model` in place; `publish` then makes sure that no
