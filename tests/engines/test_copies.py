@@ -72,7 +72,7 @@ def test_an_update_too_small_for_the_limit_is_still_told_from_none(learner, fold
     before = LearnerCopy(folder, device="cpu")
     learner.prove(0, honest(before, 1e-5), 0.05)
     change(learner, 1e-4)
-    with pytest.raises(InvariantError, match="still samples from the weights of before"):
+    with pytest.raises(InvariantError, match="still samples from the old weights"):
         learner.prove(1, honest(before, 1e-5), 0.05)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -120,16 +121,16 @@ def test_a_key_or_an_address_with_a_password_is_not_repeated():
     assert "471200" not in str(caught.value)
 
 
-def test_what_is_checked_without_importing_it_is_what_the_local_engine_has():
-    from typing import get_args, get_type_hints
+def test_every_option_of_the_local_engine_has_a_type_that_is_checked():
+    from dataclasses import fields
+    from typing import get_args
 
-    from agentfly.engines.local import LocalEngine
     from agentfly.engines.local.load import DTYPES
-    from agentfly.engines.options import Dtype, options_of_local
+    from agentfly.engines.options import Dtype, LocalOptions, options_of
 
-    hints = get_type_hints(LocalEngine.__init__, include_extras=True)
-    inner = {"model", "tokenizer", "version", "return"}
-    assert options_of_local() == {name: hint for name, hint in hints.items() if name not in inner}
+    hints = options_of(LocalOptions)
+    assert list(hints) == [field.name for field in fields(LocalOptions)]
+    assert all(hint is not Any for hint in hints.values())
     assert get_args(Dtype) == tuple(DTYPES)
 
 

@@ -180,12 +180,12 @@ def test_a_step_that_overlapped_a_change_of_weights_leaves_nothing_behind():
     prompt = prompt_of(20)
 
     async def work(engine):
-        batch = engine._batch
-        row = engine._row(Request(prompt, Sampling(temperature=0, max_tokens=1)))
+        batch = engine._scheduler
+        row = engine._sequence(Request(prompt, Sampling(temperature=0, max_tokens=1)))
         batch.add(row)
         with torch.no_grad():
             assert batch.step(0, lambda: False) == []
-            assert (row.tokens, row.slot.cached) == (prompt, 0)
+            assert (row.tokens, row.kv.cached) == (prompt, 0)
             assert batch.step(1, lambda: True) == [row]
         return row
 
@@ -199,7 +199,7 @@ def test_weights_published_during_a_step_make_that_step_void():
     prompt = prompt_of(20)
 
     async def work(engine):
-        real = engine._batch.model
+        real = engine._scheduler.model
 
         def changing(**inputs):
             out = real(**inputs)
@@ -208,7 +208,7 @@ def test_weights_published_during_a_step_make_that_step_void():
                 engine.publish(1)
             return out
 
-        engine._batch.model = changing
+        engine._scheduler.model = changing
         return await ask(engine, prompt, temperature=0, max_tokens=3)
 
     done = run(work, model, stop_ids=())

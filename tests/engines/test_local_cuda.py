@@ -63,8 +63,8 @@ def test_chains_that_leave_come_again_and_do_not_fit_at_once_are_read_again_and_
     async def work(engine):
         for _ in range(2):
             await asyncio.gather(*(chain(engine, number) for number in range(64)))
-            await until(lambda: not engine._batch.busy and not engine._inbox)
-            engine._batch.slots.check()
+            await until(lambda: not engine._scheduler.busy and not engine._inbox)
+            engine._scheduler.allocator.check()
         return engine.stats()
 
     stats = run(work, model, stop_ids=[], kv_tokens=1200, max_context=250, max_batch=32, max_step_tokens=128)

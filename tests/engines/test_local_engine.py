@@ -168,7 +168,7 @@ def test_a_failure_in_the_loop_fails_those_who_wait_and_those_who_come():
         def broken(*args, **kwargs):
             raise RuntimeError("out of memory")
 
-        engine._batch.model = broken
+        engine._scheduler.model = broken
         waiting = [asyncio.create_task(ask(engine, prompt_of(5, i), max_tokens=5)) for i in range(3)]
         for task in [*waiting, asyncio.create_task(ask(engine, prompt_of(5)))]:
             with pytest.raises(EngineError, match="the local engine stopped: RuntimeError: out of memory"):
@@ -229,14 +229,14 @@ def test_the_end_token_of_the_model_ends_replies_by_default():
 
 @pytest.mark.parametrize("option", ["max_context", "max_batch", "kv_tokens", "kv_gib", "kv_fraction", "max_step_tokens"])
 def test_a_limit_of_zero_is_refused(option):
-    with pytest.raises(ConfigError, match=f"{option} must be more than 0"):
+    with pytest.raises(ConfigError, match=f"agent.engine.{option} must be"):
         run(None, **{option: 0})
 
 
 def test_a_float16_model_that_overflows_is_refused_with_the_cure():
     model = make_model().to(torch.float16)
     model.model.norm.weight.data.fill_(6e4)
-    with pytest.raises(ConfigError, match="a float16 holds nothing above 65,504: take bfloat16"):
+    with pytest.raises(ConfigError, match="float16 overflows above 65,504: use bfloat16"):
         run(None, model)
 
 

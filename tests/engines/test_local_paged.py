@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentfly.engines.local import lanes, paged, paged_batch, reader
-from agentfly.engines.local.pages import PAGE, Pages
-from agentfly.engines.local.sampler import draw, draw_lanes
+from agentfly.engines.local import decode_batch, paged_attention, paged_scheduler, prefill
+from agentfly.engines.local.page_allocator import PAGE_SIZE, PageAllocator
+from agentfly.engines.local.sampler import draw, draw_batch
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
 
@@ -31,15 +31,15 @@ DRAWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=[0, 1], ids=["lands at once", "one flight ahead"])
+@pytest.fixture(params=[0, 1], ids=["finished at once", "one launch ahead"])
 def ahead(request: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    """On a GPU the next flight leaves before the last has landed; here both ways are run."""
-    monkeypatch.setattr(paged_batch, "AHEAD", {"cpu": request.param, "cuda": request.param})
+    """On a GPU the next launch starts before the last has finished; here both ways are run."""
+    monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": request.param, "cuda": request.param})
     return int(request.param)
 
 
 class SlowPass:
-    """A pass that is computed only after it has been asked for a while, or when somebody cannot wait for it."""
+    """A prefill pass that is computed only after `done` was called a few times, or when the stream must wait for it."""
 
     patience = 3
 
@@ -47,38 +47,38 @@ class SlowPass:
         self.work: Callable[[], Any] | None = work
         self.before, self.asked = before, 0
 
-    def over(self) -> bool:
+    def done(self) -> bool:
         self.asked += 1
         if self.asked > self.patience:
-            self.hold_up()
+            self.block_stream()
         return self.work is None
 
-    def hold_up(self) -> None:
+    def block_stream(self) -> None:
         if self.before is not None:
-            self.before.hold_up()
+            self.before.block_stream()
         if self.work is not None:
             self.work()
         self.work = self.before = None
 
 
-@pytest.fixture(params=[False, True], ids=["read at once", "read beside flights"])
+@pytest.fixture(params=[False, True], ids=["prefilled at once", "prefilled beside launches"])
 def slow(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU prompts are read beside the flights of others; here a pass is put off, which is the worst that can happen."""
+    """On a GPU a prefill pass runs beside decode launches; here it is postponed, which is the worst case."""
     if request.param:
-        put_passes_off(monkeypatch)
+        postpone_passes(monkeypatch)
 
 
-def put_passes_off(monkeypatch: pytest.MonkeyPatch, patience: int = 3) -> None:
-    read = reader.Reader.read
+def postpone_passes(monkeypatch: pytest.MonkeyPatch, patience: int = 3) -> None:
+    run_pass = prefill.Prefiller.run
     last: list[SlowPass] = []
 
-    def put_off(self: Any, picks: Any) -> SlowPass:
-        kept = [(list(ids), list(pages), past) for ids, pages, past in picks]
-        last[:] = [SlowPass(lambda: read(self, kept), last[0] if last else None)]
+    def postponed(self: Any, chunks: Any) -> SlowPass:
+        kept = [(list(ids), list(pages), past) for ids, pages, past in chunks]
+        last[:] = [SlowPass(lambda: run_pass(self, kept), last[0] if last else None)]
         return last[0]
 
     monkeypatch.setattr(SlowPass, "patience", patience)
-    monkeypatch.setattr(reader.Reader, "read", put_off)
+    monkeypatch.setattr(prefill.Prefiller, "run", postponed)
 
 
 @pytest.mark.usefixtures("ahead", "slow")
@@ -115,7 +115,7 @@ def test_siblings_read_the_full_pages_of_their_prompt_once() -> None:
         return await asyncio.gather(*chains), engine.stats()
 
     done, stats = run(work, model, cache="pages", max_step_tokens=32)
-    full = 99 // PAGE * PAGE
+    full = 99 // PAGE_SIZE * PAGE_SIZE
     assert stats["shared_tokens"] == 7 * full
     assert stats["prefilled_tokens"] == 99 + 7 * (99 - full)
     for completion in done:
@@ -152,11 +152,13 @@ def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> N
 
 
 @pytest.mark.usefixtures("ahead", "slow")
-def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_at_the_far_end_move_into_free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     sizes: list[int] = []
-    step = lanes.Lanes._step
-    monkeypatch.setattr(lanes.Lanes, "_step", lambda self, size, cuts: (sizes.append(size), step(self, size, cuts)))
+    step = decode_batch.DecodeBatch._step
+    monkeypatch.setattr(
+        decode_batch.DecodeBatch, "_step", lambda self, size, cuts: (sizes.append(size), step(self, size, cuts))
+    )
 
     async def work(engine: Any) -> Any:
         def options(number: int) -> dict[str, Any]:
@@ -173,9 +175,9 @@ def test_who_goes_on_moves_up_to_the_lanes_of_those_who_have_left(monkeypatch: p
 
 @pytest.mark.usefixtures("ahead")
 def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_passes_off(monkeypatch)
+    postpone_passes(monkeypatch)
     model = make_model()
-    prompt = prompt_of(4 * PAGE + 1)  # all but the last token can be shared
+    prompt = prompt_of(4 * PAGE_SIZE + 1)  # all but the last token can be shared
 
     async def work(engine: Any) -> Any:
         other = asyncio.ensure_future(ask(engine, prompt_of(9, 5), temperature=1, seed=1, max_tokens=150))
@@ -183,7 +185,7 @@ def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch:
         siblings = [ask(engine, prompt, f"{number}", temperature=1, seed=number, max_tokens=5) for number in range(3)]
         said = await asyncio.gather(*siblings)
         await other
-        assert engine.stats()["shared_tokens"] >= 4 * PAGE
+        assert engine.stats()["shared_tokens"] >= 4 * PAGE_SIZE
         return said
 
     for completion in run(work, model, cache="pages", stop_ids=[]):
@@ -192,8 +194,8 @@ def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch:
 
 @pytest.mark.parametrize("patience", [1, 3])
 def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_batch, "AHEAD", {"cpu": 1})
-    put_passes_off(monkeypatch, patience)
+    monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": 1})
+    postpone_passes(monkeypatch, patience)
     model = make_model()
     rng = random.Random(0)
 
@@ -206,7 +208,7 @@ def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: in
 
     async def work(engine: Any) -> Any:
         await asyncio.gather(*(chain(engine, number) for number in range(48)))
-        engine._batch.slots.check()
+        engine._scheduler.allocator.check()
         return engine.stats()
 
     stats = run(work, model, cache="pages", stop_ids=[], kv_tokens=1200, max_context=250, max_batch=32, max_step_tokens=128)
@@ -216,13 +218,13 @@ def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: in
 
 def test_a_shortage_that_is_over_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[int] = []
-    admit = paged_batch.PagedBatch._admit
+    admit = paged_scheduler.PagedScheduler._admit
 
     def count(self: Any) -> None:
         admit(self)
         running.append(len(self.running))
 
-    monkeypatch.setattr(paged_batch.PagedBatch, "_admit", count)
+    monkeypatch.setattr(paged_scheduler.PagedScheduler, "_admit", count)
 
     async def work(engine: Any) -> None:
         await asyncio.gather(*(ask(engine, prompt_of(20, i), seed=i, max_tokens=600) for i in range(3)))
@@ -238,19 +240,19 @@ def test_a_shortage_that_is_over_leaves_nobody_waiting(monkeypatch: pytest.Monke
 
 
 def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
-    """A publish may exchange the lanes meanwhile."""
+    """A publish may replace the decode batch meanwhile."""
 
     async def work(engine: Any) -> None:
         leaving = asyncio.ensure_future(ask(engine, prompt_of(9), max_tokens=1500))
-        await until(lambda: engine._batch.running)
+        await until(lambda: engine._scheduler.running)
         with engine.hold():
             asked = asyncio.ensure_future(ask(engine, prompt_of(9, 1), max_tokens=2))
             leaving.cancel()
             await asyncio.sleep(0.1)
-            assert not engine._batch.queue
-            assert len(engine._batch.running) == 1
+            assert not engine._scheduler.queue
+            assert len(engine._scheduler.running) == 1
         assert len((await asked).token_ids) == 2
-        await until(lambda: not engine._batch.running)
+        await until(lambda: not engine._scheduler.running)
 
     run(work, cache="pages", stop_ids=[], max_context=1600)
 
@@ -258,7 +260,7 @@ def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
 def test_holding_up_an_idle_engine_does_not_end_its_thread() -> None:
     async def work(engine: Any) -> None:
         await ask(engine, prompt_of(9), max_tokens=2)
-        await until(lambda: not engine._batch.busy)
+        await until(lambda: not engine._scheduler.busy)
         thread = engine._thread
         with engine.hold():
             pass
@@ -274,49 +276,49 @@ def test_a_device_that_fails_in_the_end_as_well_leaves_nobody_waiting(monkeypatc
         raise RuntimeError("the device is lost")
 
     async def work(engine: Any) -> None:
-        monkeypatch.setattr(paged_batch.PagedBatch, "step", fail)
-        monkeypatch.setattr(paged_batch.PagedBatch, "_hold_up", fail)
+        monkeypatch.setattr(paged_scheduler.PagedScheduler, "step", fail)
+        monkeypatch.setattr(paged_scheduler.PagedScheduler, "_wait_for_prefill", fail)
         with pytest.raises(EngineError, match="the device is lost"):
             await asyncio.wait_for(ask(engine, prompt_of(9), max_tokens=2), 60)
 
     run(work, cache="pages")
 
 
-def test_siblings_are_let_in_by_the_pages_that_they_hold_together() -> None:
-    prompt = prompt_of(20 * PAGE)
+def test_siblings_are_admitted_by_the_pages_that_they_share() -> None:
+    prompt = prompt_of(20 * PAGE_SIZE)
 
     async def work(engine: Any) -> bool:
         going = asyncio.gather(*(ask(engine, prompt, f"{n}", temperature=1, seed=n, max_tokens=140) for n in range(8)))
-        await until(lambda: len(engine._batch._seats) == 8)
+        await until(lambda: len(engine._scheduler._entries) == 8)
         with engine.hold():
-            batch = engine._batch
+            batch = engine._scheduler
             rows = list(batch.running)
             found = batch._has_room(rows[0])
-            everything = sum(len(row.slot.pages) for row in rows)
+            everything = sum(len(row.kv.pages) for row in rows)
         await going
-        return bool(found and everything > batch.slots.num_pages)
+        return bool(found and everything > batch.allocator.num_pages)
 
-    assert run(work, cache="pages", stop_ids=[], kv_tokens=100 * PAGE, max_context=30 * PAGE)
+    assert run(work, cache="pages", stop_ids=[], kv_tokens=100 * PAGE_SIZE, max_context=30 * PAGE_SIZE)
 
 
 @pytest.mark.usefixtures("ahead")
-def test_a_pass_of_somebody_who_has_left_does_not_write_over_those_who_got_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_passes_off(monkeypatch, patience=50)  # it would be computed about 200 tokens later, were it not waited for
-    monkeypatch.setattr(paged_batch.PagedBatch, "_num_steps", lambda self: 4)
+def test_a_pass_of_a_removed_sequence_does_not_overwrite_the_next_holder_of_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    postpone_passes(monkeypatch, patience=50)  # without the wait it would be computed about 200 tokens later
+    monkeypatch.setattr(paged_scheduler.PagedScheduler, "_steps_per_launch", lambda self: 4)
     model = make_model()
 
     async def work(engine: Any) -> Any:
         staying = asyncio.ensure_future(ask(engine, prompt_of(9, 5), "a", temperature=1, seed=1, max_tokens=220))
         await until(lambda: engine.stats()["sampled_tokens"] > 4)
-        leaving = asyncio.ensure_future(ask(engine, prompt_of(9 * PAGE), "b", max_tokens=5))
-        await until(lambda: engine._batch._passes)
+        leaving = asyncio.ensure_future(ask(engine, prompt_of(9 * PAGE_SIZE), "b", max_tokens=5))
+        await until(lambda: engine._scheduler._passes)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         completion = await staying
         assert engine.stats()["evicted"] == 1
         return completion
 
-    completion = run(work, model, cache="pages", stop_ids=[], kv_tokens=15 * PAGE, max_context=15 * PAGE)
+    completion = run(work, model, cache="pages", stop_ids=[], kv_tokens=15 * PAGE_SIZE, max_context=15 * PAGE_SIZE)
     assert close_to(completion.logprobs, full_logprobs(model, prompt_of(9, 5), completion.token_ids), 2e-4)
 
 
@@ -401,15 +403,15 @@ def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_bal
     async def work(engine: Any) -> None:
         for _ in range(3):
             await asyncio.gather(*(chain(engine, number) for number in range(40)))
-            await until(lambda: not engine._batch.busy and not engine._inbox)
-            engine._batch.slots.check()
+            await until(lambda: not engine._scheduler.busy and not engine._inbox)
+            engine._scheduler.allocator.check()
 
     run(work, model, cache="pages", kv_tokens=1200, max_context=160, max_batch=12, max_step_tokens=64)
 
 
 def test_pages_balance_under_ten_thousand_random_events() -> None:
     rng = random.Random(7)
-    pages = Pages(24)
+    pages = PageAllocator(24)
     running: list[Any] = []
     for event in range(10_000):
         what = rng.random()
@@ -417,7 +419,7 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
             tokens = [rng.randrange(3) for _ in range(rng.randint(2, 60))]
             if rng.random() < 0.7:
                 tokens[: len(tokens) // 2] = [1] * (len(tokens) // 2)
-            slot, source, count = pages.lend(tokens, rng.choice(["", "a", "b", "c"]))
+            slot, source, count = pages.allocate(tokens, rng.choice(["", "a", "b", "c"]))
             if source is not None and source.tokens[:count] == tokens[:count] and source.cached >= count:
                 pages.share(slot, source, count)
             running.append(slot)
@@ -425,28 +427,28 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
             slot = rng.choice(running)
             length = min(len(slot.tokens), slot.cached + rng.randint(1, 20))
             if pages.grow(slot, length):
-                writes = {slot.pages[at // PAGE] for at in range(slot.cached, length)}
+                writes = {slot.pages[at // PAGE_SIZE] for at in range(slot.cached, length)}
                 assert all(pages._holders[page] == 1 for page in writes), "a page that others read was written"
                 slot.cached = length
         elif what < 0.9 and running:
             slot = running.pop(rng.randrange(len(running)))
-            pages.give_back(slot) if rng.random() < 0.7 else pages.drop(slot)
+            pages.finish(slot) if rng.random() < 0.7 else pages.drop(slot)
         elif what < 0.95:
             pages.release(rng.choice("abc"))
         elif what < 0.96:
-            pages.forget()
+            pages.invalidate()
         if event % 7 == 0:
             pages.check()
     for slot in running:
-        pages.give_back(slot)
+        pages.finish(slot)
     for session in "abc":
         pages.release(session)
-    pages.forget()
+    pages.invalidate()
     pages.check()
     assert pages.num_free == 23
 
 
-def test_lanes_draw_what_rows_draw() -> None:
+def test_the_decode_batch_samples_what_the_sampler_samples() -> None:
     torch.manual_seed(0)
     logits = 3 * torch.randn(len(DRAWS) * 8, 50)
     samplings = [Sampling(**DRAWS[i % len(DRAWS)]) for i in range(len(logits))]
@@ -456,11 +458,11 @@ def test_lanes_draw_what_rows_draw() -> None:
         torch.tensor([getattr(s, name) for s in samplings]) for name in ("temperature", "top_p", "min_p")
     )
     top_k = torch.tensor([s.top_k for s in samplings])
-    ids, logprobs = draw_lanes(logits, uniforms, temperature, top_k, top_p, min_p)
+    ids, logprobs = draw_batch(logits, uniforms, temperature, top_k, top_p, min_p)
     assert ids.tolist() == want_ids
     assert close_to(logprobs.tolist(), want, 1e-5)
     plain = [i for i, s in enumerate(samplings) if s.top_k == 0 and s.top_p == 1.0 and s.min_p == 0.0]
-    ids, _ = draw_lanes(logits[plain], uniforms[plain], temperature[plain], None, top_p[plain], min_p[plain])
+    ids, _ = draw_batch(logits[plain], uniforms[plain], temperature[plain], None, top_p[plain], min_p[plain])
     assert ids.tolist() == [want_ids[i] for i in plain]
 
 
@@ -471,11 +473,12 @@ def test_an_unknown_cache_is_refused() -> None:
 
 KERNELS = """
 import torch
-from agentfly.engines.local import kernels, paged
+from agentfly.engines.local import paged_attention
+from agentfly.kernels import paged_attention as kernels
 torch.manual_seed(0)
 for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
     for window, softcap in ((None, None), (20, None), (None, 5.0)):
-        pools = paged.Pools(40, [(torch.zeros(1, kv_heads, 1, dim),) * 2])
+        pools = paged_attention.KVPools(40, [(torch.zeros(1, kv_heads, 1, dim),) * 2])
         keys, values = pools.layers[0]
         keys.normal_(), values.normal_()
         table = torch.randint(1, 40, (3, 12), dtype=torch.int32)
@@ -485,13 +488,13 @@ for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
         for splits in (1, 4):
             kernels.num_splits = lambda _: splits
             got = kernels.decode(query, keys, values, table, lengths, **options)
-            want = paged.decode_plainly(query, keys, values, table, lengths, **options)
+            want = paged_attention.decode_reference(query, keys, values, table, lengths, **options)
             assert (got - want).abs().max() < 1e-5
         rows = [(table[0].tolist(), 70, 75), (table[2].tolist(), 0, 5), (table[1].tolist(), 33, 1)]
-        plan = paged.Reading.of(pools, rows, torch.device("cpu"))
+        plan = paged_attention.PrefillMetadata.of(pools, rows, torch.device("cpu"))
         query = torch.randn(81, heads, dim)
-        got = kernels.read(query, keys, values, plan, **options)
-        assert (got - paged.read_plainly(query, keys, values, plan, **options)).abs().max() < 1e-5
+        got = kernels.prefill(query, keys, values, plan, **options)
+        assert (got - paged_attention.prefill_reference(query, keys, values, plan, **options)).abs().max() < 1e-5
 print("equal")
 """
 
@@ -509,13 +512,15 @@ def test_the_kernels_compute_what_torch_computes() -> None:
     assert done.stdout.strip() == "equal", done.stderr
 
 
-def test_a_lane_without_tokens_gives_zeros() -> None:
-    pools = paged.Pools(3, [(torch.ones(1, 2, 1, 8),) * 2])
+def test_a_row_without_tokens_gives_zeros() -> None:
+    pools = paged_attention.KVPools(3, [(torch.ones(1, 2, 1, 8),) * 2])
     keys, values = pools.layers[0]
     values.normal_()
     query = torch.randn(2, 4, 8)
     table = torch.tensor([[1], [2]], dtype=torch.int32)
-    out = paged.decode_plainly(query, keys, values, table, torch.tensor([3, 0]), scale=1.0, window=None, softcap=None)
+    out = paged_attention.decode_reference(
+        query, keys, values, table, torch.tensor([3, 0]), scale=1.0, window=None, softcap=None
+    )
     assert torch.isfinite(out).all()
     assert out[1].abs().max() == 0
     assert out[0].abs().max() > 0

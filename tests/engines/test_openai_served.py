@@ -12,9 +12,10 @@ import torch
 
 import agentfly
 from agentfly.engines import open_engine
-from agentfly.engines.openai_http import Again, Server
 from agentfly.engines.openai_served import ServedEngine
+from agentfly.engines.openai_server import ModelServer
 from agentfly.errors import ConfigError, EngineError, InvariantError
+from agentfly.net.client import Transient
 from agentfly.types import Completion, Engine, Request, Sampling
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
@@ -240,7 +241,7 @@ def test_a_server_that_drips_its_answer_is_given_up(folder, engine_on):
 
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
-        server = Server("m", f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
+        server = ModelServer("m", f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
         with pytest.raises(EngineError, match=r"not done with /slow within 0\.3 s"):
             server.call("POST", f"{server.root}/slow", {}, timeout_s=0.3)
         done.set()
@@ -382,7 +383,7 @@ def test_a_busy_server_is_asked_for_its_weights_again_and_not_for_the_reply(fold
         async def busy(url, body):
             asked.append("probe" if "prompt_logprobs" in body else "reply")
             if asked[-1] == "probe" and asked.count("probe") < 3:
-                raise Again("HTTP 503", 0.01)
+                raise Transient("HTTP 503", 0.01)
             return await post(url, body)
 
         monkeypatch.setattr(engine._server, "post", busy)
@@ -416,7 +417,7 @@ def test_weights_do_not_change_under_a_reply(folder, engine_on):
         until(lambda: engine._in_flight == 1)
         threads[1].start()
         until(lambda: engine._changing)
-        with pytest.raises(EngineError, match="while weights change hands"):
+        with pytest.raises(EngineError, match="while new weights are handed over"):
             ask(engine)
         assert not published.is_set()
         server.gate.set()

@@ -9,7 +9,7 @@ from agentfly.ext import vllm_engine
 
 
 def test_a_second_engine_that_sleeps_is_refused_with_the_way_out(monkeypatch):
-    vllm_engine._refuse_a_second_sleeper()
+    vllm_engine._check_first_sleeper()
     monkeypatch.setattr(vllm_engine.VllmEngine, "slept", True)
     with pytest.raises(ConfigError, match=r"start a new process, or set agent\.engine\.sleep = false"):
-        vllm_engine._refuse_a_second_sleeper()
+        vllm_engine._check_first_sleeper()

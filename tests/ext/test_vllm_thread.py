@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentfly.errors import DeadlineError, EngineError
-from agentfly.ext.vllm_thread import Row, VllmThread
+from agentfly.ext.vllm_thread import VllmRequest, VllmThread
 
 
 class Counting:
@@ -68,12 +68,12 @@ def thread(engine):
     made.shut()
 
 
-def row_of(name: str, params, on_token=None) -> Row:
+def row_of(name: str, params, on_token=None) -> VllmRequest:
     loop = asyncio.get_running_loop()
-    return Row(name, [1, 2], params, loop, loop.create_future(), on_token)
+    return VllmRequest(name, [1, 2], params, loop, loop.create_future(), on_token)
 
 
-async def play(thread, name, params, on_token=None) -> Row:
+async def play(thread, name, params, on_token=None) -> VllmRequest:
     row = row_of(name, params, on_token)
     thread.add(row)
     async with asyncio.timeout(60):
@@ -156,14 +156,14 @@ def test_replies_that_are_given_up_end_with_the_sentence(thread, engine):
     async def main():
         asked = [asyncio.create_task(play(thread, name, 10)) for name in "ab"]
         await until(engine.paused.is_set)
-        done = asyncio.create_task(asyncio.to_thread(thread.call, lambda e: thread.give_up(e, "it sleeps"), 60, "sleep"))
+        done = asyncio.create_task(asyncio.to_thread(thread.call, lambda e: thread.abort_all(e, "it sleeps"), 60, "sleep"))
         await until(lambda: thread._inbox)
         engine.pause_at = -1
         engine.hold.set()
         await done
         with pytest.raises(EngineError, match="it sleeps"):
             await play(thread, "early", 2)
-        await asyncio.to_thread(thread.call, lambda e: thread.welcome(), 60, "wake up")
+        await asyncio.to_thread(thread.call, lambda e: thread.accept_requests(), 60, "wake up")
         return await asyncio.gather(*asked, return_exceptions=True), await play(thread, "c", 2)
 
     ended, after = asyncio.run(main())
@@ -183,7 +183,7 @@ def test_replies_whose_loop_is_gone_are_given_up_with_the_others(thread, engine)
     async def main():
         asked = asyncio.create_task(play(thread, "here", 10))
         await until(engine.paused.is_set)
-        done = asyncio.create_task(asyncio.to_thread(thread.call, lambda e: thread.give_up(e, "it sleeps"), 60, "sleep"))
+        done = asyncio.create_task(asyncio.to_thread(thread.call, lambda e: thread.abort_all(e, "it sleeps"), 60, "sleep"))
         await until(lambda: thread._inbox)
         engine.pause_at = -1
         engine.hold.set()

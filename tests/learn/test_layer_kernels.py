@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from agentfly.kernels import find_kernels
 from agentfly.learn import backbone
-from agentfly.learn.faster import find_kernels, quicken
+from agentfly.learn.faster import fuse_modules
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
-from agentfly.learn.packed import packed_twin
+from agentfly.learn.packed import packed_replica
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
 from tests.learn.chains import tiny_llama
@@ -37,14 +38,14 @@ def norms_of(module: Any) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_part_of_a_known_family_is_replaced_in_the_twin_alone(family: str, dtype: torch.dtype) -> None:
+def test_every_module_of_a_known_family_is_replaced_in_the_replica_alone(family: str, dtype: torch.dtype) -> None:
     model = make_model(family).to(dtype).model
-    twin = packed_twin(model)
-    assert quicken(twin, Plain()) == {"norms": norms_of(model), "gates": 3, "rotary": 3}
-    assert replaced(twin) == norms_of(model) + 6
+    replica = packed_replica(model)
+    assert fuse_modules(replica, Plain()) == {"norms": norms_of(model), "gates": 3, "rotary": 3}
+    assert replaced(replica) == norms_of(model) + 6
     assert replaced(model) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert quicken(twin, Plain()) == {"norms": 0, "gates": 0, "rotary": 0}  # once is enough
+    assert fuse_modules(replica, Plain()) == {"norms": 0, "gates": 0, "rotary": 0}  # once is enough
 
 
 def test_right_values_with_wrong_gradients_are_not_taken() -> None:
@@ -63,17 +64,17 @@ def test_right_values_with_wrong_gradients_are_not_taken() -> None:
             return super().rotary(q, k, cos, sin)[0], super().rotary(q, k.detach(), cos, sin)[1]
 
     for dtype in (torch.float32, torch.bfloat16):
-        assert quicken(packed_twin(make_model().to(dtype).model), Wrong()) == {"norms": 0, "gates": 0, "rotary": 0}
+        assert fuse_modules(packed_replica(make_model().to(dtype).model), Wrong()) == {"norms": 0, "gates": 0, "rotary": 0}
 
 
 def test_an_activation_of_another_kind_is_left_as_it_is() -> None:
     model = make_model().model
     for layer in model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
-    assert quicken(packed_twin(model), Plain())["gates"] == 0
+    assert fuse_modules(packed_replica(model), Plain())["gates"] == 0
 
 
-def test_a_twin_that_its_faster_parts_spoil_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_fails_with_fused_kernels_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     class Treacherous(Plain):
         """Right in every probe and wrong at work."""
 
@@ -81,17 +82,17 @@ def test_a_twin_that_its_faster_parts_spoil_loses_them(monkeypatch: pytest.Monke
             out = super().rms_norm(x, weight, eps, kind)
             return out if x.dim() == 2 else -out
 
-    monkeypatch.setattr(backbone, "find_kernels", lambda device: Treacherous())
+    monkeypatch.setattr(backbone, "find_kernels", lambda name, device: Treacherous())
     scorer = Scorer(make_model())
     assert scorer.prepare(OptimSettings(packing="on"))
-    assert replaced(scorer.head.backbone._twin) == 0
+    assert replaced(scorer.head.backbone._replica) == 0
 
 
 def test_on_a_processor_nothing_is_replaced() -> None:
-    assert find_kernels(torch.device("cpu")) is None
+    assert find_kernels("layers", torch.device("cpu")) is None
     scorer = Scorer(make_model())
     assert scorer.prepare(OptimSettings(packing="on"))
-    assert replaced(scorer.head.backbone._twin) == 0
+    assert replaced(scorer.head.backbone._replica) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}], ids=["kept", "again"])
@@ -102,7 +103,7 @@ def test_an_update_with_faster_parts_is_the_update_without(
     kernels = Plain()
     results = []
     for found in (None, kernels):
-        monkeypatch.setattr(backbone, "find_kernels", lambda device, found=found: found)
+        monkeypatch.setattr(backbone, "find_kernels", lambda name, device, found=found: found)
         model = tiny_llama(VOCABULARY)
         if adapted:
             adapt(model, LoraSettings(rank=2, alpha=4))
@@ -120,7 +121,7 @@ KERNELS = """
 import sys
 import torch
 from torch.nn import functional
-from agentfly.learn import layer_kernels
+from agentfly.kernels import layers
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
@@ -148,7 +149,7 @@ for dtype, eps in types.items():
             module = module.to(device, dtype)
             module.weight.data.normal_()
             x = noise(*shape, dtype=dtype, loud=3.0).requires_grad_()
-            own = lambda: [layer_kernels.rms_norm(x, module.weight, 1e-6, kind)]
+            own = lambda: [layers.rms_norm(x, module.weight, 1e-6, kind)]
             same((kind, dtype, shape), own, lambda: [module(x)], [x, module.weight], eps)
             module.weight.requires_grad_(False)
             same((kind, dtype, shape, "frozen"), own, lambda: [module(x)], [x], eps)
@@ -156,28 +157,29 @@ for dtype, eps in types.items():
     norm = LlamaRMSNorm(16).to(device, dtype)
     part = lambda: strided[..., 8:104].view(1, 5, 6, 16)
     same(
-        ("strided", dtype), lambda: [layer_kernels.rms_norm(part(), norm.weight, 1e-6, "llama")], lambda: [norm(part())],
+        ("strided", dtype), lambda: [layers.rms_norm(part(), norm.weight, 1e-6, "llama")], lambda: [norm(part())],
         [strided, norm.weight], eps,
     )
     acts = {"silu": functional.silu, "gelu": lambda t: functional.gelu(t, approximate="tanh")}
     for kind, act in acts.items():
         gate, up = (noise(1, 6, 1536, dtype=dtype, loud=4.0).requires_grad_() for _ in range(2))
         gate.data[0, 0, :2] = torch.tensor([-200.0, 30.0])  # exp overflows
-        same((kind, dtype), lambda: [layer_kernels.gated(gate, up, kind)], lambda: [act(gate) * up], [gate, up], eps)
+        same((kind, dtype), lambda: [layers.gated(gate, up, kind)], lambda: [act(gate) * up], [gate, up], eps)
         halves = noise(1, 6, 192, dtype=dtype).requires_grad_()
-        own = lambda: [layer_kernels.gated(*halves.split(96, -1), kind)]
+        own = lambda: [layers.gated(*halves.split(96, -1), kind)]
         same((kind, dtype, "halves"), own, lambda: [act(halves[..., :96]) * halves[..., 96:]], [halves], eps)
     for heads, kv_heads, dim in ((9, 3, 64), (20, 20, 24), (1, 1, 12)):
         q, k = (noise(1, 5, each, dim, dtype=dtype).transpose(1, 2).requires_grad_() for each in (heads, kv_heads))
         line = (q, k, *noise(2, 1, 5, dim, dtype=dtype))
-        same(("rotary", dtype), lambda: layer_kernels.rotary(*line), lambda: apply_rotary_pos_emb(*line), [q, k], eps)
+        same(("rotary", dtype), lambda: layers.rotary(*line), lambda: apply_rotary_pos_emb(*line), [q, k], eps)
 print("equal")
 """
 
-TWINS = """
+REPLICAS = """
 import sys
 import torch
-from agentfly.learn import backbone, layer_kernels
+from agentfly.kernels import layers
+from agentfly.learn import backbone
 from agentfly.learn.batching import Rows
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
@@ -189,7 +191,7 @@ device = torch.device(sys.argv[1])
 rows = Rows(rows_of())
 
 def gradients(family, dtype, kernels, again=False, adapted=False, computed=None):
-    backbone.find_kernels = lambda _: kernels
+    backbone.find_kernels = lambda name, device: kernels
     model = make_model(family).to(device, dtype).to(computed or dtype)
     if adapted:
         adapt(model, LoraSettings(rank=2, alpha=4))
@@ -198,7 +200,7 @@ def gradients(family, dtype, kernels, again=False, adapted=False, computed=None)
                 parameter.data.copy_(torch.sin(torch.arange(parameter.numel())).reshape(parameter.shape) / 10)
     scorer = Scorer(model)
     assert scorer.prepare(OptimSettings(packing="on", gradient_checkpointing=again))
-    count = sum("forward" in vars(module) for module in scorer.head.backbone._twin.modules())
+    count = sum("forward" in vars(module) for module in scorer.head.backbone._replica.modules())
     norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
     assert count == (norms + 6 if kernels else 0), (family, dtype, count, norms)
     logprobs = scorer(rows.packed(range(4), device)).logprobs
@@ -213,7 +215,7 @@ if device.type == "cuda":  # what an interpreter has no time for
     types += [torch.bfloat16]
 for family, options in cases:
     for dtype in types:
-        want, got = (gradients(family, dtype, kernels, **options) for kernels in (None, layer_kernels))
+        want, got = (gradients(family, dtype, kernels, **options) for kernels in (None, layers))
         far = lambda a, b: float((a - b).norm() / b.norm())
         if dtype == torch.float32:
             assert far(got, want) < 1e-5, (family, options, far(got, want))
@@ -240,7 +242,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
 
 
 @has_triton
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_the_layers_kernels_compute_what_torch_computes(script: str) -> None:
     run_script(script, "cpu", interpreted=True)
 
@@ -248,7 +250,7 @@ def test_the_layers_kernels_compute_what_torch_computes(script: str) -> None:
 @has_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_the_layers_kernels_compute_on_the_device_what_torch_computes(script: str) -> None:
     run_script(script, "cuda", interpreted=False)
 
@@ -265,7 +267,7 @@ def test_a_packed_update_on_the_device_is_the_same_with_and_without_kernels(
     for kernels in (None, find_kernels(torch.device("cuda"))):
         monkeypatch.setattr(backbone, "find_kernels", lambda device, kernels=kernels: kernels)
         learner = learner_of(tiny_llama(VOCABULARY).cuda().to(dtype), packing="on")
-        assert replaced(learner._scorer.head.backbone._twin) == (9 if kernels else 0)
+        assert replaced(learner._scorer.head.backbone._replica) == (9 if kernels else 0)
         metrics = learner.update(groups)
         results.append((gradient(learner), metrics))
     (want, before), (got, after) = results

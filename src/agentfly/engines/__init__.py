@@ -1,7 +1,4 @@
-"""Where tokens come from.
-
-In: a model's name, or an engine. Out: the engine, and the renderer that writes its prompts (None for chat engines, which
-write their own).
+"""Engines: where tokens come from. `open_engine` turns a model's name into an engine and the renderer that writes its prompts.
 
     pocket, smollm2, a directory, a hub name      LocalEngine, in this process          smollm2: agentfly[smollm2]
       ... with kind="vllm"                        VllmEngine, in this process           agentfly[vllm]
@@ -9,8 +6,8 @@ write their own).
     openai:MODEL@http://host:port/v1              OpenAIEngine, any compatible server   without @: OPENAI_BASE_URL
     an Engine                                     itself
 
-Nothing heavy is imported before a name is opened. Refuses options that the engine does not have, instead of ignoring them, and
-values that they do not take; `check_engine` does so without opening anything, when a config is read.
+Chat engines render their own prompts, so their renderer is None. Nothing heavy is imported before a model is opened. An option
+that the engine does not have, or a value out of bounds, raises a ConfigError; `check_engine` does so without opening anything.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ from typing import Any
 
 from .. import plugins
 from ..errors import ConfigError
+from ..net.address import is_url
 from ..types import Engine, Renderer, Sampling
-from .openai_http import is_address
-from .options import check_cache_size, check_value, options_of, options_of_local
+from .options import LocalOptions, check_cache_size, check_value, options_of
 from .prompt import cuts
 
 __all__ = ["check_engine", "engine_options", "open_engine"]
@@ -34,11 +31,10 @@ _RENDERING = ("chat_template", "template_args")
 
 
 def open_engine(model: str | Path | Engine, *, kind: str | None = None, **options: Any) -> tuple[Engine, Renderer | None]:
-    """The engine behind a name, and its renderer.
+    """Return the engine for a model and its renderer (None for a chat engine).
 
-    Options of local models: device, dtype; chat_template, template_args; and what `LocalEngine` takes (max_context, max_batch,
-    kv_gib, ...). Options of servers: what `OpenAIEngine` takes (api_key, timeout_s, ...). Of the other kinds: what their
-    classes take.
+    Options of local models: device, dtype, chat_template, template_args and the fields of `LocalOptions` (max_context,
+    max_batch, kv_gib, ...). Options of other kinds: the keyword arguments of their classes, such as `OpenAIEngine`.
     """
     if not isinstance(model, str | Path):
         return _already_open(model, {"kind": kind, **options} if kind is not None else options)
@@ -53,14 +49,14 @@ def open_engine(model: str | Path | Engine, *, kind: str | None = None, **option
 
 
 def engine_options(value: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """`"vllm"` stands for `{"kind": "vllm"}`."""
+    """Engine options as a dict; the string `"vllm"` is short for `{"kind": "vllm"}`."""
     return {"kind": value} if isinstance(value, str) else dict(value or {})
 
 
 def check_engine(
     model: str | Path, value: str | Mapping[str, Any] | None, sampling: Sampling, *, training: bool = False
 ) -> None:
-    """Refuse what the engine cannot do, before anything is opened. `training` asks for more than running does."""
+    """Raise a ConfigError for options that the engine does not support, without opening it. `training` checks more."""
     options = engine_options(value)
     kind = _kind(model, options.pop("kind", None))
     _check_options(kind, options)
@@ -76,8 +72,8 @@ def check_engine(
     server = options.get("server", "vllm")
     if kind == "openai" and options.get("weights_dir") is None:
         raise ConfigError(
-            "training from a server hands weights over in a folder that both see: set agent.engine.weights_dir, or use "
-            "agent.engine.server_weights_dir too where the server sees it elsewhere"
+            "training from a server hands weights over in a shared folder: set agent.engine.weights_dir, and "
+            "agent.engine.server_weights_dir if the server sees it under another path"
         )
     cut = cuts(sampling)
     if cut is not None and (kind == "vllm" or (kind == "openai" and server == "vllm")):
@@ -116,7 +112,7 @@ def _open_chat(model: str, options: Mapping[str, Any]) -> Engine:
 
 
 def _chat_options(model: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The name in openai:NAME@URL, and the options with its address."""
+    """Split openai:NAME@URL: the name, and the options with the URL as base_url."""
     name, _, base_url = model.removeprefix("openai:").partition("@")
     if not name:
         raise ConfigError("'openai:' needs a model: openai:MODEL or openai:MODEL@http://host:port/v1")
@@ -124,9 +120,9 @@ def _chat_options(model: str, options: Mapping[str, Any]) -> tuple[str, Mapping[
         return name, options
     if "base_url" in options:
         raise ConfigError(f"the address of {name!r} is given twice: behind the @ and as base_url")
-    if not is_address(base_url):
+    if not is_url(base_url):
         raise ConfigError(
-            f"what stands behind the @ of the model {name!r} must be an address like http://host:port/v1, without a user name "
+            f"the text after the @ of the model {name!r} must be an address like http://host:port/v1, without a user name "
             "or password in it"
         )
     return name, {**options, "base_url": base_url}
@@ -140,7 +136,7 @@ def _open_local(name: str | Path, options: Mapping[str, Any]) -> tuple[Engine, R
     rendering = {key: value for key, value in options.items() if key in _RENDERING}
     running = {key: value for key, value in options.items() if key not in (*_LOADING, *_RENDERING)}
     model, tokenizer = load_model(name, **loading)
-    engine = LocalEngine(model, tokenizer, **running)
+    engine = LocalEngine(model, tokenizer, LocalOptions(**running))
     renderer = HFRenderer(tokenizer, stop_ids=sorted(engine.stop_ids), **rendering)
     engine.stop_ids = engine.stop_ids.union(renderer.stop_ids)
     engine.renderer = renderer
@@ -148,7 +144,7 @@ def _open_local(name: str | Path, options: Mapping[str, Any]) -> tuple[Engine, R
 
 
 def _renderer_of(engine: Any) -> Renderer | None:
-    """The renderer an open engine carries, or one for its tokenizer."""
+    """The renderer of an open engine, or a new one for its tokenizer. None for a chat engine."""
     if engine.reads != "ids":
         return None
     found: Renderer | None = getattr(engine, "renderer", None)
@@ -162,10 +158,10 @@ def _renderer_of(engine: Any) -> Renderer | None:
 
 
 def _options_of(kind: str) -> tuple[dict[str, Any], bool]:
-    """The options of a kind with their types, and whether it is one of ours."""
-    if kind == "local":  # the model and the renderer are made as those of a server's copy are
+    """The options of a kind with their types, and whether the engine belongs to this package."""
+    if kind == "local":  # loading and rendering take the same options as the learner's copy of a served model
         shared = options_of(plugins.resolve("engines", "openai"))
-        return {**options_of_local(), **{name: shared[name] for name in (*_LOADING, *_RENDERING)}}, True
+        return {**options_of(LocalOptions), **{name: shared[name] for name in (*_LOADING, *_RENDERING)}}, True
     if kind == "chat":
         from .openai import OpenAIEngine
 
@@ -183,7 +179,9 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}."
             raise ConfigError(f"the engine has no option {key!r}; {hint}")
-        if not (kind == "local" and key in _LOADING and type(value).__module__ == "torch"):  # torch's own names are known to it
+        if not (
+            kind == "local" and key in _LOADING and type(value).__module__ == "torch"
+        ):  # torch.dtype and torch.device are fine in Python
             check_value(key, value, known[key], own=own)
     if kind == "local":
         check_cache_size(options)

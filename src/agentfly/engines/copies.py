@@ -1,9 +1,8 @@
-"""The learner's own copy of a model that is sampled elsewhere, and the proof that what is sampled there is this copy.
+"""The learner's copy of a model that is sampled elsewhere, and the proof that the other side samples from this copy.
 
-In: a model's name; after an update, what the other side says about a fixed prompt. Out: the torch module that the learner
-trains, loaded when it is first asked for; its weights as a plain model's; a `Proof`. The other side scores the prompt and goes
-on from it, at a temperature other than 1 and through its cache: so the weights, the log-probs and the emptied cache are all
-proven at once. Refuses (`InvariantError`) an answer that is not this copy's, or that is nearer to the weights of before.
+For the proof the engine scores a fixed prompt and continues it, at a temperature other than 1 and through its cache. Weights,
+log-probs and the emptied cache are thereby proven at once. An answer that is not this copy's, or that is closer to the weights
+before the update, raises an InvariantError.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ import torch
 from ..errors import AgentFlyError, ConfigError, InvariantError
 from ..types import Completion, Proof, Renderer, Sampling
 
-PROBE_TOKENS = 160  # more than a block of any cache: 16 on most devices, 128 in vLLM on a CPU
+PROBE_TOKENS = 160  # longer than a block of any prefix cache: 16 on most devices, 128 in vLLM on a CPU
 PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
-TOLD_APART = 4.0  # old and new weights can be told apart where they differ by this many times the noise between the two sides
+DISTINCT = 4.0  # old and new weights are distinguishable if they differ by this many times the noise between both sides
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What an engine says: log-probs of the prompt's ids from the second on (at temperature 1), and a reply to it."""
+    """An engine's answer: log-probs of the prompt's ids from the second on (at temperature 1), and a sampled continuation."""
 
     scores: list[float]
     reply: Completion
 
 
 class LearnerCopy:
-    """A model for the learner, with the tokenizer, renderer and stop ids that the engine shares with it."""
+    """The learner's model, loaded at the first use, and the tokenizer, renderer and stop ids that the engine shares."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class LearnerCopy:
         self.name = name
         self._device, self._dtype = device, dtype
         self._model: Any = None
-        if name == "smollm2":  # it exists as one packed file only: nothing of it can be read without the whole
+        if name == "smollm2":  # a single GGUF file: its config cannot be read without the weights
             self._model, self.tokenizer = self._load()
             config, generation = self._model.config, self._model.generation_config
         else:
@@ -77,12 +76,12 @@ class LearnerCopy:
         return model, tokenizer
 
     def source(self) -> str | None:
-        """The folder or hub name that others can read the model from; None where it has to be saved first."""
-        return None if self.name == "smollm2" else _place(self.name)
+        """The folder or hub name that other programs can load, or None if the model must be saved first."""
+        return None if self.name == "smollm2" else _source_of(self.name)
 
     @torch.no_grad()
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights of the plain model that computes the same: low-rank adapters are added to what they stand beside."""
+        """The state dict of an equivalent model without adapters: LoRA weights are merged into their base layers."""
         adapted = {name: part for name, part in self.model.named_modules() if hasattr(part, "lora_a")}
         state: dict[str, torch.Tensor] = {}
         for name, tensor in self.model.state_dict().items():
@@ -97,7 +96,7 @@ class LearnerCopy:
         return state
 
     def save(self, folder: Path) -> None:
-        """A folder that `from_pretrained` and the servers load."""
+        """Save a folder that `from_pretrained` and the servers can load."""
         from transformers.utils import logging
 
         bars: Any = logging
@@ -112,7 +111,7 @@ class LearnerCopy:
 
     @torch.no_grad()
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probs of every id from the second on."""
+        """Log-probs of every id from the second on, under this copy."""
         model = self.model
         training = model.training
         model.eval()
@@ -127,15 +126,15 @@ class LearnerCopy:
             model.train(training)
 
     def unchanged(self) -> bool:
-        """Whether the weights say to the bit what they said at the last proof."""
+        """Whether the scores of the probe are bit-identical to those at the last proof."""
         return self._last is not None and self.score(self.probe_ids()) == self._last
 
     def still(self, scores: Sequence[float], limit: float) -> bool:
-        """Whether these scores of the probe are those of the weights that were proven last."""
-        return self._last is not None and _distance(scores, self._last) <= min(limit, TOLD_APART * self._noise + 1e-4)
+        """Whether these scores of the probe belong to the weights that were proven last."""
+        return self._last is not None and _distance(scores, self._last) <= min(limit, DISTINCT * self._noise + 1e-4)
 
     def prove(self, version: int, ask: Callable[[list[int], Sampling], Probe], limit: float) -> Proof:
-        """Compare what the engine says with what this copy says."""
+        """Compare the engine's answer to the probe with this copy. Raises InvariantError if they differ."""
         ids = self.probe_ids()
         own = self.score(ids)
         told = ask(ids, PROBE)
@@ -156,9 +155,9 @@ class LearnerCopy:
         moved = 0.0
         if self._last is not None:
             moved, behind = _distance(own, self._last), _distance(told.scores, self._last)
-            if moved > TOLD_APART * self._noise and gap >= behind:
+            if moved > DISTINCT * self._noise and gap >= behind:
                 raise InvariantError(
-                    f"after the hand-over of version {version} the engine still samples from the weights of before: its "
+                    f"after the hand-over of version {version} the engine still samples from the old weights: its "
                     f"log-probs differ from theirs by {behind:.4g} nats on average, from the new ones by {gap:.4g}"
                 )
         self._last, self._noise = own, min(self._noise, max(gap, 1e-6))
@@ -171,11 +170,11 @@ class LearnerCopy:
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:
     if len(a) != len(b) or not a:
-        raise InvariantError(f"the engine gave {len(a)} log-probs where {len(b)} were asked for")
+        raise InvariantError(f"the engine gave {len(a)} log-probs instead of {len(b)}")
     return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
-def _place(name: str | Path) -> str:
+def _source_of(name: str | Path) -> str:
     from .local.load import BUNDLED
 
     if (bundled := BUNDLED.get(str(name))) is not None:
@@ -188,7 +187,7 @@ def _read(name: str | Path) -> tuple[Any, Any, Any]:
     """Tokenizer, config and generation config, without the weights."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    source = _place(name)
+    source = _source_of(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -200,7 +199,7 @@ def _read(name: str | Path) -> tuple[Any, Any, Any]:
     generation: Any = GenerationConfig
     try:
         return tokenizer, config, generation.from_pretrained(source)
-    except OSError:  # not every model has one
+    except OSError:  # optional in a model's folder
         return tokenizer, config, None
 
 

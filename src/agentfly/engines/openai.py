@@ -1,30 +1,31 @@
 """Any OpenAI-compatible chat server as an engine: for running and evaluating agents, and as a judge.
 
-In: requests with messages and tool schemas. Out: completions with text and native tool calls, without token ids: nothing is
-trained from them (`openai_served` is the engine for that). Retries, deadlines and the key are `openai_http`'s. Refuses to
-repeat a streamed reply of which something was already shown.
+Completions have text and native tool calls but no token ids, so they cannot be trained on (`openai_served` can). A streamed
+reply that broke off after its first text is not requested again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any, Literal
 
 from ..errors import EngineError
+from ..net.client import Transient
 from ..types import Completion, Request
-from .openai_http import Again, Server, read
-from .openai_wire import Stream, from_answer, to_body
-from .options import Address, Count, Key, Pause
+from .openai_server import ModelServer
+from .openai_wire import ChatStream, from_answer, to_body
+from .options import Address, ApiKey, Retries, Seconds, check_arguments
 
 
 class OpenAIEngine:
-    """A model behind a server.
+    """A model behind a chat server.
 
-    base_url          such as http://localhost:8000/v1; None: OPENAI_BASE_URL, else the public one
-    api_key           None: OPENAI_API_KEY; a server that wants none needs none
-    max_context       what the served model holds, for agents that cut chains before it overflows
-    timeout_s         how long the server may be silent; deadline_s: how long one reply may take, with all its retries
-    max_tokens_key    what the server calls the limit of a reply; newer models want "max_completion_tokens"
+    base_url          such as http://localhost:8000/v1; None: OPENAI_BASE_URL, else OpenAI's
+    api_key           None: OPENAI_API_KEY, if it is set
+    max_context       context length of the served model; agents end a chain before it overflows
+    timeout_s         how long the server may be silent; deadline_s: how long one reply may take, retries included
+    max_tokens_key    the server's name for the limit of a reply; newer models want "max_completion_tokens"
     extra_body        keys added to every request, such as {"reasoning_effort": "low"}
     """
 
@@ -35,27 +36,26 @@ class OpenAIEngine:
         model: str,
         *,
         base_url: Address | None = None,
-        api_key: Key | None = None,
+        api_key: ApiKey | None = None,
         max_context: int = 1 << 17,
         timeout_s: float = 120.0,
         deadline_s: float = 600.0,
-        max_retries: Count = 8,
-        retry_s: Pause = 0.5,
+        max_retries: Retries = 8,
+        retry_s: Seconds = 0.5,
         max_connections: int = 256,
         max_tokens_key: str = "max_tokens",
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         self.model_name = model
-        self._server = Server(
-            model,
-            base_url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            deadline_s=deadline_s,
-            max_retries=max_retries,
-            retry_s=retry_s,
-            max_connections=max_connections,
-        )
+        limits: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "deadline_s": deadline_s,
+            "max_retries": max_retries,
+            "retry_s": retry_s,
+            "max_connections": max_connections,
+        }
+        check_arguments(OpenAIEngine, {"max_context": max_context, **limits})
+        self._server = ModelServer(model, base_url, api_key=api_key, **limits)
         self.base_url = self._server.base_url
         self.version = 0
         self.max_context = max_context
@@ -72,26 +72,23 @@ class OpenAIEngine:
         return await self._server.retry(lambda: self._once(body, request))
 
     def release(self, session: str) -> None:
-        """A chat server keeps nothing of ours."""
+        """Nothing to release: a chat server holds no state of a chain."""
 
     async def close(self) -> None:
-        await self._server.close()
+        await self._server.client.close()
 
     async def _once(self, body: dict[str, Any], request: Request) -> Completion:
-        import httpx
-
-        stream = Stream(request.on_text) if request.on_text is not None else None
+        url = f"{self.base_url}/chat/completions"
+        if request.on_text is None:
+            answer = await self._server.client.send("POST", url, json=body)
+            return from_answer(answer.body)
+        stream = ChatStream(request.on_text)
         try:
-            async with self._server.client().stream("POST", f"{self.base_url}/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    self._server.refuse(response.status_code, await read(response), response.headers.get("retry-after"))
-                if stream is None:
-                    return from_answer(await read(response))
-                async for line in response.aiter_lines():
+            async with aclosing(self._server.client.lines("POST", url, json=body)) as lines:
+                async for line in lines:
                     stream.line(line)
-                return stream.complete()
-        except httpx.HTTPError as error:
-            if stream is not None and stream.begun:
-                who = self._server.who
-                raise EngineError(f"{who} broke off in the middle of a reply: {type(error).__name__}") from error
-            raise Again(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+            return stream.complete()
+        except Transient as error:
+            if stream.begun:  # the text was shown already, so the reply cannot be sampled again
+                raise EngineError(f"{self._server.who} broke off in the middle of a reply: {error}") from error
+            raise

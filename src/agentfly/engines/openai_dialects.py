@@ -1,8 +1,7 @@
-"""How vLLM's and SGLang's servers are asked for token ids, and told to take new weights.
+"""How vLLM's and SGLang's servers sample token ids, score prompts and load new weights.
 
-In: a prompt's ids and how to sample; a folder of weights. Out: what was sampled, as ids and log-probs; scores of a prompt.
-Every sampling option is sent, also where it is at its default: a server may have others, taken from the model's folder.
-Refuses answers without ids or log-probs, one log-prob per id.
+Every sampling option is sent, also at its default: a server may take other defaults from the model's folder. Answers without
+ids, or without one log-prob per id, raise an EngineError.
 
     vllm     POST /v1/completions (return_token_ids)   POST /collective_rpc reload_weights, /reset_prefix_cache
     sglang   POST /generate                            POST /update_weights_from_disk (flush_cache, weight_version)
@@ -18,12 +17,12 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigError, EngineError
 from ..types import Sampling
-from .openai_http import Refused, Server
+from .openai_server import ModelServer, Refused
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a server drew. `end` is the id that ended it and `label` the version of the weights, where the server says so."""
+    """A sampled reply. `end` is the id that ended it and `label` the version of the weights, if the server reports them."""
 
     ids: list[int]
     logprobs: list[float]
@@ -32,13 +31,13 @@ class Sampled:
     label: str | None = None
 
 
-class VllmServer:
-    """The wire of `vllm serve`."""
+class VllmDialect:
+    """The API of `vllm serve`."""
 
     name: ClassVar[str] = "vllm"
-    cut_logprobs: ClassVar[bool] = False  # with top_p, top_k or min_p, its log-probs are those of the cut distribution
+    cut_logprobs: ClassVar[bool] = False  # with top_p, top_k or min_p, its log-probs are those of the truncated distribution
 
-    def __init__(self, server: Server, model: str) -> None:
+    def __init__(self, server: ModelServer, model: str) -> None:
         self._server = server
         self._model = model
         self.url = f"{server.base_url}/completions"
@@ -55,7 +54,7 @@ class VllmServer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "max_tokens": room,
-            "ignore_eos": True,  # the model's end token is among ours
+            "ignore_eos": True,  # the model's end token is in stop_token_ids
             "stop_token_ids": list(stop_ids),
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,
@@ -68,7 +67,7 @@ class VllmServer:
         return body
 
     def read(self, answer: Any) -> Sampled:
-        with _Reading("completion"):
+        with _Parsing("completion"):
             choice = answer["choices"][0]
             ids = choice.get("token_ids")
             if ids is None:
@@ -79,23 +78,23 @@ class VllmServer:
         return {"model": self._model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
 
     def read_scores(self, answer: Any, ids: Sequence[int]) -> list[float]:
-        with _Reading("scored prompt"):
+        with _Parsing("scored prompt"):
             rows = answer["choices"][0]["prompt_logprobs"]
             return [float(row[str(token)]["logprob"]) for row, token in zip(rows[1:], ids[1:], strict=True)]
 
     def load(self, folder: Path | str, version: int, *, timeout_s: float) -> None:
-        """Read the weights of a folder, then forget what was computed with the old ones."""
+        """Load the weights of a folder, then empty the prefix cache, which holds keys of the old weights."""
         root = self._server.root
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
         self._control("POST", f"{root}/collective_rpc", body, timeout_s=timeout_s)
         answer = self._control("POST", f"{root}/reset_prefix_cache", None, timeout_s=timeout_s)
         if isinstance(answer, Mapping) and answer.get("success") is False:
-            raise EngineError("the vLLM server took the new weights but could not empty its cache: is someone else using it?")
+            raise EngineError("the vLLM server took the new weights but could not empty its cache: does another client use it?")
 
     def check(self, max_context: int, *, timeout_s: float) -> None:
-        """The model is there, and holds what we want to give it."""
+        """Raise a ConfigError unless the server has the model and its context is long enough."""
         listed = self._server.call("GET", f"{self._server.base_url}/models", timeout_s=timeout_s)
-        with _Reading("list of models"):
+        with _Parsing("list of models"):
             found = {row["id"]: row.get("max_model_len") for row in listed["data"]}
         if self._model not in found:
             names = ", ".join(map(repr, found)) or "none"
@@ -109,18 +108,18 @@ class VllmServer:
             if refused.status in (404, 405):
                 raise ConfigError(
                     "the vLLM server does not take new weights: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
-                    "reachable by nobody else"
+                    "reachable from this machine only"
                 ) from refused
             raise
 
 
-class SglangServer:
-    """The wire of SGLang's native API."""
+class SglangDialect:
+    """SGLang's native API."""
 
     name: ClassVar[str] = "sglang"
-    cut_logprobs: ClassVar[bool] = True  # its log-probs are taken before top_p, top_k and min_p
+    cut_logprobs: ClassVar[bool] = True  # its log-probs are computed before top_p, top_k and min_p apply
 
-    def __init__(self, server: Server, model: str) -> None:
+    def __init__(self, server: ModelServer, model: str) -> None:
         self._server = server
         self.url = f"{server.root}/generate"
 
@@ -134,7 +133,7 @@ class SglangServer:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "max_new_tokens": room,
-            "ignore_eos": False,  # true would switch off stop_token_ids, too
+            "ignore_eos": False,  # true would disable stop_token_ids, too
             "stop_token_ids": list(stop_ids),
             "no_stop_trim": True,
             "skip_special_tokens": False,
@@ -146,7 +145,7 @@ class SglangServer:
         return {"input_ids": list(ids), "sampling_params": params, "return_logprob": True}
 
     def read(self, answer: Any) -> Sampled:
-        with _Reading("generation"):
+        with _Parsing("generation"):
             meta = answer["meta_info"]
             rows = meta.get("output_token_logprobs")
             if rows is None:
@@ -163,10 +162,10 @@ class SglangServer:
         return {"input_ids": list(ids), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
 
     def read_scores(self, answer: Any, ids: Sequence[int]) -> list[float]:
-        with _Reading("scored prompt"):
+        with _Parsing("scored prompt"):
             rows = answer["meta_info"]["input_token_logprobs"]
             if [row[1] for row in rows] != list(ids):
-                raise EngineError("the server scored other ids than it was sent")
+                raise EngineError("the server scored other ids than those sent")
             return [float(row[0]) for row in rows[1:]]
 
     def load(self, folder: Path | str, version: int, *, timeout_s: float) -> None:
@@ -183,17 +182,17 @@ class SglangServer:
             raise EngineError(f"the SGLang server did not take the new weights: {self._server.hide(str(why))[:300]}")
 
     def check(self, max_context: int, *, timeout_s: float) -> None:
-        """It is SGLang, and holds what we want to give it: as it was told to, else as it lists its model."""
+        """Raise an error unless the server is SGLang and its context, as configured or as listed, is long enough."""
         self._server.call("GET", f"{self._server.root}/get_model_info", timeout_s=timeout_s)
         info = self._look(f"{self._server.root}/get_server_info", timeout_s)
         listed = self._look(f"{self._server.base_url}/models", timeout_s)
-        with _Reading("description of the server"):
+        with _Parsing("description of the server"):
             told = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
         for length in told:
             _refuse_longer(max_context, length, "--context-length")
 
     def _look(self, url: str, timeout_s: float) -> Any:
-        """A page that not every SGLang has."""
+        """The answer of an endpoint that not every release of SGLang has; {} if it is missing."""
         try:
             return self._server.call("GET", url, timeout_s=timeout_s)
         except Refused as refused:
@@ -202,15 +201,15 @@ class SglangServer:
             raise
 
 
-DIALECTS: dict[str, type[VllmServer] | type[SglangServer]] = {"vllm": VllmServer, "sglang": SglangServer}
+DIALECTS: dict[str, type[VllmDialect] | type[SglangDialect]] = {"vllm": VllmDialect, "sglang": SglangDialect}
 
 
 class NoIds(EngineError):
-    """The server can be talked to but not trained from."""
+    """The server answers, but without the token ids that training needs."""
 
 
-class _Reading:
-    """What does not have the shape of an answer is an `EngineError`; errors of our own pass."""
+class _Parsing:
+    """Turns lookup errors in an answer of another shape into an EngineError."""
 
     def __init__(self, what: str) -> None:
         self._what = what

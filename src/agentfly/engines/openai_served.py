@@ -1,10 +1,10 @@
-"""A model behind a vLLM or SGLang server as an engine that reads ids: for training from a remote server.
+"""A model behind a vLLM or SGLang server as an engine with token ids: for training from a remote server.
 
-In: requests with prompt ids. Out: completions with sampled ids, log-probs and versions. The learner trains a copy of its own
-(`model`); `publish` saves it to a folder that both sides see, has the server read it and empty its cache, and proves that the
-server now samples from it. Nothing is asked while weights change hands. A server that was started again has lost them: a reply
-over a connection made since they were last shown is used only after the server has shown them again. Refuses, for training, a
-server that gives no ids or takes no weights.
+The learner trains its own copy (`model`). `publish` saves the copy to a shared folder, has the server load it and empty its
+cache, and proves that the server now samples from it. No reply is requested while weights change.
+
+A restarted server has lost the weights. Its first reply comes over a new connection, so a reply over a connection that was
+opened after the last proof is used only after the server has been probed again (`_probe_again`).
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from typing import Any, Literal
 from ..errors import ConfigError, DeadlineError, EngineError, InvariantError
 from ..types import Completion, Proof, Request, Sampling
 from .openai_dialects import DIALECTS, NoIds
-from .openai_http import Server
-from .options import Address, Count, Device, Dtype, Key, Pause
+from .openai_server import ModelServer
+from .options import Address, ApiKey, Device, Dtype, Retries, Seconds, check_arguments
 from .prompt import complete, cuts, room_for
 
 
 class ServedEngine:
-    """A served model, and the learner's copy of it.
+    """A served model and the learner's copy of it.
 
     base_url            such as http://localhost:8000/v1; None: OPENAI_BASE_URL
     server              "vllm" or "sglang"
-    served_model        the name under which the server knows the model; None: as the model is called here
-    weights_dir         a folder that this process and the server both see; needed for training
-    server_weights_dir  the same folder as the server sees it, where it is mounted elsewhere
+    served_model        the model's name on the server; None: as here
+    weights_dir         a folder shared by this process and the server; needed for training
+    server_weights_dir  the path of that folder on the server, if it differs
     max_context         tokens of a prompt and its reply together; None: what the model was made for
-    handover_s          how long the server may take to read new weights
-    max_gap             largest mean difference (nats) between its log-probs and the learner's that a hand-over may leave
+    handover_s          how long the server may take to load new weights
+    max_gap             largest mean difference (nats) between the server's log-probs and the learner's after a hand-over
     device, dtype       of the learner's copy
     """
 
     reads: Literal["ids", "messages"] = "ids"
+    shares_weights = False
 
     def __init__(
         self,
@@ -55,12 +56,12 @@ class ServedEngine:
         weights_dir: str | Path | None = None,
         server_weights_dir: str | None = None,
         max_context: int | None = None,
-        api_key: Key | None = None,
+        api_key: ApiKey | None = None,
         timeout_s: float = 120.0,
         deadline_s: float = 600.0,
         handover_s: float = 600.0,
-        max_retries: Count = 8,
-        retry_s: Pause = 0.5,
+        max_retries: Retries = 8,
+        retry_s: Seconds = 0.5,
         max_connections: int = 256,
         max_gap: float = 0.05,
         stop_ids: Iterable[int] | None = None,
@@ -71,22 +72,17 @@ class ServedEngine:
     ) -> None:
         from .copies import LearnerCopy
 
-        if server not in DIALECTS:
-            raise ConfigError(f"engine: server is {' or '.join(map(repr, DIALECTS))}, not {server!r}")
-        for option, number in [("handover_s", handover_s), ("max_gap", max_gap), ("max_context", max_context)]:
-            if number is not None and not number > 0:
-                raise ConfigError(f"engine: {option} must be more than 0, not {number}")
+        limits: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "deadline_s": deadline_s,
+            "max_retries": max_retries,
+            "retry_s": retry_s,
+            "max_connections": max_connections,
+        }
+        own = {"server": server, "handover_s": handover_s, "max_gap": max_gap, "max_context": max_context}
+        check_arguments(ServedEngine, {**own, **limits})
         self.model_name = served_model or str(name)
-        self._server = Server(
-            self.model_name,
-            base_url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            deadline_s=deadline_s,
-            max_retries=max_retries,
-            retry_s=retry_s,
-            max_connections=max_connections,
-        )
+        self._server = ModelServer(self.model_name, base_url, api_key=api_key, **limits)
         self.base_url = self._server.base_url
         self._dialect = DIALECTS[server](self._server, self.model_name)
         rendering = {"chat_template": chat_template, "template_args": template_args}
@@ -107,16 +103,16 @@ class ServedEngine:
         self._in_flight = 0
         self._changing = False
         self._checked = False
-        self._shown = -math.inf  # when it was last asked to show the weights, and did
-        self._showing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
-        self._forget: weakref.finalize[..., Any] | None = None  # removes the folder last handed over, at the latest when we end
+        self._proven_at = -math.inf  # when the last successful probe was sent
+        self._probe_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._cleanup: weakref.finalize[..., Any] | None = None  # removes the last folder handed over, at the latest at exit
 
     def __repr__(self) -> str:
         return f"ServedEngine({self.model_name!r}, base_url={self.base_url!r}, server={self._dialect.name!r})"
 
     @property
     def model(self) -> Any:
-        """The learner's copy. Asking for it means training, so the server must be one that can be trained from."""
+        """The learner's copy. Reading it means training, so the first read checks that the server supports training."""
         if not self._checked:
             self._check()
             self._checked = True
@@ -129,10 +125,10 @@ class ServedEngine:
         with self._admitted():
             version = self.version
             drawn = await self._server.retry(lambda: self._once(body))
-        # What a cut does to vLLM's log-probs cannot be undone: better none than wrong ones.
+        # vLLM's log-probs under truncation are those of the truncated distribution: report NaN, not wrong numbers.
         known = self._dialect.cut_logprobs or cuts(request.sampling) is None
         logprobs = drawn.logprobs if known else [math.nan] * len(drawn.ids)
-        # SGLang stops at the model's own end ids, too, and calls a reply cut that ends with its last possible token.
+        # SGLang also stops at the model's own end ids, and reports "length" if the last allowed token is one of them.
         ends = {*stops, *([] if drawn.end is None else [drawn.end])}
         stop: Literal["stop", "length"] = "stop" if drawn.ids[-1] in ends else drawn.stop
         done = complete(self.tokenizer, drawn.ids, logprobs, [version] * len(drawn.ids), stop, ends)
@@ -144,8 +140,8 @@ class ServedEngine:
         """Nothing to free: the server has its own device memory."""
 
     def publish(self, version: int) -> None:
-        """Hand the learner's weights to the server, and prove that it samples from them."""
-        self.model  # noqa: B018  the server must be one that can be trained from
+        """Hand the learner's weights to the server. Raises InvariantError if the server does not sample from them."""
+        self.model  # noqa: B018  checks that the server supports training
         began = time.perf_counter()
         with self._alone():
             if not (self.proof is not None and version == self.version and self._copy.unchanged()):
@@ -153,52 +149,54 @@ class ServedEngine:
             self.version = version
             asked = time.monotonic()
             self.proof = self._copy.prove(version, self._ask, self._max_gap)
-            self._shown = asked
+            self._proven_at = asked
         self.handover_took_s = time.perf_counter() - began
 
+    def rest(self) -> None:
+        """Nothing to free: the server has its own device memory."""
+
     def release(self, session: str) -> None:
-        """The server forgets by itself."""
+        """Nothing to release: the server evicts by itself."""
 
     async def close(self) -> None:
-        await self._server.close()
-        if self._forget is not None:
-            await asyncio.to_thread(self._forget)
+        await self._server.client.close()
+        if self._cleanup is not None:
+            await asyncio.to_thread(self._cleanup)
 
     async def _once(self, body: Mapping[str, Any]) -> Any:
         drawn = self._dialect.read(await self._server.post(self._dialect.url, body))
         if self.proof is not None:
             if drawn.label not in (None, str(self.version)):
                 raise EngineError(f"{self._server.who} sampled from its version {drawn.label!r}, not from {self.version}")
-            await self._reassure()
+            await self._probe_again()
         return drawn
 
-    async def _reassure(self) -> None:
-        """Over a connection made before the weights were shown, the same server answers that showed them; over a later one,
-        it may have been started again."""
+    async def _probe_again(self) -> None:
+        """Probe the server if its connection is newer than the last proof: it may have been restarted with other weights."""
         connected = self._server.connected
-        if connected < self._shown:
+        if connected < self._proven_at:
             return
-        async with self._showing.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if connected < self._shown:  # while we waited for our turn
+        async with self._probe_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if connected < self._proven_at:  # another reply probed it while this one waited for the lock
                 return
             ids, asked = self._copy.probe_ids(), time.monotonic()
             score = self._dialect.score_body(ids)
-            # Tried again by itself: the reply that it is for is not sampled anew.
+            # Retried separately, so that a busy probe does not sample the reply again.
             answer = await self._server.retry(lambda: self._server.post(self._dialect.url, score))
             if not self._copy.still(self._dialect.read_scores(answer, ids), self._max_gap):
                 raise EngineError(f"{self._server.who} came back with other weights than those of version {self.version}")
-            self._shown = max(self._shown, asked)
+            self._proven_at = max(self._proven_at, asked)
 
     def _hand_over(self, version: int) -> None:
         assert self._weights_dir is not None
         folder = self._weights_dir / f"agentfly-{os.getpid()}-{time.time_ns()}"
         folder.mkdir(parents=True)
-        forget_old, self._forget = self._forget, weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        cleanup_old, self._cleanup = self._cleanup, weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._copy.save(folder)
         seen = Path(self._server_dir) / folder.name if self._server_dir is not None else folder
         self._dialect.load(seen, version, timeout_s=self._handover_s)
-        if forget_old is not None:
-            forget_old()
+        if cleanup_old is not None:
+            cleanup_old()
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
         from .copies import Probe
@@ -212,7 +210,7 @@ class ServedEngine:
         return Probe(scores, complete(self.tokenizer, drawn.ids, drawn.logprobs, [0] * len(drawn.ids), drawn.stop, ()))
 
     def _check(self) -> None:
-        """The server can be trained from, or a sentence that says why not."""
+        """Raise a ConfigError unless the server supports training."""
         if self._weights_dir is None:
             raise ConfigError("training from a server needs agent.engine.weights_dir: a folder that both sides see")
         limit_s = min(60.0, self._handover_s)
@@ -232,7 +230,7 @@ class ServedEngine:
     def _admitted(self) -> Iterator[None]:
         with self._gate:
             if self._changing:
-                raise EngineError("a reply was asked for while weights change hands")
+                raise EngineError("a reply was requested while new weights are handed over")
             self._in_flight += 1
         try:
             yield
@@ -243,13 +241,13 @@ class ServedEngine:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No reply is under way inside, so that every token has one version."""
+        """Wait for replies in flight and refuse new ones inside, so that every token has exactly one version."""
         with self._gate:
             self._changing = True
         try:
             with self._gate:
                 if not self._gate.wait_for(lambda: not self._in_flight, timeout=self._handover_s):
-                    raise DeadlineError(f"replies were still under way {self._handover_s:g} s after new weights were ready")
+                    raise DeadlineError(f"replies were still in flight {self._handover_s:g} s after new weights were ready")
             yield
         finally:
             with self._gate:

@@ -1,9 +1,7 @@
-"""The JSON of an OpenAI-compatible chat server, both ways.
+"""The JSON of an OpenAI-compatible chat server: requests to bodies, answers (whole or streamed) to Completions.
 
-In: a `Request`; or a server's answer, whole or in streamed pieces. Out: the body to send; or a `Completion`. Native tool
-calls go both ways; arguments that are not a JSON object become a call with an `error`, which the agent tells the model. Sends
-only what was set, so a server that does not know an extension (top_k, min_p, stop_token_ids) is not bothered with it. Refuses
-images that it cannot encode.
+Native tool calls go both ways. Arguments that are not a JSON object become a call with an `error`, which the agent reports to
+the model. Options that were not set are not sent, so servers without extensions (top_k, min_p, stop_token_ids) work.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConfigError, EngineError
+from ..net.client import reason_in
 from ..types import Completion, Message, Request, Sampling, ToolCall
-from .openai_http import reason_in
 
 
 def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a chat completion."""
+    """The body of a chat completion request. Raises ConfigError for an image that cannot be encoded."""
     native = bool(request.tools)
     body: dict[str, Any] = {"model": model, "messages": [_message(message, native) for message in request.messages]}
     body.update(_sampling(request.sampling, limit_key))
@@ -31,8 +29,8 @@ def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str,
     return body
 
 
-def from_answer(text: str) -> Completion:
-    """A whole answer."""
+def from_answer(text: bytes | str) -> Completion:
+    """The Completion of a whole answer. Raises EngineError if it is not a chat completion."""
     try:
         answer = json.loads(text)
         choice = answer["choices"][0]
@@ -46,8 +44,8 @@ def from_answer(text: str) -> Completion:
         raise EngineError("the server's answer is not a chat completion") from error
 
 
-class Stream:
-    """A streamed answer, piece by piece."""
+class ChatStream:
+    """A streamed answer, fed line by line; text goes to `on_text` as it arrives."""
 
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
@@ -58,7 +56,7 @@ class Stream:
 
     @property
     def begun(self) -> bool:
-        """Something was shown already: the answer cannot be asked for again."""
+        """Whether text was passed to `on_text` already."""
         return bool(self._parts)
 
     def line(self, line: str) -> None:
@@ -121,7 +119,7 @@ def _message(message: Message, native: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.images:
         out["content"] = [{"type": "text", "text": message.content}, *map(_image, message.images)]
-    # Calls that an agent read out of the text itself have no id and are in the text already.
+    # Calls that an agent parsed from the text have no id; the text already contains them.
     calls = [call for call in message.tool_calls if call.id] if native else []
     if calls:
         out["tool_calls"] = [
@@ -139,7 +137,7 @@ def _image(image: Any) -> dict[str, Any]:
     if isinstance(image, bytes):
         image = "data:image/png;base64," + base64.b64encode(image).decode()
     if not isinstance(image, str):
-        raise ConfigError(f"an image for a chat server is its address or the bytes of a PNG, not {type(image).__name__}")
+        raise ConfigError(f"an image for a chat server is a URL or the bytes of a PNG, not {type(image).__name__}")
     return {"type": "image_url", "image_url": {"url": image}}
 
 

@@ -1,31 +1,28 @@
-"""What the options of engines may be: their types and bounds, as the engines' own signatures say them.
+"""Options of engines: their types and bounds, each stated once, in `LocalOptions` or in the signature of the engine's class.
 
-In: an engine's class; an option and its value. Out: the options it has; for a value that it does not take, a `ConfigError` of
-one sentence that names the key, the value and what it should be. A bound that no type says stands in the signature, too
-(`Device`, `Share`, ...). In engines of this package a plain integer is at least 1, a plain number above 0 and a string not
-empty; of engines of others only the types are checked. The local engine's signature is read from its source: importing it
-would import torch.
+`check_value` raises a ConfigError that names the key, the value and what the option takes. In engines of this package a plain
+int must be at least 1, a plain float above 0 and a plain str not empty; other bounds are annotations (`Device`, `Fraction`).
+Engines of plugins are checked by type alone. This module imports nothing heavy, so a config can be checked without torch.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError
-from .openai_http import is_address
+from ..net.address import is_url
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value of the right type must be besides, and how that is said."""
+    """A bound on a value of the right type, and its description."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -35,16 +32,16 @@ def _is_device(name: str) -> bool:
     return re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is not None
 
 
-Address = Annotated[str, Rule(is_address, "an address like http://host:port/v1, without a user name or password in it")]
-Count = Annotated[int, Rule(lambda number: number >= 0, "an integer of at least 0")]
+Address = Annotated[str, Rule(is_url, "an address like http://host:port/v1, without a user name or password in it")]
+Retries = Annotated[int, Rule(lambda number: number >= 0, "an integer of at least 0")]
 Device = Annotated[str, Rule(_is_device, "a device such as 'cpu', 'cuda' or 'cuda:1'")]
 Dtype = Literal["float32", "bfloat16", "float16"]
-Key = Annotated[str, Rule(lambda text: True, "a string")]  # an empty one means that none is sent
-Pause = Annotated[float, Rule(lambda number: number >= 0, "a number of at least 0")]
-Share = Annotated[float, Rule(lambda number: 0 < number <= 1, "a number above 0 and at most 1")]
+ApiKey = Annotated[str, Rule(lambda text: True, "a string")]  # empty: no key is sent
+Seconds = Annotated[float, Rule(lambda number: number >= 0, "a number of at least 0")]
+Fraction = Annotated[float, Rule(lambda number: 0 < number <= 1, "a number above 0 and at most 1")]
 
 CACHE_SIZES = ("kv_tokens", "kv_gib", "kv_fraction")
-"""Ways to say how large the local engine's cache is: one at a time, or the others would be ignored."""
+"""The options that set the size of the local engine's cache. At most one may be given."""
 
 _OWN = {
     int: Rule(lambda number: number >= 1, "an integer of at least 1"),
@@ -54,40 +51,70 @@ _OWN = {
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """Options of the local engine. Raises a ConfigError for a value out of bounds.
+
+    max_context       tokens of a prompt and its reply together; None: what the model was made for
+    max_batch         requests that run at once; more wait in a queue. None: 256, on a GPU 512
+    max_step_tokens   prompt tokens that one step may prefill, so that long prompts do not delay sampling sequences.
+                      None: 1,024, on a GPU 4,096
+    kv_tokens         tokens that the KV cache may hold
+    kv_gib            the same in memory
+    kv_fraction       the same as a fraction of the device's free memory. None of the three: 0.4 on a GPU; elsewhere 0.25, and
+                      2 GiB at most
+    cache             "slots": grows with its use; "pages": one pool of fixed size, and decoding in launches of several steps
+                      (CUDA graphs on a GPU). None: pages on a GPU, slots elsewhere
+    stop_ids          ids that end every reply; None: the end tokens of the model's generation config
+    """
+
+    max_context: int | None = None
+    max_batch: int | None = None
+    max_step_tokens: int | None = None
+    kv_tokens: int | None = None
+    kv_gib: float | None = None
+    kv_fraction: Fraction | None = None
+    cache: Literal["slots", "pages"] | None = None
+    stop_ids: Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_arguments(LocalOptions, values)
+        check_cache_size(values)
+
+
 def options_of(maker: Callable[..., Any]) -> dict[str, Any]:
-    """The keyword-only arguments of an engine's class, with their types; `Any` where those cannot be known."""
+    """The keyword-only arguments of an engine's class with their types; `Any` for types that cannot be resolved."""
     names = [name for name, part in inspect.signature(maker).parameters.items() if part.kind is part.KEYWORD_ONLY]
     made: Any = maker
     try:
         hints = get_type_hints(made.__init__ if inspect.isclass(made) else made, include_extras=True)
-    except NameError:  # a type that only a type checker imports
+    except NameError:  # a type that is imported under TYPE_CHECKING only
         hints = {}
     return {name: hints.get(name, Any) for name in names}
 
 
-def options_of_local() -> dict[str, Any]:
-    """The same of `LocalEngine`, without importing it and without `version`, which is not for those who write configs."""
-    tree = ast.parse((Path(__file__).parent / "local" / "engine.py").read_text(encoding="utf-8"))
-    made = next(part for part in tree.body if isinstance(part, ast.ClassDef) and part.name == "LocalEngine")
-    init = next(part for part in made.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
-    hints = {part.arg: eval(ast.unparse(part.annotation), globals()) for part in init.args.kwonlyargs if part.annotation}
-    return {name: hint for name, hint in hints.items() if name != "version"}
+def check_arguments(maker: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for a value that an engine's class of this package does not take."""
+    hints = options_of(maker)
+    for name, value in values.items():
+        check_value(name, value, hints[name], own=True)
 
 
 def check_cache_size(options: Mapping[str, Any]) -> None:
-    """Refuse a size that is said twice."""
+    """Raise a ConfigError if more than one of CACHE_SIZES is given."""
     said = [name for name in CACHE_SIZES if options.get(name) is not None]
     if len(said) > 1:
         raise ConfigError(f"agent.engine: {' and '.join(said)} all say how large the cache is: keep one of them")
 
 
 def check_value(key: str, value: Any, hint: Any, *, own: bool) -> None:
-    """Refuse a value that the option does not take. `own`: of an engine of this package."""
+    """Raise a ConfigError if the option does not take the value. `own`: the engine belongs to this package."""
     if _fits(value, hint, own):
         return
     wanted = f"agent.engine.{key} must be {_words(hint, own)}"
     if key == "api_key" or (key == "base_url" and "@" in str(value)):
-        raise ConfigError(f"{wanted}; what it is now is not repeated here, since it may hold a secret")
+        raise ConfigError(f"{wanted}; its value is not shown here, because it may hold a secret")
     shown = repr(value)
     raise ConfigError(f"{wanted}, not {shown if len(shown) <= 80 else f'{shown[:77]}...'}")
 
@@ -112,11 +139,11 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return kind not in (bool, str, Path, type(None)) or isinstance(value, kind)  # what else there is, its engine knows
+    return kind not in (bool, str, Path, type(None)) or isinstance(value, kind)  # the engine itself checks other types
 
 
 def _is_list(value: Any, kind: Any) -> bool:
-    """Items of a list are looked at; those of an iterator would be used up by that. Ids of tokens begin at 0."""
+    """Checks the items of a list; an iterator is not consumed. Token ids are at least 0."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         return False
     known = value if isinstance(value, (list, tuple, set, frozenset)) else ()

@@ -1,8 +1,6 @@
-"""What engines do with a request before and after the sampling, so that each of them does it alike.
+"""What every engine does before and after sampling: check the prompt, limit the reply, build the Completion.
 
-In: a request, or sampled ids. Out: the limits it runs under, the text of a reply, a `Completion`. Refuses prompts that do not
-fit. A reply ends with an id of the stop set (the id stays in the ids, its text is left out), at a stop string (which stays in
-the text), or at its limit.
+A reply ends with a stop id (kept in the ids, left out of the text), at a stop string (kept in the text), or at its limit.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from ..types import Completion, Request, Sampling
 
 
 def room_for(request: Request, max_context: int) -> int:
-    """How many tokens the reply may have."""
+    """The largest number of tokens for the reply. Raises EngineError if the prompt is empty or fills the context."""
     count = len(request.prompt_ids)
     if count == 0:
-        raise EngineError("the prompt is empty: there is nothing to go on from")
+        raise EngineError("the prompt is empty: there is nothing to continue")
     if count >= max_context:
         raise EngineError(
             f"the prompt has {count} tokens and the context holds {max_context}, reply included: "
@@ -28,7 +26,7 @@ def room_for(request: Request, max_context: int) -> int:
 
 
 def cuts(sampling: Sampling) -> str | None:
-    """The first option that cuts the distribution, if one does; a temperature of 0 leaves nothing to cut."""
+    """The first option that truncates the distribution, or None. At temperature 0 none does."""
     if sampling.temperature == 0:
         return None
     if sampling.top_p < 1.0:
@@ -46,7 +44,7 @@ def complete(
     stop: Literal["stop", "length"],
     stop_ids: Iterable[int],
 ) -> Completion:
-    """The completion of sampled ids; its text is theirs, without the id that ended it."""
+    """A Completion whose text leaves out the id that ended the reply."""
     ended_by_id = stop == "stop" and bool(ids) and ids[-1] in stop_ids
     text = decode(tokenizer, ids[:-1] if ended_by_id else ids)
     return Completion(text=text, token_ids=ids, logprobs=logprobs, versions=versions, stop=stop)

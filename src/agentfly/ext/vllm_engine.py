@@ -1,9 +1,8 @@
 """vLLM in this process as an engine: token ids in and out, and the learner's weights after every update.
 
-In: requests with prompt ids, from any event loop. Out: completions with sampled ids, log-probs and a version per token. vLLM
-has a copy of the weights of its own; the learner trains `model`, and `publish` copies it over in memory (adapters merged),
-empties the prefix cache, and proves by log-probs that vLLM now samples from it. With `sleep`, vLLM gives its memory to the
-learner while it updates. Refuses prompts that do not fit, and every request while it sleeps or after a failure.
+vLLM holds a copy of the weights. The learner trains `model`; `publish` copies it over in memory (adapters merged), empties the
+prefix cache, and proves by log-probs that vLLM samples from it. With `sleep`, vLLM frees its memory while the learner updates;
+requests are refused until the next `publish`.
 """
 
 from __future__ import annotations
@@ -20,41 +19,42 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..engines.options import Device, Dtype, Share
+from ..engines.options import Device, Dtype, Fraction, check_arguments
 from ..engines.prompt import complete, cuts, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
 from ..types import Completion, Proof, Request, Sampling
-from .vllm_thread import Row, VllmThread
+from .vllm_thread import VllmRequest, VllmThread
 
 if TYPE_CHECKING:
     from ..engines.copies import Probe
 
-ASLEEP = "vLLM sleeps while the learner updates: there are no replies before weights are published"
+ASLEEP = "vLLM sleeps while the learner updates: it accepts requests again after the next publish"
 
 
 class VllmEngine:
-    """One vLLM engine on one device, and the learner's copy of its model.
+    """One vLLM engine on one device and the learner's copy of its model.
 
     max_context      tokens of a prompt and its reply together; None: what the model was made for
-    max_batch        how many requests run at once; more wait their turn
+    max_batch        requests that run at once; more wait in a queue
     kv_gib           memory of the cache on a CPU; None: 1
-    memory_fraction  share of a GPU's memory that vLLM takes, weights and cache together; None: 0.5 with `sleep` off, else 0.85
-    block_size       tokens of one block of the cache; None: vLLM's own choice
-    prefix_caching   whether prompts that begin alike are read once
+    memory_fraction  fraction of a GPU's memory for vLLM's weights and cache; None: 0.85 with `sleep`, else 0.5
+    block_size       tokens per cache block; None: vLLM's default
+    prefix_caching   whether a common prefix of prompts is computed once
     eager            no compilation and no CUDA graphs; None: on a CPU
     dtype            of vLLM's weights; None: float32 on a CPU, bfloat16 on a GPU
-    sleep            give weights and cache back while the learner updates; needs a GPU. None: where vLLM and learner share one
-    learner_device   where the learner's copy lives; None: where vLLM runs
+    sleep            free weights and cache while the learner updates; needs a GPU. None: if vLLM and learner share one
+    learner_device   device of the learner's copy; None: as vLLM
     learner_dtype    None: as `dtype`
-    start_s          how long vLLM may take to start; handover_s: to take new weights; deadline_s: for one reply
-    max_gap          largest mean difference (nats) between its log-probs and the learner's that a hand-over may leave;
+    start_s          how long vLLM may take to start; handover_s: to load new weights; deadline_s: for one reply
+    max_gap          largest mean difference (nats) between vLLM's log-probs and the learner's after a hand-over;
                      None: 0.001 where both compute in float32, else 0.05
     """
 
     reads: Literal["ids", "messages"] = "ids"
+    shares_weights = False
     slept = False
-    """Whether this process has had an engine that sleeps."""
+    """Whether this process has created an engine with `sleep`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class VllmEngine:
         max_context: int | None = None,
         max_batch: int = 256,
         kv_gib: float | None = None,
-        memory_fraction: Share | None = None,
+        memory_fraction: Fraction | None = None,
         block_size: int | None = None,
         prefix_caching: bool = True,
         eager: bool | None = None,
@@ -79,15 +79,12 @@ class VllmEngine:
         chat_template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
-        for option, number in [
-            ("max_context", max_context), ("max_batch", max_batch), ("kv_gib", kv_gib), ("memory_fraction", memory_fraction),
-            ("start_s", start_s), ("handover_s", handover_s), ("deadline_s", deadline_s), ("max_gap", max_gap),
-            ("block_size", block_size),
-        ]:  # fmt: skip
-            if number is not None and not number > 0:
-                raise ConfigError(f"engine: {option} must be more than 0, not {number}")
-        if memory_fraction is not None and memory_fraction > 1:
-            raise ConfigError(f"engine: memory_fraction is a share of at most 1, not {memory_fraction}")
+        numbers = {
+            "max_context": max_context, "max_batch": max_batch, "kv_gib": kv_gib, "memory_fraction": memory_fraction,
+            "start_s": start_s, "handover_s": handover_s, "deadline_s": deadline_s, "max_gap": max_gap,
+            "block_size": block_size,
+        }  # fmt: skip
+        check_arguments(VllmEngine, numbers)
         if importlib.util.find_spec("vllm") is None:
             raise missing_extra("the engine 'vllm'", "vllm")
         import torch
@@ -120,7 +117,7 @@ class VllmEngine:
         self.shares_weights = False
         self.proof: Proof | None = None
         self.handover_took_s = 0.0
-        self.capacity = 2 * max_batch  # while some chains wait for their tools, others sample
+        self.capacity = 2 * max_batch  # chains: while the tools of some run, others sample
         self._asleep = False
         self._handover_s, self._deadline_s = handover_s, deadline_s
         self._ids = itertools.count()
@@ -131,10 +128,10 @@ class VllmEngine:
             "enforce_eager": not gpu if eager is None else eager,
             "enable_prefix_caching": prefix_caching,
             "enable_sleep_mode": self.sleeps,
-            # Of the distribution that is drawn from, temperature included: what `Completion.logprobs` means.
+            # Log-probs after the temperature: what `Completion.logprobs` means.
             "logprobs_mode": "processed_logprobs",
             "max_logprobs": 1,
-            "generation_config": "vllm",  # the model's folder has no say in how we sample
+            "generation_config": "vllm",  # ignore the sampling defaults of the model's folder
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             "seed": 0,
@@ -143,7 +140,7 @@ class VllmEngine:
             **({"gpu_memory_utilization": memory_fraction or (0.85 if self.sleeps else 0.5)} if gpu else {}),
         }
         if self.sleeps:
-            _refuse_a_second_sleeper()
+            _check_first_sleeper()
         self._saved: str | None = None
         source = self._copy.source()
         if source is None:
@@ -152,16 +149,16 @@ class VllmEngine:
         try:
             self._thread = VllmThread(lambda: _make({"model": source, **settings}), start_s)
         except AgentFlyError:
-            self._forget_folder()
+            self._remove_folder()
             raise
         except Exception as error:
-            self._forget_folder()
+            self._remove_folder()
             raise ConfigError(f"vLLM cannot serve {str(name)!r}: {' '.join(str(error).split())[:400]}") from error
         VllmEngine.slept = VllmEngine.slept or self.sleeps
 
     @property
     def model(self) -> Any:
-        """The learner's copy, loaded when it is first asked for."""
+        """The learner's copy, loaded at the first use."""
         return self._copy.model
 
     @property
@@ -171,25 +168,25 @@ class VllmEngine:
     async def generate(self, request: Request) -> Completion:
         if self._asleep:
             raise EngineError(ASLEEP)
-        row = self._row(request)
+        running = self._vllm_request(request)
         try:
             async with asyncio.timeout(self._deadline_s):
-                self._thread.add(row)
-                await row.future
+                self._thread.add(running)
+                await running.future
         except TimeoutError:
-            self._thread.remove(row)
+            self._thread.remove(running)
             raise EngineError(f"vLLM gave no reply within {self._deadline_s:g} s") from None
         except BaseException:
-            self._thread.remove(row)
+            self._thread.remove(running)
             raise
-        assert row.finished is not None
-        # What a cut does to vLLM's log-probs cannot be undone: better none than wrong ones.
-        logprobs = row.logprobs if cuts(request.sampling) is None else [math.nan] * len(row.ids)
+        assert running.finished is not None
+        # vLLM's log-probs under truncation are those of the truncated distribution: report NaN, not wrong numbers.
+        logprobs = running.logprobs if cuts(request.sampling) is None else [math.nan] * len(running.ids)
         stops = {*self.stop_ids, *request.sampling.stop_ids}
-        return complete(self.tokenizer, row.ids, logprobs, row.versions, row.finished, stops)
+        return complete(self.tokenizer, running.ids, logprobs, running.versions, running.finished, stops)
 
     def publish(self, version: int) -> None:
-        """Give vLLM the learner's weights, and prove that it samples from them. Replies under way go on with the new ones."""
+        """Copy the learner's weights to vLLM and prove that it samples from them. Replies in progress continue with them."""
         began = time.perf_counter()
         weights = self._copy.weights()
 
@@ -202,7 +199,7 @@ class VllmEngine:
             if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise InvariantError("vLLM took the new weights but could not empty its cache")
             self._thread.version = version
-            self._thread.welcome()
+            self._thread.accept_requests()
 
         self._thread.call(take, self._handover_s, "take the new weights")
         self._asleep = False
@@ -210,17 +207,17 @@ class VllmEngine:
         self.handover_took_s = time.perf_counter() - began
 
     def rest(self) -> None:
-        """The learner is about to update: give it our memory. `publish` wakes us."""
+        """Free vLLM's device memory for the learner, if `sleep` is on. `publish` wakes vLLM up."""
         if self.sleeps and not self._asleep:
             self._asleep = True
             self._thread.call(self._sleep, self._handover_s, "go to sleep")
 
     def _sleep(self, engine: Any) -> None:
-        self._thread.give_up(engine, ASLEEP)
+        self._thread.abort_all(engine, ASLEEP)
         engine.sleep(level=2)
 
     def release(self, session: str) -> None:
-        """vLLM forgets by itself."""
+        """Nothing to release: vLLM evicts by itself."""
 
     def stats(self) -> dict[str, float]:
         return {"steps": self._thread.steps, "busy_s": self._thread.busy_s}
@@ -230,53 +227,53 @@ class VllmEngine:
 
     def shut(self) -> None:
         self._thread.shut()
-        self._forget_folder()
+        self._remove_folder()
 
-    def _forget_folder(self) -> None:
+    def _remove_folder(self) -> None:
         if self._saved is not None:
             shutil.rmtree(self._saved, ignore_errors=True)
             self._saved = None
 
-    def _row(self, request: Request) -> Row:
+    def _vllm_request(self, request: Request) -> VllmRequest:
         loop = asyncio.get_running_loop()
         room = room_for(request, self.max_context)
         params = _params(request.sampling, room, sorted({*self.stop_ids, *request.sampling.stop_ids}))
-        row = Row(f"r{next(self._ids)}", list(request.prompt_ids), params, loop, loop.create_future())
+        running = VllmRequest(f"r{next(self._ids)}", list(request.prompt_ids), params, loop, loop.create_future())
         if request.on_text is not None:
-            row.on_token = _listener(self.tokenizer, request, {*self.stop_ids, *request.sampling.stop_ids})
-        return row
+            running.on_token = _listener(self.tokenizer, request, {*self.stop_ids, *request.sampling.stop_ids})
+        return running
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Probe:
-        """In a thread without an event loop: score the ids, then go on from them."""
+        """Score the ids, then continue them. Called from a thread without an event loop."""
         from ..engines.copies import Probe
 
         async def both() -> Probe:
             loop = asyncio.get_running_loop()
             params = _params(Sampling(max_tokens=1), 1, [], scores=True)
-            scored = Row(f"p{next(self._ids)}", ids, params, loop, loop.create_future())
+            scored = VllmRequest(f"p{next(self._ids)}", ids, params, loop, loop.create_future())
             async with asyncio.timeout(self._handover_s):
                 self._thread.add(scored)
                 await scored.future
                 return Probe(scored.scores, await self.generate(Request(ids, sampling)))
 
         try:
-            found: Probe = _run_aside(both)
+            found: Probe = _run_in_thread(both)
             return found
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
 
 
-def _refuse_a_second_sleeper() -> None:
-    """vLLM's allocator for sleeping serves one engine in the life of a process, and stays taken after the engine's end."""
+def _check_first_sleeper() -> None:
+    """vLLM's allocator for sleep mode serves one engine per process, also after that engine was closed."""
     if VllmEngine.slept:
         raise ConfigError(
-            "this process has had a vLLM engine that sleeps, and vLLM cannot make a second one: "
+            "this process has created a vLLM engine with sleep, and vLLM supports only one: "
             "start a new process, or set agent.engine.sleep = false"
         )
 
 
 def _for_cpu(kv_gib: float, max_context: int) -> dict[str, Any]:
-    """A prompt is read in one piece: on a CPU, vLLM stops at a seed whose prompt was cut (its generator has no offset)."""
+    """No chunked prefill: on a CPU, vLLM fails on a seeded request whose prompt is split (its generator has no offset)."""
     return {
         "kv_cache_memory_bytes": int(kv_gib * 2**30),
         "enable_chunked_prefill": False,
@@ -284,8 +281,8 @@ def _for_cpu(kv_gib: float, max_context: int) -> dict[str, Any]:
     }
 
 
-def _run_aside(work: Any) -> Any:
-    """Run a coroutine to its end from a thread that may itself have a running loop."""
+def _run_in_thread(work: Any) -> Any:
+    """Run a coroutine to completion in another thread: this one may have a running event loop."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
@@ -293,7 +290,7 @@ def _run_aside(work: Any) -> Any:
 
 
 def _make(settings: Mapping[str, Any]) -> Any:
-    """The engine, in this process and this thread: no second process, no pinning of threads that the learner needs, too."""
+    """Create the engine in this process and thread, without pinning the CPU threads that the learner uses, too."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -317,7 +314,7 @@ def _params(sampling: Sampling, room: int, stop_ids: list[int], *, scores: bool 
         max_tokens=room,
         stop=list(sampling.stop),
         include_stop_str_in_output=True,
-        ignore_eos=True,  # the model's end token is among ours
+        ignore_eos=True,  # the model's end token is in stop_token_ids
         stop_token_ids=stop_ids,
         skip_special_tokens=False,
         detokenize=bool(sampling.stop),
@@ -328,9 +325,9 @@ def _params(sampling: Sampling, room: int, stop_ids: list[int], *, scores: bool 
 
 
 def _listener(tokenizer: Any, request: Request, stops: set[int]) -> Any:
-    """Text as it becomes certain, without the id that ends the reply."""
-    from ..engines.local.text import TextStream
+    """A callback that passes new text to `on_text`, without the id that ends the reply."""
     from ..engines.prompt import decode
+    from ..engines.text import TextStream
 
     stream = TextStream(lambda ids: decode(tokenizer, ids))
 

@@ -1,8 +1,7 @@
-"""A vLLM engine in a thread of its own: rows come in, their tokens go out step by step, and controls run in between.
+"""A vLLM engine in its own thread: requests come in, tokens go out step by step, and control calls run between two steps.
 
-In: a function that makes the engine; rows, from any event loop; work to be done between two steps. Out: news for the event loop
-of each row, and results of the work. The thread alone touches vLLM, so nothing of it is ever entered twice. Refuses rows after
-a failure or the end, with the sentence of it; whoever still waits then hears it, too.
+The thread alone touches vLLM, so vLLM is never entered twice. After a failure or `shut`, waiting and new requests fail with the
+same sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _threads: weakref.WeakSet[VllmThread] = weakref.WeakSet()
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class VllmRequest:
     """One request. The thread fills it; its event loop reads it after `finished` or `error` is set."""
 
     id: str
@@ -43,14 +42,14 @@ class Row:
 
 
 class VllmThread:
-    """`make` is called in the thread; `version` is written on every token that a step gives."""
+    """`make` creates the engine inside the thread. Every sampled token is recorded with the current `version`."""
 
     def __init__(self, make: Callable[[], Any], start_s: float) -> None:
         self.version = 0
         self.steps = 0
         self.busy_s = 0.0
         self._inbox: deque[tuple[Literal["add", "remove", "call"], Any]] = deque()
-        self._rows: dict[str, Row] = {}
+        self._requests: dict[str, VllmRequest] = {}
         self._wake = threading.Condition()
         self._failure: str | None = None
         self._refusal: str | None = None
@@ -64,16 +63,16 @@ class VllmThread:
             self._fail("the vLLM engine did not start in time")
             raise DeadlineError(f"the vLLM engine did not start within {start_s:g} s: raise agent.engine.start_s") from None
 
-    def add(self, row: Row) -> None:
-        self._post("add", row)
+    def add(self, request: VllmRequest) -> None:
+        self._post("add", request)
 
-    def remove(self, row: Row) -> None:
+    def remove(self, request: VllmRequest) -> None:
         with self._wake:
-            self._inbox.append(("remove", row))
+            self._inbox.append(("remove", request))
             self._wake.notify()
 
     def call(self, work: Callable[[Any], T], timeout_s: float, what: str) -> T:
-        """Do something with the engine between two steps, and wait for it."""
+        """Run `work(engine)` between two steps and return its result. Raises DeadlineError after `timeout_s`."""
         done: Future[T] = Future()
         self._post("call", (work, done))
         try:
@@ -81,16 +80,16 @@ class VllmThread:
         except Late:
             raise DeadlineError(f"vLLM did not {what} within {timeout_s:g} s") from None
 
-    def give_up(self, engine: Any, sentence: str) -> None:
-        """In the thread: every reply that is under way, or asked for before `welcome`, ends with this sentence."""
+    def abort_all(self, engine: Any, sentence: str) -> None:
+        """In the thread: abort every request in progress, and refuse new ones until `accept_requests`."""
         self._refusal = sentence
-        for row in list(self._rows.values()):
-            engine.abort_request([row.id])
-            self._tell(row, EngineError(sentence))
-        self._rows.clear()
+        for request in list(self._requests.values()):
+            engine.abort_request([request.id])
+            self._tell(request, EngineError(sentence))
+        self._requests.clear()
 
-    def welcome(self) -> None:
-        """In the thread: replies may be asked for again."""
+    def accept_requests(self) -> None:
+        """In the thread: accept requests again."""
         self._refusal = None
 
     def shut(self, timeout_s: float = 30.0) -> None:
@@ -117,7 +116,7 @@ class VllmThread:
             self._ready.set_result(None)
             while self._wait():
                 self._work(engine)
-        except BaseException as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
+        except BaseException as error:  # noqa: BLE001  any failure must reach the requests that wait
             if not self._ready.done():
                 self._ready.set_exception(error)
             self._fail(f"the vLLM engine stopped: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -128,8 +127,8 @@ class VllmThread:
 
     def _wait(self) -> bool:
         with self._wake:
-            while not self._inbox and not self._rows and self._failure is None:
-                self._wake.wait()  # no deadline: this is the idle thread, and every post, failure and end wakes it
+            while not self._inbox and not self._requests and self._failure is None:
+                self._wake.wait()  # no timeout: every post, failure and shutdown notifies
             return self._failure is None
 
     def _work(self, engine: Any) -> None:
@@ -138,11 +137,11 @@ class VllmThread:
             if kind == "add":
                 self._admit(engine, what)
             elif kind == "remove":
-                if self._rows.pop(what.id, None) is not None:
+                if self._requests.pop(what.id, None) is not None:
                     engine.abort_request([what.id])
             else:
                 self._do(engine, *what)
-        if self._rows:
+        if self._requests:
             began = time.perf_counter()
             version = self.version
             outputs = engine.step()
@@ -151,78 +150,78 @@ class VllmThread:
             for output in outputs:
                 self._take(output, version)
 
-    def _admit(self, engine: Any, row: Row) -> None:
+    def _admit(self, engine: Any, request: VllmRequest) -> None:
         if self._refusal is not None:
-            self._tell(row, EngineError(self._refusal))
+            self._tell(request, EngineError(self._refusal))
             return
         try:
-            engine.add_request(row.id, {"prompt_token_ids": row.prompt}, row.params)
+            engine.add_request(request.id, {"prompt_token_ids": request.prompt}, request.params)
         except (ValueError, TypeError) as error:
-            self._tell(row, EngineError(f"vLLM refused the request: {' '.join(str(error).split())[:300]}"))
+            self._tell(request, EngineError(f"vLLM refused the request: {' '.join(str(error).split())[:300]}"))
             return
-        self._rows[row.id] = row
+        self._requests[request.id] = request
 
     @staticmethod
     def _do(engine: Any, work: Callable[[Any], Any], done: Future[Any]) -> None:
         try:
             done.set_result(work(engine))
-        except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+        except Exception as error:  # noqa: BLE001  the error belongs to the caller of `call`
             done.set_exception(error)
 
     def _take(self, output: Any, version: int) -> None:
-        row = self._rows.get(output.request_id)
-        if row is None:
+        request = self._requests.get(output.request_id)
+        if request is None:
             return
-        if output.prompt_logprobs and not row.scores:
-            pairs = zip(output.prompt_logprobs[1:], row.prompt[1:], strict=True)
-            row.scores = [float(entry[token].logprob) for entry, token in pairs]
+        if output.prompt_logprobs and not request.scores:
+            pairs = zip(output.prompt_logprobs[1:], request.prompt[1:], strict=True)
+            request.scores = [float(entry[token].logprob) for entry, token in pairs]
         part = output.outputs[0]
         new = list(part.token_ids)
-        row.ids += new
-        row.logprobs += [float(entry[token].logprob) for entry, token in zip(part.logprobs or (), new, strict=True)]
-        row.versions += [version] * len(new)
-        if new and row.on_token is not None:
-            self._tell(row, None, new)
+        request.ids += new
+        request.logprobs += [float(entry[token].logprob) for entry, token in zip(part.logprobs or (), new, strict=True)]
+        request.versions += [version] * len(new)
+        if new and request.on_token is not None:
+            self._tell(request, None, new)
         if output.finished:
-            del self._rows[row.id]
+            del self._requests[request.id]
             if part.finish_reason not in ("stop", "length"):
-                self._tell(row, EngineError(f"vLLM ended the request: {part.finish_reason}"))
+                self._tell(request, EngineError(f"vLLM ended the request: {part.finish_reason}"))
                 return
-            row.finished = part.finish_reason
-            self._tell(row, None)
+            request.finished = part.finish_reason
+            self._tell(request, None)
 
-    def _tell(self, row: Row, error: Exception | None, new: list[int] | None = None) -> None:
+    def _tell(self, request: VllmRequest, error: Exception | None, new: list[int] | None = None) -> None:
         try:
-            row.loop.call_soon_threadsafe(_deliver, row, error, new)
-        except RuntimeError:  # its loop is gone, and took everyone who waited along
-            self._rows.pop(row.id, None)
+            request.loop.call_soon_threadsafe(_deliver, request, error, new)
+        except RuntimeError:  # its event loop is closed
+            self._requests.pop(request.id, None)
 
     def _end(self, sentence: str) -> None:
-        """Nobody waits for a thread that is gone."""
+        """Fail everything that still waits for this thread."""
         with self._wake:
             left = list(self._inbox)
             self._inbox.clear()
-        for row in [*self._rows.values(), *(what for kind, what in left if kind == "add")]:
-            self._tell(row, EngineError(sentence))
-        self._rows.clear()
+        for request in [*self._requests.values(), *(what for kind, what in left if kind == "add")]:
+            self._tell(request, EngineError(sentence))
+        self._requests.clear()
         for kind, what in left:
             if kind == "call":
                 what[1].set_exception(EngineError(sentence))
 
 
-def _deliver(row: Row, error: Exception | None, new: list[int] | None) -> None:
-    """In the event loop of the row."""
-    if row.future.done():
+def _deliver(request: VllmRequest, error: Exception | None, new: list[int] | None) -> None:
+    """In the event loop of the request."""
+    if request.future.done():
         return
     try:
         if error is not None:
-            row.future.set_exception(error)
-        elif new is not None and row.on_token is not None:
-            row.on_token(new)
+            request.future.set_exception(error)
+        elif new is not None and request.on_token is not None:
+            request.on_token(new)
         elif new is None:
-            row.future.set_result(None)
-    except Exception as failure:  # noqa: BLE001  what a listener raises belongs to whoever asked, not to the loop
-        row.future.set_exception(failure)
+            request.future.set_result(None)
+    except Exception as failure:  # noqa: BLE001  an exception of `on_token` belongs to the request
+        request.future.set_exception(failure)
 
 
 @atexit.register

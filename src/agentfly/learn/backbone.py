@@ -1,19 +1,18 @@
-"""The run of a model up to its last hidden states, with what rows have in common run once.
+"""The forward pass of a model up to its last hidden states, with the common prefix of a batch computed once.
 
-In: a micro batch. Out: hidden states at the positions that predict a sampled token. Rows of one batch mostly begin alike: the
-system message with its tools, and between siblings the whole prompt. That prefix is run once, as one row, and the rest of every
-row attends to its keys and values; gradients flow back through them, so values and gradients are those of the plain run.
+Rows of one batch mostly share a prefix: the system message with its tools and, between siblings, the whole prompt. The prefix
+is run once as one row, and the rest of every row attends to its keys and values. Gradients flow back through them, so values
+and gradients are those of the plain run.
 
     P P P A A        P P P            P P P run once
     P P P B B B  ->        A A .      A, B and C attend to it
     P P P C                B B B
                            C . .
 
-Used only where a probe has shown, once per model, that the two runs agree: a model whose cache is not a plain list of keys and
-values per layer (recurrent state, sliding windows) is run plainly. A batch that is packed (see `packed`) is read by a twin,
-after a probe of its own, and on a GPU by a twin with faster parts (`faster`). Where activations are not kept (`checkpoints`),
-each layer is run again in the backward pass; the layers' switch for that is one of training mode, so it is set around the run,
-and dropout stays off.
+A probe, once per model, decides whether this is used: a model whose cache is not a list of keys and values per layer (recurrent
+state, sliding windows) is run plainly. A packed batch (see `packed`) is run by a replica with another attention and, on a GPU,
+fused kernels. With `checkpoints`, each layer is recomputed in the backward pass; transformers enables that in training mode
+only, so the layers are switched to training mode around the run, and dropout stays off.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engines.local.swap import restore
 from ..errors import ConfigError
+from ..kernels import find_kernels
+from ..kernels.replace import restore
 from .batching import MicroBatch
-from .faster import find_kernels, quicken
-from .packed import packed_twin, run_packed
+from .faster import fuse_modules
+from .packed import packed_replica, run_packed
 
-# Sharing spares (rows - 1) x prefix tokens and costs a second, short run: not worth it below this share of the batch.
+# Sharing saves (rows - 1) x prefix tokens and costs a second, short run: not worth it below this fraction of the batch.
 WORTH_SHARING = 0.1
 
 
@@ -39,39 +39,39 @@ class Backbone:
     """A transformer without its output head."""
 
     def __init__(self, module: nn.Module, *, shares: bool | None = None) -> None:
-        """`shares` skips the probe, for a copy of a backbone that has passed or failed it."""
+        """`shares` skips the probe: for a copy of a backbone whose result is known."""
         self.module = module
         self.shares = _can_share(module) if shares is None else shares
         self.checkpoints = False
-        self._twin: nn.Module | None = None
+        self._replica: nn.Module | None = None
 
     @property
     def packs(self) -> bool:
-        """Whether it is ready for packed batches."""
-        return self._twin is not None
+        """Whether packed batches can be run."""
+        return self._replica is not None
 
     def pack(self) -> bool:
-        """Make ready for packed batches; False where this model cannot read them."""
-        if self._twin is None:
-            self._twin = _make_twin(self.module)
-            if self._twin is not None and self.checkpoints:
-                _enable_checkpoints(self._twin)
-        return self._twin is not None
+        """Prepare for packed batches. Returns False if this model cannot run them."""
+        if self._replica is None:
+            self._replica = _make_replica(self.module)
+            if self._replica is not None and self.checkpoints:
+                _enable_checkpoints(self._replica)
+        return self._replica is not None
 
     def checkpoint(self) -> None:
-        """From now on keep no activations inside layers. Refuses a model whose layers cannot be run again."""
-        for module in filter(None, (self.module, self._twin)):
+        """Keep no activations inside layers from now on. Raises ConfigError if the model does not support that."""
+        for module in filter(None, (self.module, self._replica)):
             _enable_checkpoints(module)
         self.checkpoints = True
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states [sampled tokens, width]."""
         if batch.lengths is not None:
-            assert self._twin is not None  # whoever packs has asked
-            with self._layers_again(self._twin):
-                return run_packed(self._twin, batch.input_ids, batch.lengths)[0][batch.where]
+            assert self._replica is not None  # the caller packs only after `pack` returned True
+            with self._recomputed(self._replica):
+                return run_packed(self._replica, batch.input_ids, batch.lengths)[0][batch.where]
         if self.checkpoints and torch.is_grad_enabled():
-            with self._layers_again(self.module):
+            with self._recomputed(self.module):
                 return _run(self.module, batch.input_ids).flatten(0, 1)[batch.where]
         rows, width = batch.input_ids.shape
         if self.shares and (rows - 1) * batch.prefix > WORTH_SHARING * rows * width:
@@ -82,7 +82,7 @@ class Backbone:
         return hidden.flatten(0, 1)[where]
 
     @contextmanager
-    def _layers_again(self, module: nn.Module) -> Iterator[None]:
+    def _recomputed(self, module: nn.Module) -> Iterator[None]:
         layers = _layers(module) if self.checkpoints and torch.is_grad_enabled() else []
         for layer in layers:
             layer.training = True
@@ -101,29 +101,31 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 
 def _enable_checkpoints(module: nn.Module) -> None:
     if not _layers(module):
-        raise ConfigError(f"{type(module).__name__} cannot run its layers again: remove train.gradient_checkpointing")
+        raise ConfigError(
+            f"{type(module).__name__} does not support gradient checkpointing: remove train.gradient_checkpointing"
+        )
     enable: Any = module.gradient_checkpointing_enable
     enable(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False})
 
 
-def _make_twin(module: nn.Module) -> nn.Module | None:
-    """A twin for packed lines, faster where it can be (see `faster`); None where this model cannot be packed."""
+def _make_replica(module: nn.Module) -> nn.Module | None:
+    """A replica for packed batches, with fused kernels if they pass; None if this model cannot be packed."""
     try:
-        twin = packed_twin(module)
-    except (AttributeError, ConfigError, RuntimeError, TypeError, ValueError):  # not this kind of model
+        replica = packed_replica(module)
+    except (AttributeError, ConfigError, RuntimeError, TypeError, ValueError):  # another kind of model
         return None
-    if not _reads_lines(module, twin):
+    if not _runs_packed(module, replica):
         return None
-    kernels = find_kernels(next(module.parameters()).device)
-    if kernels is not None and any(quicken(twin, kernels).values()) and not _reads_lines(module, twin, room=2.0):
-        restore(twin)
-    return twin
+    kernels = find_kernels("layers", next(module.parameters()).device)
+    if kernels is not None and any(fuse_modules(replica, kernels).values()) and not _runs_packed(module, replica, room=2.0):
+        restore(replica)
+    return replica
 
 
-def _reads_lines(module: nn.Module, twin: nn.Module, *, room: float = 1.0) -> bool:
-    """On two short rows: does the twin, which reads them as one line, say what the model says of each?
+def _runs_packed(module: nn.Module, replica: nn.Module, *, room: float = 1.0) -> bool:
+    """Whether the replica, given two short rows as one line, computes the hidden states of the model.
 
-    `room` widens what may be rounding: faster parts have each been proven, and together they round once more.
+    `room` widens the tolerance: fused modules have been probed one by one, and together they round once more.
     """
     parameter = next(module.parameters())
     ids = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 0, 0]], device=parameter.device)
@@ -131,9 +133,9 @@ def _reads_lines(module: nn.Module, twin: nn.Module, *, room: float = 1.0) -> bo
     module.eval()
     try:
         with torch.no_grad():
-            packed = run_packed(twin, torch.cat([ids[0], ids[1, :3]])[None], (5, 3))[0]
+            packed = run_packed(replica, torch.cat([ids[0], ids[1, :3]])[None], (5, 3))[0]
             plain = _run(module, ids)
-    except (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError):  # not this kind of model
+    except (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError):  # another kind of model
         return False
     finally:
         module.train(was_training)
@@ -147,7 +149,7 @@ def _run(module: nn.Module, input_ids: Tensor) -> Tensor:
 
 
 def _run_shared(module: nn.Module, input_ids: Tensor, prefix: int) -> Tensor:
-    """Hidden states of what follows the prefix."""
+    """Hidden states of the tokens after the prefix."""
     first: Any = module(input_ids=input_ids[:1, :prefix], use_cache=True)
     cache = first.past_key_values
     cache.batch_repeat_interleave(len(input_ids))
@@ -157,7 +159,7 @@ def _run_shared(module: nn.Module, input_ids: Tensor, prefix: int) -> Tensor:
 
 
 def _can_share(module: nn.Module) -> bool:
-    """On two short rows that begin alike: is the cache plain, does it carry gradients, and are the hidden states the same?"""
+    """Whether, on two short rows with a common prefix, the cache carries gradients and the hidden states are the same."""
     parameter = next(module.parameters())
     ids = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 6]], device=parameter.device)
     was_training = module.training
@@ -172,7 +174,7 @@ def _can_share(module: nn.Module) -> bool:
             return False
         with torch.no_grad():
             shared, plain = _run_shared(module, ids, 2), _run(module, ids)[:, 2:]
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # not this kind of model: run it plainly
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # another kind of model: run it plainly
         return False
     finally:
         module.train(was_training)
@@ -180,8 +182,10 @@ def _can_share(module: nn.Module) -> bool:
 
 
 def _alike(got: Tensor, want: Tensor, room: float = 1.0) -> bool:
-    """Whether every token has the same hidden state, as far as rounding allows: by its length, because in a wide and deep model
-    single numbers stray far where the whole hardly moves."""
+    """Whether every token has the same hidden state within rounding.
+
+    Compares norms of differences: in a wide and deep model single numbers differ widely while the vector hardly moves.
+    """
     tolerance = room * (1e-4 if want.dtype == torch.float32 else 5e-2)
     got, want = got.float(), want.float()
     return bool(((got - want).norm(dim=-1) <= tolerance * want.norm(dim=-1)).all())

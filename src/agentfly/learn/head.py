@@ -1,34 +1,34 @@
-"""Log-probs of tokens straight from hidden states and the head's weights, for a GPU.
+"""Log-probs of tokens from hidden states and the output head's weight, for a GPU.
 
-In: hidden states [tokens, width], the head's weight, the wanted tokens. Out: their log-probs, and entropies as plain numbers.
-Logits exist for one chunk of tokens at a time, in the weights' own precision, and are computed again in the backward pass,
-where their gradient takes their place. So a vocabulary of 150,000 costs its matrix products and two passes over a chunk, and no
-memory that grows with the tokens. Refuses nothing: whether a head is of this form is for the caller to see (`serves`).
+Logits exist for one chunk of tokens at a time, in the precision of the weights. The backward pass computes them again and
+overwrites them with their gradient. A vocabulary of 150,000 thus costs its matrix products and two passes over a chunk, and no
+memory that grows with the number of tokens. `serves` tells whether a head can be computed this way.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels import find_kernels
+
 MAX_LOGITS = 2**28
-"""Logits of one chunk: half a GiB in half precision."""
+"""Logits per chunk: half a GiB in half precision."""
 
 
 def serves(linear: nn.Module) -> bool:
-    """Whether the head is a plain product, on a GPU, with Triton there to read its logits."""
+    """Whether the head is a linear layer without bias on a GPU, and Triton is installed."""
     weight: Any = linear.weight
-    return type(linear) is nn.Linear and getattr(linear, "bias", None) is None and weight.is_cuda and _has_triton()
+    plain = type(linear) is nn.Linear and linear.bias is None
+    return plain and find_kernels("log_probs", weight.device) is not None
 
 
 def head_scores(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs, with a gradient, and entropies, without one."""
+    """Log-probs of the targets, with a gradient, and entropies, without one. `chunk` tokens at a time."""
     function: Any = _HeadScores
     found = function.apply(hidden, weight, targets, temperature, chunk or max(1, MAX_LOGITS // weight.shape[0]))
     return found[0], found[1]
@@ -37,7 +37,7 @@ def head_scores(
 class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> Any:
-        from .head_kernels import score
+        from ..kernels.log_probs import score
 
         parts = []
         for start in range(0, len(hidden), chunk):
@@ -52,7 +52,7 @@ class _HeadScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from .head_kernels import slope
+        from ..kernels.log_probs import backward
 
         hidden, weight, targets, totals = ctx.saved_tensors
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
@@ -60,15 +60,10 @@ class _HeadScores(torch.autograd.Function):
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             logits = hidden[part] @ weight.T
-            sloped = slope(logits, targets[part], totals[part], grads[0][part], ctx.temperature)
+            gradient = backward(logits, targets[part], totals[part], grads[0][part], ctx.temperature)
             if by_hidden is not None:
-                torch.mm(sloped, weight, out=by_hidden[part])
+                torch.mm(gradient, weight, out=by_hidden[part])
             if by_weight is not None:
-                by_weight.addmm_(sloped.T, hidden[part])
-            del logits, sloped
+                by_weight.addmm_(gradient.T, hidden[part])
+            del logits, gradient
         return by_hidden, by_weight, None, None, None
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

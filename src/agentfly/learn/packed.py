@@ -1,12 +1,11 @@
-"""Rows in one line, without padding: each token attends to its own row alone.
+"""Packed batches: rows in one line without padding, in which each token attends to its own row only.
 
     rows           A A A A      B B      C C C
     packed         a a a a b b c c c            input_ids [1, 9], position_ids 0 1 2 3 0 1 0 1 2
 
-In: a transformers backbone. Out: a twin of it (the same tensors, another attention) that reads such lines. On a GPU all rows
-attend in one kernel (torch's varlen attention: half precision, heads of a multiple of 8); elsewhere row by row. Refuses
-attention it would compute wrongly (sinks, position biases, soft caps); whether a model can be packed at all is decided by a
-probe in `backbone`.
+`packed_replica` makes a second module tree over the same tensors whose attention reads such lines. On a GPU all rows attend in
+one kernel (torch's varlen attention: half precision, head sizes that are multiples of 8); elsewhere row by row. Attention
+sinks, position biases and soft caps raise a ConfigError. `backbone` probes whether a model can be packed at all.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from ..errors import ConfigError
 
 NAME = "agentfly_packed"
 _HALF = (torch.bfloat16, torch.float16)
-_MAX_DIM = 256  # of a head, in the kernel that reads all rows at once
+_MAX_DIM = 256  # largest head size of torch's varlen kernel
 
 
 @dataclass(slots=True)
-class Line:
-    """Where the rows of one packed line lie."""
+class PackedLayout:
+    """The positions of rows in a packed layout."""
 
     lengths: Sequence[int]
     device: torch.device
@@ -48,23 +47,23 @@ class Line:
         self.positions = (torch.arange(int(ends[-1])) - offsets)[None].to(self.device)
 
 
-def packed_twin(module: nn.Module) -> nn.Module:
-    """The same tensors with attention that reads packed lines."""
+def packed_replica(module: nn.Module) -> nn.Module:
+    """A replica of the module whose attention reads packed lines. Raises ConfigError if its attention cannot be replaced."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     shared = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
-    twin: Any = copy.deepcopy(module, shared)
-    twin.set_attn_implementation(NAME)
-    if twin.config._attn_implementation != NAME:
+    replica: Any = copy.deepcopy(module, shared)
+    replica.set_attn_implementation(NAME)
+    if replica.config._attn_implementation != NAME:
         raise ConfigError(f"the attention of {type(module).__name__} cannot be replaced")
-    return twin.eval()  # type: ignore[no-any-return]
+    return replica.eval()  # type: ignore[no-any-return]
 
 
-def run_packed(twin: nn.Module, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Hidden states [1, tokens, width] of a packed line."""
-    line = Line(lengths, input_ids.device)
-    output: Any = twin(input_ids=input_ids, position_ids=line.positions, use_cache=False, agentfly_line=line)
+def run_packed(replica: nn.Module, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Hidden states [1, tokens, width] of a packed layout."""
+    layout = PackedLayout(lengths, input_ids.device)
+    output: Any = replica(input_ids=input_ids, position_ids=layout.positions, use_cache=False, agentfly_layout=layout)
     hidden: Tensor = output.last_hidden_state
     return hidden
 
@@ -78,29 +77,31 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    agentfly_line: Line | None = None,
+    agentfly_layout: PackedLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Called by each layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     unknown = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None] + ["softcap"] * (
         softcap is not None
     )
-    if agentfly_line is None or unknown:
-        why = f"uses {unknown[0]} in its attention" if unknown else "does not hand its arguments on to attention"
+    if agentfly_layout is None or unknown:
+        why = f"uses {unknown[0]} in its attention" if unknown else "does not pass its keyword arguments on to attention"
         raise ConfigError(f"{type(module).__name__} {why}: its rows cannot be packed")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     fits = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= _MAX_DIM
-    kernel = _one_kernel() if fits else None
+    kernel = _varlen_kernel() if fits else None
     if kernel is not None:
-        out = kernel(query, key, value, agentfly_line, scaling, sliding_window)
+        out = kernel(query, key, value, agentfly_layout, scaling, sliding_window)
     else:
-        out = _row_by_row(query, key, value, agentfly_line, scaling, sliding_window)
+        out = _row_by_row(query, key, value, agentfly_layout, scaling, sliding_window)
     return out[None], None
 
 
-def _row_by_row(query: Tensor, key: Tensor, value: Tensor, line: Line, scale: float | None, window: int | None) -> Tensor:
+def _row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float | None, window: int | None
+) -> Tensor:
     outs, start = [], 0
-    for length in line.lengths:
+    for length in layout.lengths:
         q, k, v = (tensor[start : start + length].transpose(0, 1)[None] for tensor in (query, key, value))
         mask = None
         if window is not None and window < length:
@@ -116,24 +117,26 @@ def _row_by_row(query: Tensor, key: Tensor, value: Tensor, line: Line, scale: fl
 
 
 @cache
-def _one_kernel() -> Callable[..., Tensor] | None:
-    """torch's varlen attention, in whichever of its spellings this torch has; None where it has none."""
+def _varlen_kernel() -> Callable[..., Tensor] | None:
+    """torch's varlen attention, adapted to the signature of the installed torch; None if torch has none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
     known = inspect.signature(varlen_attn).parameters
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, line: Line, scale: float | None, window: int | None) -> Tensor:
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float | None, window: int | None
+    ) -> Tensor:
         options: dict[str, Any] = {}
         if scale is not None:
             options["scale"] = scale
         if "window_size" in known:
             options["window_size"] = (-1 if window is None else window - 1, 0)
-        elif window is None or window >= line.longest:
+        elif window is None or window >= layout.longest:
             options["is_causal"] = True
         else:
-            return _row_by_row(query, key, value, line, scale, window)
+            return _row_by_row(query, key, value, layout, scale, window)
         if query.shape[1] != key.shape[1]:
             if "enable_gqa" in known:
                 options["enable_gqa"] = True
@@ -141,7 +144,7 @@ def _one_kernel() -> Callable[..., Tensor] | None:
                 times = query.shape[1] // key.shape[1]
                 key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        out: Any = varlen_attn(query, key, value, line.starts, line.starts, line.longest, line.longest, **options)
+        out: Any = varlen_attn(query, key, value, layout.starts, layout.starts, layout.longest, layout.longest, **options)
         return out  # type: ignore[no-any-return]
 
     return attend if "scale" in known else None

@@ -15,7 +15,7 @@ import math
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -144,6 +144,23 @@ class HttpClient:
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
         return self._accept(Answer(response.status_code, _lower(response.headers), bytes(body)))
+
+    async def lines(self, method: str, url: str, **request: Any) -> AsyncGenerator[str, None]:
+        """The lines of a streamed answer. Raises like `send`; use `contextlib.aclosing`, which closes the connection."""
+        import httpx
+
+        try:
+            async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
+                if response.status_code != 200:
+                    body = bytearray()
+                    async for part in response.aiter_bytes():
+                        body += part
+                        self._check_size(body)
+                    self.check(Answer(response.status_code, _lower(response.headers), bytes(body)))
+                async for line in response.aiter_lines():
+                    yield line
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
 
     def send_blocking(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
         """The same for a thread without an event loop; `timeout_s` is for the whole answer."""

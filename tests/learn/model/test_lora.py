@@ -83,7 +83,7 @@ def test_the_engine_samples_from_the_adapters_with_nothing_copied() -> None:
     logits = model(torch.tensor([ids])).logits[0, len(IDS[0]) - 1 : -1]
     want = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
     assert torch.allclose(torch.tensor(completion.logprobs), want, atol=1e-4)
-    assert {id(p) for p in engine._twin.parameters()} == {id(p) for p in model.parameters()}
+    assert {id(p) for p in engine._replica.parameters()} == {id(p) for p in model.parameters()}
 
 
 def test_critic_and_reference_share_frozen_tensors_with_the_policy() -> None:

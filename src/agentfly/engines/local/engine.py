@@ -1,10 +1,11 @@
-"""The local engine: a transformers model that samples for many chains at once, in a thread of its own.
+"""The local engine: a transformers model that samples for many chains at once, in a separate thread.
 
-In: requests with prompt ids, from any event loop. Out: completions with the sampled ids, their log-probs and versions. The
-event loop never waits for a forward pass: requests go through an inbox, and results come back with `call_soon_threadsafe`,
-one call per step. `model` is shared with the learner, who may change its weights in place; `publish` then makes sure that
-nothing computed before is used again. Refuses prompts that do not fit the context, and after a failure every request, with
-the sentence of that failure.
+Requests come from any event loop through an inbox; results go back with `call_soon_threadsafe`, one call per step and loop. No
+event loop waits for a forward pass. The learner may change the weights of `model` in place; `publish` then makes sure that no
+key or value computed before is used again. After a failure every request fails with the same sentence.
+
+    event loops     generate -> inbox "add"      cancelled -> "remove"      release -> "release"         <- _deliver
+    engine thread   _work: empty the inbox -> if published: invalidate the caches -> scheduler.step -> _send
 """
 
 from __future__ import annotations
@@ -18,111 +19,83 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Proof, Request
-from ..options import Share, check_cache_size
-from .batch import Batch, Row
-from .cache import SlotCache
-from .paged import Pools
-from .paged_batch import PagedBatch
-from .pages import PAGE, Pages
-from .slots import Slots
-from .twin import addresses, check_paged_twin, check_twin, make_twin, same_tensors
+from ..options import LocalOptions
+from ..prompt import decode, room_for
+from .page_allocator import PAGE_SIZE, PageAllocator
+from .paged_attention import KVPools
+from .paged_scheduler import PagedScheduler
+from .replica import addresses, check_paged_replica, check_replica, make_replica, same_tensors
+from .scheduler import BatchScheduler, SequenceState
+from .slot_allocator import SlotAllocator
+from .slot_attention import SlotCache
+from .slot_scheduler import SlotScheduler
 
-IDLE_S = 5.0  # a thread without work ends after this long, and starts again with the next request
+IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
 class LocalEngine:
-    """Continuous batching over one model.
-
-    max_context       tokens of a prompt and its reply together; None: what the model was made for
-    max_batch         how many requests run at once; more wait their turn. None: 256, on a GPU 512
-    max_step_tokens   how many prompt tokens one step may read, so that long prompts do not hold up those who are sampling.
-                      None: 1,024, on a GPU 4,096
-    kv_tokens         how many tokens all caches may hold together
-    kv_gib            the same in memory
-    kv_fraction       the same as a share of the device's free memory. None of the three: 0.4 on a GPU; elsewhere 0.25,
-                      and 2 GiB at most
-    cache             "slots": grows as it is used; "pages": one pool of fixed size, decoding in flights of several steps (CUDA
-                      graphs on a GPU). None: pages on a GPU, slots elsewhere
-    stop_ids          ids that end every reply; None: the end tokens of the model's generation config
-    """
+    """Continuous batching over one model. Takes the fields of `LocalOptions` as keywords, or an instance of it."""
 
     reads: Literal["ids", "messages"] = "ids"
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        max_context: int | None = None,
-        max_batch: int | None = None,
-        max_step_tokens: int | None = None,
-        kv_tokens: int | None = None,
-        kv_gib: float | None = None,
-        kv_fraction: Share | None = None,
-        cache: Literal["slots", "pages"] | None = None,
-        stop_ids: Iterable[int] | None = None,
-        version: int = 0,
+        self, model: Any, tokenizer: Any, options: LocalOptions | None = None, *, version: int = 0, **fields: Any
     ) -> None:
-        if cache not in ("slots", "pages", None):
-            raise ConfigError(f"engine: cache is 'slots' or 'pages', not {cache!r}")
-        for name, number in [
-            ("max_context", max_context), ("max_batch", max_batch), ("max_step_tokens", max_step_tokens),
-            ("kv_tokens", kv_tokens), ("kv_gib", kv_gib), ("kv_fraction", kv_fraction),
-        ]:  # fmt: skip
-            if number is not None and not number > 0:
-                raise ConfigError(f"engine: {name} must be more than 0, not {number}")
-        if kv_fraction is not None and kv_fraction > 1:
-            raise ConfigError(f"engine: kv_fraction is a share of at most 1, not {kv_fraction}")
-        check_cache_size({"kv_tokens": kv_tokens, "kv_gib": kv_gib, "kv_fraction": kv_fraction})
+        options = LocalOptions(**fields) if options is None else replace(options, **fields)
         self.model = model
         self.tokenizer = tokenizer
         self.shares_weights = True
-        self.proof: Proof | None = None
         self.version = version
         self.renderer: Any = None  # set by `open_engine`
-        self.stop_ids = frozenset(_end_ids(model, tokenizer) if stop_ids is None else stop_ids)
+        self.proof: Proof | None = None  # for engines that hold a copy of the weights
+        self.stop_ids = frozenset(_end_ids(model, tokenizer) if options.stop_ids is None else options.stop_ids)
         self.device = next(model.parameters()).device
         gpu = self.device.type == "cuda"
-        max_batch = max_batch or (512 if gpu else 256)
-        max_step_tokens = max_step_tokens or (4096 if gpu else 1024)
+        max_batch = options.max_batch or (512 if gpu else 256)
         tune(next(model.parameters()))
-        self._twin = make_twin(model)
-        probe = check_twin(model, self._twin, self.device)
+        self._replica = make_replica(model)
+        probe = check_replica(model, self._replica, self.device)
+        kv_tokens = options.kv_tokens
         if kv_tokens is None:
-            kv_tokens = int(_kv_bytes(kv_gib, kv_fraction, self.device) // probe.bytes_per_token)
-        self.max_context = min(max_context or _model_context(model), kv_tokens)
+            kv_tokens = int(_kv_bytes(options.kv_gib, options.kv_fraction, self.device) // probe.bytes_per_token)
+        self.max_context = min(options.max_context or _model_context(model), kv_tokens)
         if self.max_context < 2:
             raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens, kv_gib or kv_fraction")
-        self.capacity = 2 * max_batch  # chains in flight: with more, what is cached of one is lost while its tools run
-        self._on_pages = cache == "pages" or (cache is None and gpu)
+        # Chains in flight. While one chain's tools run, another can sample; with more than that, its cache would be evicted.
+        self.capacity = 2 * max_batch
+        self._on_pages = options.cache == "pages" or (options.cache is None and gpu)
         sizes: dict[str, Any] = {
-            "max_batch": max_batch, "max_step_tokens": max_step_tokens, "max_context": self.max_context, "device": self.device,
-        }  # fmt: skip
-        self._batch: Batch
+            "max_batch": max_batch,
+            "max_step_tokens": options.max_step_tokens or (4096 if gpu else 1024),
+            "max_context": self.max_context,
+            "device": self.device,
+        }
+        self._scheduler: BatchScheduler
         if self._on_pages:
-            self._twin = make_twin(model, on_pages=True)
-            check_paged_twin(model, self._twin, probe, self.device)
-            num_pages = 1 + -(-kv_tokens // PAGE)
-            pools = Pools(num_pages, [probe.layers[index] for index in sorted(probe.layers)])
-            self._batch = PagedBatch(self._twin, Pages(num_pages), pools, **sizes)
+            self._replica = make_replica(model, on_pages=True)
+            check_paged_replica(model, self._replica, probe, self.device)
+            num_pages = 1 + -(-kv_tokens // PAGE_SIZE)
+            pools = KVPools(num_pages, [probe.layers[index] for index in sorted(probe.layers)])
+            self._scheduler = PagedScheduler(self._replica, PageAllocator(num_pages), pools, **sizes)
         else:
             length = min(self.max_context, 256)
-            slots = Slots(
+            slots = SlotAllocator(
                 SlotCache(max(1, min(8, kv_tokens // length)), length),
                 max_tokens=kv_tokens,
                 max_slots=self.capacity,
                 max_length=self.max_context,
             )
-            self._batch = Batch(self._twin, slots, **sizes)
+            self._scheduler = SlotScheduler(self._replica, slots, **sizes)
         self._addresses = addresses(model)
         self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
         self._wake = threading.Condition()
@@ -130,43 +103,46 @@ class LocalEngine:
         self._holders = 0
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
-        self._published = 0
-        self._forgotten = 0
+        self._published = 0  # counts calls of `publish`
+        self._invalidated = 0  # the last publication for which the thread has dropped the caches
         self._num_requests = 0
         self._busy_s = 0.0
         self._tail_tokenizer: Any = None
         _engines.add(self)
 
     async def generate(self, request: Request) -> Completion:
-        row = self._row(request)
-        row.loop = asyncio.get_running_loop()
-        row.future = row.loop.create_future()
-        self._post("add", row)
+        seq = self._sequence(request)
+        seq.loop = asyncio.get_running_loop()
+        seq.future = seq.loop.create_future()
+        self._post("add", seq)
         try:
-            completion: Completion = await row.future
+            completion: Completion = await seq.future
         except asyncio.CancelledError:
-            self._post("remove", row)
+            self._post("remove", seq)
             raise
         return completion
 
     def publish(self, version: int) -> None:
-        """The weights have changed in place: drop every cache; tokens drawn from now on carry `version`.
+        """The weights have changed in place: drop every cache; tokens sampled from now on carry `version`.
 
-        Rows that are in the middle of a reply go on with the new weights, and their tokens say so one by one.
+        Replies in progress continue with the new weights; `Completion.versions` records the version of each token. The step
+        that runs now is not waited for: it sees the new count when it ends and discards what it sampled.
         """
-        if not same_tensors(self.model, self._twin) or addresses(self.model) != self._addresses:
+        if not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses:
             with self.hold():
-                self._twin = make_twin(self.model, on_pages=self._on_pages)
+                self._replica = make_replica(self.model, on_pages=self._on_pages)
                 self._addresses = addresses(self.model)
-                self._batch.use(self._twin)
+                self._scheduler.use_model(self._replica)
+        # Version first: a step that starts between these lines still has the old count and is discarded when it ends.
         self.version = version
         self._published += 1
 
     @contextmanager
     def hold(self, timeout_s: float = 60.0) -> Iterator[None]:
-        """No forward pass runs inside: for a learner that updates the weights while chains are being sampled."""
+        """No forward pass runs inside the context: for a learner that updates the weights while chains are sampled."""
         with self._wake:
-            self._holders += 1  # the thread takes no further step until we had our turn: locks know no queue
+            # threading.Lock is not fair: without this count the engine thread could re-acquire it for every next step.
+            self._holders += 1
         try:
             if not self._forward.acquire(timeout=timeout_s):
                 raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
@@ -176,13 +152,13 @@ class LocalEngine:
                 self._wake.notify_all()
         try:
             if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # what was sent on its way has arrived
+                torch.cuda.synchronize(self.device)  # launched kernels have ended, too
             yield
         finally:
             self._forward.release()
 
     def rest(self) -> None:
-        """Nothing to free: the learner trains the very weights that this engine samples from."""
+        """Nothing to free: the learner trains the weights that this engine samples from."""
 
     def release(self, session: str) -> None:
         with self._wake:
@@ -190,15 +166,15 @@ class LocalEngine:
                 self._inbox.append(("release", session))
 
     def stats(self) -> dict[str, float]:
-        """What was done so far, and what is held now. Read without stopping the engine, so figures may be a step apart."""
-        batch = self._batch
+        """Counters and current sizes. Read without stopping the engine, so figures may be one step apart."""
+        scheduler = self._scheduler
         return {
-            **batch.counts,
+            **scheduler.counts,
             "requests": self._num_requests,
-            "evicted": batch.slots.num_evicted,
-            "running": len(batch.running),
-            "queued": len(batch.queue),
-            **batch.memory(),
+            "evicted": scheduler.num_evicted,
+            "running": len(scheduler.running),
+            "queued": len(scheduler.queue),
+            **scheduler.memory(),
             "busy_s": self._busy_s,
         }
 
@@ -206,7 +182,7 @@ class LocalEngine:
         await asyncio.to_thread(self.shut)
 
     def shut(self, timeout_s: float = 10.0) -> None:
-        """Close without an event loop. Requests that still run fail; the model stays the caller's."""
+        """Close without an event loop. Requests in progress fail; the model is not touched."""
         with self._wake:
             self._failure = self._failure or "the engine was closed"
             thread = self._thread
@@ -214,133 +190,125 @@ class LocalEngine:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
-    def _row(self, request: Request) -> Row:
-        count = len(request.prompt_ids)
-        if count == 0:
-            raise EngineError("the prompt is empty: there is nothing to go on from")
-        if count >= self.max_context:
-            raise EngineError(
-                f"the prompt has {count} tokens and the context holds {self.max_context}, reply included: "
-                "shorten the prompt, end the chain earlier, or raise max_context"
-            )
-        return Row(request, self.stop_ids, self._decode_tail)
+    def _sequence(self, request: Request) -> SequenceState:
+        room_for(request, self.max_context)
+        return SequenceState(request, self.stop_ids, self._decode_tail)
 
-    def _post(self, kind: Literal["add", "remove"], row: Row) -> None:
+    def _post(self, kind: Literal["add", "remove"], seq: SequenceState) -> None:
         with self._wake:
             if kind == "add":
                 if self._failure is not None:
                     raise EngineError(self._failure)
                 self._num_requests += 1
-            self._inbox.append((kind, row))
+            self._inbox.append((kind, seq))
             if self._thread is None and kind == "add":
                 self._thread = threading.Thread(target=self._run, name="agentfly-engine", daemon=True)
                 self._thread.start()
             self._wake.notify()
 
     def _run(self) -> None:
-        """The thread. It ends when it is closed, when it fails, or when nothing was asked of it for a while."""
+        """The thread's function. Returns when the engine is closed, fails, or has been idle for IDLE_S."""
         try:
             if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)  # a thread begins on the first one
+                torch.cuda.set_device(self.device)  # a new thread starts on device 0
             with torch.no_grad():
                 while self._wait():
                     self._work()
-        except Exception as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001  any failure must reach the requests that wait
             self._failure = self._failure or f"the local engine stopped: {type(error).__name__}: {error}"
         if self._failure is not None:
             self._fail_all(self._failure)
-            with suppress(RuntimeError):  # a device that has failed fails again, and has nothing under way
-                self._batch.settle()
+            with suppress(RuntimeError):  # a failed device raises again, but then nothing runs on it any more
+                self._scheduler.drain()
 
     def _wait(self) -> bool:
-        """Block until there is work. False: the thread is to end."""
+        """Block until there is work. Returns False if the thread must end."""
         with self._wake:
             while self._holders and self._failure is None:
                 self._wake.wait(IDLE_S)
-            self._wake.wait_for(lambda: self._inbox or self._batch.busy or self._failure is not None, IDLE_S)
+            self._wake.wait_for(lambda: self._inbox or self._scheduler.busy or self._failure is not None, IDLE_S)
             if self._failure is not None:
                 return False
-            if not self._inbox and not self._batch.busy:
+            if not self._inbox and not self._scheduler.busy:
                 self._thread = None
                 return False
         return True
 
     def _work(self) -> None:
-        batch, inbox = self._batch, self._inbox
-        with self._forward:  # `publish` may replace what rows come to and leave from
+        scheduler, inbox = self._scheduler, self._inbox
+        with self._forward:  # also around the inbox: `publish` may replace the replica, which restarts every sequence
             while inbox:
                 kind, what = inbox.popleft()
                 if kind == "add":
-                    batch.add(what)
+                    scheduler.add(what)
                 elif kind == "remove":
-                    batch.remove(what)
+                    scheduler.remove(what)
                 else:
-                    batch.slots.release(what)
-            if not batch.busy:
+                    scheduler.release(what)
+            if not scheduler.busy:
                 return
             began = time.perf_counter()
-            published, version = self._published, self.version
-            if published != self._forgotten:
-                batch.forget()
-                self._forgotten = published
-            news = batch.step(version, lambda: published == self._published)
+            # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
+            # old count, is invalid when it ends, and the next step drops the caches.
+            published = self._published
+            version = self.version
+            if published != self._invalidated:
+                scheduler.invalidate()
+                self._invalidated = published
+            news = scheduler.step(version, lambda: published == self._published)
         self._busy_s += time.perf_counter() - began
         if news:
             self._send(news)
 
-    def _send(self, rows: Sequence[Row]) -> None:
-        """Hand news to the event loops they belong to. A loop that is gone takes its rows with it."""
-        for loop in {id(row.loop): row.loop for row in rows}.values():
-            mine = [row for row in rows if row.loop is loop]
-            news = [(row, row.new_text, row.finished, row.error) for row in mine]
-            for row in mine:
-                row.new_text = ""
+    def _send(self, seqs: Sequence[SequenceState]) -> None:
+        """Send news to the event loops of the requests. The requests of a closed loop are removed."""
+        for loop in {id(seq.loop): seq.loop for seq in seqs}.values():
+            mine = [seq for seq in seqs if seq.loop is loop]
+            news = [(seq, seq.new_text, seq.finished, seq.error) for seq in mine]
+            for seq in mine:
+                seq.new_text = ""
             try:
                 loop.call_soon_threadsafe(self._deliver, news)
             except RuntimeError:
-                for row in mine:
-                    self._post("remove", row)
+                for seq in mine:
+                    self._post("remove", seq)
 
-    def _deliver(self, news: Sequence[tuple[Row, str, Literal["stop", "length"] | None, str | None]]) -> None:
-        """In the event loop: streamed text, then results."""
-        for row, text, finished, error in news:
-            if row.future.done():
+    def _deliver(self, news: Sequence[tuple[SequenceState, str, Literal["stop", "length"] | None, str | None]]) -> None:
+        """In the event loop: call `on_text`, then resolve the futures."""
+        for seq, text, finished, error in news:
+            if seq.future.done():  # cancelled; `generate` has posted its removal
                 continue
             try:
-                if text and row.on_text is not None:
-                    row.on_text(text)
+                if text and seq.on_text is not None:
+                    seq.on_text(text)
                 if error is not None:
-                    row.future.set_exception(EngineError(error))
+                    seq.future.set_exception(EngineError(error))
                 elif finished is not None:
-                    row.future.set_result(self._complete(row, finished))
-            except Exception as failure:  # noqa: BLE001  what a listener raises belongs to whoever asked, not to the loop
-                row.future.set_exception(failure)
-                self._post("remove", row)
+                    seq.future.set_result(self._complete(seq, finished))
+            except Exception as failure:  # noqa: BLE001  an exception of `on_text` belongs to the request, not to the loop
+                seq.future.set_exception(failure)
+                self._post("remove", seq)
 
-    def _complete(self, row: Row, finished: Literal["stop", "length"]) -> Completion:
-        ids = row.tokens[row.num_prompt :]
-        text = self._decode(self.tokenizer, ids[:-1] if row.ended_by_id else ids)
-        return Completion(text=text, token_ids=ids, logprobs=row.logprobs, versions=row.versions, stop=finished)
+    def _complete(self, seq: SequenceState, finished: Literal["stop", "length"]) -> Completion:
+        ids = seq.tokens[seq.num_prompt :]
+        text = decode(self.tokenizer, ids[:-1] if seq.ended_by_id else ids)
+        return Completion(text=text, token_ids=ids, logprobs=seq.logprobs, versions=seq.versions, stop=finished)
 
     def _fail_all(self, sentence: str) -> None:
         with self._wake:
-            rows = self._batch.clear() + [what for kind, what in self._inbox if kind == "add"]
+            seqs = self._scheduler.clear() + [what for kind, what in self._inbox if kind == "add"]
             self._inbox.clear()
             self._thread = None
-        for row in rows:
-            row.error = sentence
-        if rows:
-            self._send(rows)
+        for seq in seqs:
+            seq.error = sentence
+        if seqs:
+            self._send(seqs)
 
     def _decode_tail(self, ids: Sequence[int]) -> str:
-        """For the engine's thread, with its own tokenizer: a fast one must not be read while another thread sets it up."""
+        """Decode in the engine's thread, with a copy of the tokenizer: fast tokenizers are not thread-safe."""
         if self._tail_tokenizer is None:
             self._tail_tokenizer = copy.deepcopy(self.tokenizer)
-        return self._decode(self._tail_tokenizer, ids)
-
-    @staticmethod
-    def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return decode(self._tail_tokenizer, ids)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> set[int]:
@@ -358,12 +326,11 @@ def _model_context(model: Any) -> int:
 
 
 def tune(weights: torch.Tensor) -> None:
-    """Switch off two libraries that cost far more than they save here, for the whole process: the learner gains too. And make
-    the weights' device that of this thread.
+    """Process-wide settings for the device of the weights; the learner profits from them, too.
 
-    oneDNN prepares every float32 product anew on ARM, ten times the work of a small layer. cuDNN's attention plans anew for
-    every shape it meets, 3 ms each, and a batch that rows join and leave has a new shape at nearly every step. And Triton
-    starts kernels on the thread's own device, whatever device their tensors are on: it becomes that of the weights.
+    On ARM, oneDNN repacks the weights at every float32 product, ten times the work of a small layer: switched off. cuDNN's
+    attention plans for 3 ms at every new shape, and the shape of a batch changes at nearly every step: switched off. Triton
+    launches kernels on the thread's current device, whatever device their tensors are on: set to that of the weights.
     """
     if weights.device.type == "cuda":
         torch.cuda.set_device(weights.device)
@@ -380,15 +347,15 @@ def _kv_bytes(kv_gib: float | None, fraction: float | None, device: torch.device
         return (fraction or 0.4) * free
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not every system tells
+    except (ValueError, OSError):  # not available on every system
         if fraction is not None:
-            raise ConfigError("engine: this system does not say how much memory is free: set kv_gib, not kv_fraction") from None
+            raise ConfigError("engine: this system does not report its free memory: set kv_gib, not kv_fraction") from None
         return 2 * 2**30
     return min(2 * 2**30, 0.25 * free) if fraction is None else fraction * free
 
 
 @atexit.register
 def _close_all() -> None:
-    """A thread inside a forward pass must not outlive the interpreter."""
+    """Stop the threads: a thread inside a forward pass would crash at interpreter shutdown."""
     for engine in list(_engines):
         engine.shut(timeout_s=5.0)

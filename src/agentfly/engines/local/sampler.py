@@ -1,9 +1,8 @@
-"""Drawing one token per row from a batch of logits.
+"""The sampler: draws one token per row from a batch of logits.
 
-In: logits [rows, vocabulary], each row's `Sampling`, one uniform number per row. Out: the ids and their natural log-probs
-under softmax(logits / temperature), before top-k, top-p and min-p cut it (temperature 0: the best token, under
-softmax(logits)). One number per row and inversion of the distribution make a draw depend on that row alone, not on its
-batch-mates. Holds no state and no generator.
+Log-probs are those of softmax(logits / temperature), before top-k, top-p and min-p truncate it (temperature 0: the largest
+logit, under softmax(logits)). A row is drawn by inverting its cumulative distribution at one uniform number, so its token
+depends on that row alone and not on the rest of the batch. The module has no state and no random generator.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels import ALMOST_ONE
 from ...types import Sampling
-
-ALMOST_ONE = 1.0 - 2.0**-20  # keeps u * total below total in float32, so that no token of probability 0 is ever drawn
 
 
 def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-    """One token per row. `uniforms` are in [0, 1); greedy rows ignore theirs."""
+    """One token and its log-prob per row. `uniforms` are in [0, 1); rows with temperature 0 ignore theirs."""
     device = logits.device
     logits = logits.float()
     temperatures = [sampling.temperature for sampling in samplings]
@@ -39,13 +37,16 @@ def draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float
     return ids.tolist(), chosen.tolist()
 
 
-def draw_lanes(
+def draw_batch(
     logits: Tensor, uniforms: Tensor, temperatures: Tensor, top_k: Tensor | None, top_p: Tensor, min_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`draw` with everything on the device, for a CUDA graph: nothing depends on the values. `top_k` None: nothing is cut."""
+    """`draw` with all arguments on the device: no size or branch depends on values, as CUDA graphs need.
+
+    `top_k` None: no row truncates its distribution.
+    """
     logits = logits.float() / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
     probs = torch.softmax(logits, dim=-1)
-    left = probs if top_k is None else _cut_lanes(probs, top_k[:, None], top_p[:, None], min_p[:, None])
+    left = probs if top_k is None else _truncate_batch(probs, top_k[:, None], top_p[:, None], min_p[:, None])
     cumulative = left.cumsum(dim=-1)
     points = (uniforms.clamp(max=ALMOST_ONE)[:, None] * cumulative[:, -1:]).contiguous()
     drawn = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
@@ -53,7 +54,7 @@ def draw_lanes(
     return ids, probs.gather(1, ids[:, None])[:, 0].log()
 
 
-def _cut_lanes(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def _truncate_batch(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     small = probs < min_p * probs.amax(dim=-1, keepdim=True)
     values, places = probs.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(values.shape[1], device=probs.device)[None]
@@ -64,7 +65,7 @@ def _cut_lanes(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
 
 
 def _truncate(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Zero what top-k, then top-p of what is left, then min-p rule out. Rows are not normalised again: no need to draw."""
+    """Zero what top-k, then top-p of the rest, then min-p exclude. Rows are not normalised again; drawing does not need it."""
     device = probs.device
     if any(sampling.min_p > 0 for sampling in samplings):
         floors = torch.tensor([sampling.min_p for sampling in samplings], device=device)[:, None]
@@ -74,7 +75,7 @@ def _truncate(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     sorting = [i for i, sampling in enumerate(samplings) if sampling.top_k > 0 or sampling.top_p < 1.0]
     if sorting:
         rows = probs if len(sorting) == len(samplings) else probs[sorting]
-        cut = _cut_sorted(rows, [samplings[i] for i in sorting])
+        cut = _truncate_sorted(rows, [samplings[i] for i in sorting])
         if rows is probs:
             probs = cut
         else:
@@ -82,7 +83,7 @@ def _truncate(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return probs if small is None else probs.masked_fill(small, 0.0)
 
 
-def _cut_sorted(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def _truncate_sorted(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     size = probs.shape[1]
     tops = [min(sampling.top_k or size, size) for sampling in samplings]
     values, places = probs.topk(max(tops), dim=-1)  # sorted, best first
@@ -91,7 +92,7 @@ def _cut_sorted(probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if any(sampling.top_p < 1.0 for sampling in samplings):
         before = values.cumsum(dim=-1) - values
         limits = torch.tensor([sampling.top_p for sampling in samplings], device=probs.device)[:, None]
-        # A row without top-p keeps all: rounding must not cost it its tail.
+        # A row without top-p keeps everything: rounding must not remove its tail.
         over = (before >= limits * values.sum(dim=-1, keepdim=True)) & (limits < 1.0)
         values = values.masked_fill(over, 0.0)
     return torch.zeros_like(probs).scatter_(1, places, values)

@@ -1,9 +1,9 @@
-"""Whose slot is whose: lending, sharing, evicting and resizing, inside a budget of tokens.
+"""The slot allocator: which slot of the slot cache belongs to which chain, within a budget of tokens.
 
-In: token lists of chains that want to run. Out: slots of the cache, with as much of the list already cached as can be had:
-the chain's own last turn, or the beginning of any other chain that starts the same way. A slot is busy (a row runs in it),
-kept (its chain's tools run), or free; a free slot still remembers its tokens until somebody needs it. Refuses to hold more
-than `max_tokens` tokens in all (slots x length): the caller then waits or sends a row back to the queue.
+A slot is busy (a sequence runs in it), kept (its chain waits for tools) or free. A free slot keeps its tokens until another
+chain needs it, so a later sequence can copy a common prefix from it. The cache grows and shrinks in both directions within
+`max_tokens` (slots x length). If that is not enough, `allocate` returns None and the scheduler waits, or `ensure_length`
+returns False and the scheduler preempts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from .cache import SlotCache
+from .slot_attention import SlotCache
 
-MIN_SHARED = 8  # shorter beginnings are computed faster than they are copied
+MIN_SHARED = 8  # computing a shorter prefix is faster than copying it
 
 
 class Slot:
-    """One place in the cache. `tokens[:cached]` have keys and values there; a busy slot's `tokens` is its row's own list."""
+    """One slot. `tokens[:cached]` have keys and values; the `tokens` of a busy slot is the sequence's own, growing list."""
 
     __slots__ = ("busy", "cached", "index", "session", "tokens", "used")
 
@@ -31,7 +31,7 @@ class Slot:
 
     @property
     def planned(self) -> int:
-        """How much will be cached once a running row has read its prompt."""
+        """Tokens cached once the prefill of a running sequence is done."""
         return len(self.tokens) if self.busy else self.cached
 
     @property
@@ -39,8 +39,8 @@ class Slot:
         return not self.busy and not self.session
 
 
-class Slots:
-    """All slots and the budget."""
+class SlotAllocator:
+    """All slots and the token budget."""
 
     def __init__(self, cache: SlotCache, *, max_tokens: int, max_slots: int, max_length: int) -> None:
         self.cache = cache
@@ -55,24 +55,24 @@ class Slots:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def lend(self, tokens: list[int], session: str) -> tuple[Slot, Slot | None, int] | None:
-        """A slot for a row that will hold `tokens`, and where its beginning is to be copied from (slot, count), if anywhere.
+    def allocate(self, tokens: list[int], session: str) -> tuple[Slot, Slot | None, int] | None:
+        """Assign a slot to a sequence. Returns (slot, source of a shared prefix or None, prefix length).
 
-        The source may still be reading that beginning itself. None: every slot is busy, and the budget allows no more.
+        The source may still be in prefill. Returns None if every slot is busy and the budget allows no more.
         """
-        want = len(tokens) - 1  # the last token is always computed: its logits are what is wanted
+        want = len(tokens) - 1  # the last token is always computed: its logits are sampled
         own = self._sessions.get(session) if session else None
         if own is not None and own.busy:
-            own, session = None, ""  # a second request of the same chain runs beside the first, under no name
-        num_own = common(own.tokens, tokens, min(own.cached, want)) if own else 0
+            own, session = None, ""  # a concurrent second request of the same chain runs without a session
+        num_own = shared_prefix_length(own.tokens, tokens, min(own.cached, want)) if own else 0
         source: Slot | None = None
         num_shared = 0
         if own is None or num_own < min(own.cached, want):
-            source, num_shared = longest_beginning(self._slots, tokens, want, own)
+            source, num_shared = longest_shared_prefix(self._slots, tokens, want, own)
         if own is not None:
             slot = own
         else:
-            slot_or_none = self._vacate(source)
+            slot_or_none = self._find_free(source)
             if slot_or_none is None:
                 return None
             slot = slot_or_none
@@ -86,31 +86,31 @@ class Slots:
             self._sessions[session] = slot
         return slot, source, num_shared
 
-    def give_back(self, slot: Slot) -> None:
-        """The row has ended. What it cached stays for its chain's next turn."""
+    def finish(self, slot: Slot) -> None:
+        """The sequence has ended. Its keys and values stay for the chain's next turn."""
         self._clock += 1
         slot.busy, slot.used = False, self._clock
 
     def release(self, session: str) -> None:
-        """The chain is over: its slot is free (when its row has ended, if one still runs)."""
+        """The chain has ended: its slot becomes free, once no sequence runs in it."""
         slot = self._sessions.pop(session, None)
         if slot is not None:
             slot.session = ""
 
-    def forget(self) -> None:
-        """The weights have changed: nothing cached is true any more."""
+    def invalidate(self) -> None:
+        """The weights have changed: drop all keys and values."""
         for slot in self._slots:
             slot.cached = 0
             if not slot.busy:
                 self._clear(slot)
 
     def drop(self, slot: Slot) -> None:
-        """Take a busy row's slot away."""
+        """Free the slot of a running sequence (preemption)."""
         slot.busy = False
         self._clear(slot)
 
     def ensure_length(self, length: int) -> bool:
-        """Make slots hold `length` tokens each. False: too many are busy for that."""
+        """Make every slot hold `length` tokens. Returns False if the busy slots alone would exceed the budget."""
         if length <= self.cache.length:
             return True
         roomy = min(self.max_length, _round(max(length, self.cache.length * 3 // 2), 64))
@@ -123,15 +123,15 @@ class Slots:
         busy = [slot for slot in self._slots if slot.busy]
         if not 0 < room >= len(busy):
             return False
-        self._reshape(room, tight, busy + self._kept_first(room - len(busy)))
+        self._reshape(room, tight, busy + self._most_useful(room - len(busy)))
         return True
 
-    def _vacate(self, source: Slot | None) -> Slot | None:
-        """An empty place: the free source itself, any free slot, a new one, or the one kept longest by a chain that waits."""
+    def _find_free(self, source: Slot | None) -> Slot | None:
+        """A slot to overwrite: the source if it is free, any free slot, a new slot, or the least recently used kept slot."""
         if source is not None and source.free:
             return source
         free = next((slot for slot in self._slots if slot.free), None)
-        if free is None and self._add():
+        if free is None and self._add_slots():
             free = next((slot for slot in self._slots if slot.free), None)
         if free is None:
             kept = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
@@ -145,13 +145,13 @@ class Slots:
             free = kept
         return free
 
-    def _add(self) -> bool:
+    def _add_slots(self) -> bool:
         count = len(self._slots)
         room = min(self.max_slots, self.max_tokens // self.cache.length)
         if room > count:
             self._reshape(min(room, max(8, 2 * count)), self.cache.length, self._slots)
             return True
-        # The slots may be longer than anybody needs by now.
+        # The slots may be longer than the sequences that run now need.
         length = _round(max((len(slot.tokens) for slot in self._slots if slot.busy), default=1) + 16, 64)
         room = min(self.max_slots, self.max_tokens // length)
         if length * 2 > self.cache.length or room <= count:
@@ -159,7 +159,7 @@ class Slots:
         self._reshape(room, length, [slot for slot in self._slots if slot.busy or slot.cached <= length])
         return True
 
-    def _kept_first(self, count: int) -> list[Slot]:
+    def _most_useful(self, count: int) -> list[Slot]:
         idle = [slot for slot in self._slots if not slot.busy and slot.cached]
         return sorted(idle, key=lambda slot: (slot.session != "", slot.used), reverse=True)[: max(count, 0)]
 
@@ -182,8 +182,8 @@ class Slots:
         slot.tokens, slot.cached = [], 0
 
 
-class Place(Protocol):
-    """A slot of any kind: its tokens, and how many of them are or will be cached."""
+class PrefixSource(Protocol):
+    """A cache entry that a prefix can be taken from."""
 
     tokens: list[int]
 
@@ -191,30 +191,30 @@ class Place(Protocol):
     def planned(self) -> int: ...
 
 
-AnyPlace = TypeVar("AnyPlace", bound=Place)
+AnySource = TypeVar("AnySource", bound=PrefixSource)
 
 
-def longest_beginning(
-    places: Iterable[AnyPlace], tokens: list[int], want: int, own: AnyPlace | None
-) -> tuple[AnyPlace | None, int]:
-    """Whose tokens, `own` aside, begin like `tokens` for longest, and for how many of the first `want`."""
+def longest_shared_prefix(
+    sources: Iterable[AnySource], tokens: list[int], want: int, own: AnySource | None
+) -> tuple[AnySource | None, int]:
+    """The source, except `own`, that shares the longest prefix with `tokens`, and its length (at most `want`)."""
     best, count = None, 0
-    for place in places:
-        limit = min(place.planned, want)
-        if limit > count and place is not own:
-            # Look past the best so far first: most places differ before that, and cost one comparison.
-            if place.tokens[count] != tokens[count]:
+    for source in sources:
+        limit = min(source.planned, want)
+        if limit > count and source is not own:
+            # Compare the token after the best prefix first: most sources differ there, so they cost one comparison.
+            if source.tokens[count] != tokens[count]:
                 continue
-            found = common(place.tokens, tokens, limit)
+            found = shared_prefix_length(source.tokens, tokens, limit)
             if found > count:
-                best, count = place, found
+                best, count = source, found
             if count == want:
                 break
     return best, count
 
 
-def common(a: list[int], b: list[int], limit: int) -> int:
-    """How many of the first `limit` items are the same, by halving: comparing slices is far faster than a loop."""
+def shared_prefix_length(a: list[int], b: list[int], limit: int) -> int:
+    """Length of the common prefix, at most `limit`, by bisection: comparing slices is far faster than a loop."""
     if a[:limit] == b[:limit]:
         return limit
     low, high = 0, limit  # a[:low] == b[:low]; a[:high] != b[:high]

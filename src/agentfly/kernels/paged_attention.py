@@ -1,9 +1,8 @@
-"""Attention over pages, in Triton: one query per chain (decode), and many per chain (reading prompts).
+"""Attention over a paged KV cache in Triton: `decode` with one query per sequence, `prefill` with many.
 
-In: queries of the new tokens, the pools of keys and values, and for each row its pages and lengths. Out: the attention's
-result, with float32 sums. Heads that share a key are computed together in `decode`, so a key is read once; nowhere is one
-copied. `decode` splits long pasts over several programs where there are few chains, and joins their parts by their log-sums. It
-can run inside a CUDA graph: no size depends on the data and nothing waits for the host. Imported only where Triton is.
+Keys and values stay in their pages; none are copied. Sums are float32. `decode` computes the query heads that share a key head
+together, so each key is read once. With few sequences it splits long contexts over several programs and combines the partial
+results by their log-sum-exp. Both can be captured in a CUDA graph: no size depends on the data and nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -15,30 +14,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .pages import PAGE
-
-BLOCK = 64  # keys looked at together
-MOST_SPLITS = 16  # parts of one past that are computed side by side
+BLOCK = 64  # keys per iteration of `prefill`
+MAX_SPLITS = 16  # parts of one context that are computed in parallel
 
 
-class Setting(NamedTuple):
-    """How `decode` is cut: keys looked at together, warps, loads in flight."""
+class DecodeTuning(NamedTuple):
+    """Launch parameters of `decode`: keys per iteration, warps, pipeline stages."""
 
     block: int
     warps: int
     stages: int
 
 
-def setting(dim: int, folds: int, dtype: torch.dtype) -> Setting:
-    """The one place that says how `decode` runs: the fastest of those tried on an H200 at 256 and 512 rows of 600 tokens."""
+def tuning(dim: int, folds: int, dtype: torch.dtype) -> DecodeTuning:
+    """The fastest parameters of those measured on an H200 with 256 and 512 sequences of 600 tokens."""
     if dim * dtype.itemsize > 256:
-        return Setting(32, 4, 2)
-    return Setting(32, 1, 6) if folds > 4 and dim <= 64 else Setting(64, 2, 3)
+        return DecodeTuning(32, 4, 2)
+    return DecodeTuning(32, 1, 6) if folds > 4 and dim <= 64 else DecodeTuning(64, 2, 3)
 
 
 @triton.jit
 def _scores(q, k, scale, SOFTCAP: tl.constexpr, EXACT: tl.constexpr):
-    """Products of queries and keys, in units of log2."""
+    """Scores of queries and keys, in units of log2."""
     s = tl.dot(q, tl.trans(k), input_precision=EXACT) * scale
     if SOFTCAP > 0:
         x = s * (2.0 / SOFTCAP)
@@ -47,12 +44,12 @@ def _scores(q, k, scale, SOFTCAP: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _look(
+def _block(
     q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
     DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, ALIGN: tl.constexpr,
     MASKED: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys, from `start`, which begins a page; only what lies in [first, end) counts where MASKED."""
+    """Attend to the block of keys at `start`, the first position of a page. With MASKED, only [first, end) counts."""
     at, dims = start + tl.arange(0, BLOCK), tl.arange(0, DIM_2)
     here = (at >= first) & (at < end)
     if MASKED:
@@ -92,7 +89,10 @@ def _decode(
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
     ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key's heads, one part of its past. `splits` is no constant: few kernels serve every number of rows."""
+    """One sequence, the query heads of one key head, one part of the context.
+
+    `splits` is not a constexpr, so that a few compiled kernels serve every batch size.
+    """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * FOLDS
     length = tl.load(length_ptr + row)
@@ -115,15 +115,15 @@ def _decode(
     table_ptr += row * table_width
     if WINDOW > 0:
         for start in range(begin, end, BLOCK):
-            best, total, acc = _look(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
+            best, total, acc = _block(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
                                      DIM, DIM_2, BLOCK, PAGE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
     else:
-        whole = begin + tl.maximum(end - begin, 0) // BLOCK * BLOCK  # up to here no key has to be hidden
+        whole = begin + tl.maximum(end - begin, 0) // BLOCK * BLOCK  # up to here no key needs a mask
         for start in range(begin, whole, BLOCK):
-            best, total, acc = _look(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
+            best, total, acc = _block(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
                                      DIM, DIM_2, BLOCK, PAGE, ALIGN, False, SOFTCAP, EXACT)  # fmt: skip
         if whole < end:
-            best, total, acc = _look(q, k_ptr, v_ptr, table_ptr, whole, first, end, scale, kv_page, kv_token, best, total, acc,
+            best, total, acc = _block(q, k_ptr, v_ptr, table_ptr, whole, first, end, scale, kv_page, kv_token, best, total, acc,
                                      DIM, DIM_2, BLOCK, PAGE, ALIGN, True, SOFTCAP, EXACT)  # fmt: skip
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     place = row * heads + head * FOLDS + folds
@@ -151,13 +151,13 @@ def _join(part_ptr, sum_ptr, out_ptr, splits, DIM: tl.constexpr, DIM_2: tl.const
 
 
 @triton.jit
-def _read(
+def _prefill(
     q_ptr, k_ptr, v_ptr, table_ptr, tile_row_ptr, tile_query_ptr, start_ptr, past_ptr, out_ptr,
     scale, table_width, kv_page, kv_token, kv_head, heads,
     FOLDS: tl.constexpr, DIM: tl.constexpr, DIM_2: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile: up to TILE new tokens of one row, for one head."""
+    """One tile: up to TILE new tokens of one sequence, for one head."""
     tile, head = tl.program_id(0), tl.program_id(1)
     row = tl.load(tile_row_ptr + tile)
     query = tl.load(tile_query_ptr + tile)
@@ -203,12 +203,12 @@ def decode(
     query: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, *,
     scale: float, window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """query [rows, heads, dim] -> the same; row i attends to its first `lengths[i]` tokens; one of length 0 gives zeros."""
+    """query [rows, heads, dim] -> the same shape. Row i attends to its first `lengths[i]` tokens; length 0 gives zeros."""
     rows, heads, dim = query.shape
     kv_heads = keys.shape[2]
     folds = heads // kv_heads
     splits = num_splits(rows * kv_heads)
-    cut = setting(dim, folds, query.dtype)
+    cut = tuning(dim, folds, query.dtype)
     query = query.contiguous()
     out = torch.empty_like(query)
     part = query.new_empty((rows, heads, splits, dim) if splits > 1 else (1,), dtype=torch.float32)
@@ -216,46 +216,46 @@ def decode(
     _decode[(rows, kv_heads, splits)](
         query, keys, values, table, lengths, out, part, sums,
         scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), splits,
-        FOLDS=folds, ROWS=max(16, _power(folds)), DIM=dim, DIM_2=max(16, _power(dim)), BLOCK=cut.block, PAGE=PAGE,
+        FOLDS=folds, ROWS=max(16, _power(folds)), DIM=dim, DIM_2=max(16, _power(dim)), BLOCK=cut.block, PAGE=keys.shape[1],
         SPLIT=splits > 1, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), ALIGN=_align(keys),
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     if splits > 1:
-        _join[(rows * heads,)](part, sums, out, splits, DIM=dim, DIM_2=max(16, _power(dim)), MOST=MOST_SPLITS, num_warps=4)
+        _join[(rows * heads,)](part, sums, out, splits, DIM=dim, DIM_2=max(16, _power(dim)), MOST=MAX_SPLITS, num_warps=4)
     return out
 
 
-def read(
-    query: Tensor, keys: Tensor, values: Tensor, plan: Any, *, scale: float, window: int | None, softcap: float | None
+def prefill(
+    query: Tensor, keys: Tensor, values: Tensor, metadata: Any, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """query [tokens, heads, dim] of the rows of `plan` (see `paged.Reading`) -> the same."""
+    """query [tokens, heads, dim] -> the same shape. `metadata` is an `engines.local.paged_attention.PrefillMetadata`."""
     _, heads, dim = query.shape
     query = query.contiguous()
-    out = torch.zeros_like(query)  # tokens of no row are left at 0
-    _read[(len(plan.tile_rows), heads)](
-        query, keys, values, plan.table, plan.tile_rows, plan.tile_queries, plan.starts, plan.past, out,
-        scale, plan.table.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), heads,
-        FOLDS=heads // keys.shape[2], DIM=dim, DIM_2=max(16, _power(dim)), TILE=plan.tile, BLOCK=BLOCK, PAGE=PAGE,
+    out = torch.zeros_like(query)  # padding tokens stay 0
+    _prefill[(len(metadata.tile_rows), heads)](
+        query, keys, values, metadata.table, metadata.tile_rows, metadata.tile_queries, metadata.starts, metadata.past, out,
+        scale, metadata.table.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), heads,
+        FOLDS=heads // keys.shape[2], DIM=dim, DIM_2=max(16, _power(dim)), TILE=metadata.tile, BLOCK=BLOCK, PAGE=keys.shape[1],
         WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
 
 def num_splits(programs: int) -> int:
-    """Enough programs to fill a large GPU (a power of two; 1 where there are many chains)."""
+    """Splits of each context so that a large GPU is filled: a power of two, 1 if there are many programs already."""
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < 512:
+    while splits < MAX_SPLITS and programs * splits < 512:
         splits *= 2
     return splits
 
 
 def _precision(tensor: Tensor) -> str:
-    """float32 is multiplied as float32: the tensor cores' short form would cost four digits."""
+    """Multiply float32 in full precision: TF32 would lose four decimal digits."""
     return "ieee" if tensor.dtype == torch.float32 else "tf32"
 
 
 def _align(pool: Tensor) -> int:
-    """A number of elements that every key's place is a multiple of: loads of 16 bytes need it."""
+    """A divisor (in elements) of every key's offset; loads of 16 bytes need 16."""
     return 16 if all(stride % 16 == 0 for stride in pool.stride()[:3]) else 1
 
 

@@ -1,24 +1,24 @@
-"""Token by token to text, without ever showing half a character.
+"""Incremental decoding: token ids in, text out, without ever emitting part of a character.
 
-In: a decode function and one id at a time. Out: the text that became certain. A character whose bytes are spread over several
-tokens is held back until it is whole; `flush` gives up the rest. Each push decodes a few ids only, however long the reply is.
+A character whose bytes span several tokens is held back until it is complete; `flush` emits the rest. Each push decodes a few
+ids only, however long the reply is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-MAX_HELD = 16  # a model that emits broken bytes without end must not make each push dearer than the last
+MAX_HELD = 16  # ids held back at most: otherwise an endless run of invalid bytes would make every push slower
 
 
 class TextStream:
-    """The text of a growing reply; `ended_by` looks for stop strings across the seams between tokens."""
+    """The text of a growing reply. `stopped` is true once a stop string has appeared, also across token boundaries."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self._decode = decode
         self._stops = tuple(stops)
         self._keep = max((len(stop) for stop in self._stops), default=1) - 1
-        self._ids: list[int] = []  # the last ids shown, for the spaces that depend on the left neighbour, then those held back
+        self._ids: list[int] = []  # the last ids shown (spaces depend on the left neighbour), then those held back
         self._num_shown = 0
         self._shown = ""
         self._tail = ""
@@ -32,7 +32,7 @@ class TextStream:
         return self._show(text)
 
     def flush(self) -> str:
-        """What is still held back, as it is."""
+        """The text that is still held back, complete or not."""
         return self._show(self._decode(self._ids)) if len(self._ids) > self._num_shown else ""
 
     def _show(self, text: str) -> str:

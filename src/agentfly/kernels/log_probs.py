@@ -1,7 +1,7 @@
-"""Two Triton kernels over logits: log-probs and entropies of a row, and the gradient of the log-probs, in place.
+"""Triton kernels over logits: `score` gives log-probs and entropies, `backward` turns the logits into their own gradient.
 
-In: logits [rows, vocabulary] of any precision, with the row's target. Out: float32 sums. Each reads the logits once, so that
-nothing as large as they are is written but the gradient, which takes their place. Imported only where Triton is.
+Logits [rows, vocabulary] may have any precision; sums are float32. Each kernel reads the logits once. The gradient is written
+over the logits, so nothing of their size is allocated.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ def _score(x_ptr, target_ptr, logprob_ptr, entropy_ptr, total_ptr, stride, scale
 
 
 @triton.jit
-def _slope(x_ptr, target_ptr, total_ptr, grad_ptr, stride, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(x_ptr, target_ptr, total_ptr, grad_ptr, stride, scale, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = x_ptr + row * stride + at
     x = tl.load(place, mask=at < SIZE, other=0.0).to(tl.float32) * scale
     share = tl.exp(x - tl.load(total_ptr + row))
-    slope = (tl.where(at == tl.load(target_ptr + row), 1.0, 0.0) - share) * tl.load(grad_ptr + row) * scale
-    tl.store(place, slope.to(x_ptr.dtype.element_ty), mask=at < SIZE)
+    gradient = (tl.where(at == tl.load(target_ptr + row), 1.0, 0.0) - share) * tl.load(grad_ptr + row) * scale
+    tl.store(place, gradient.to(x_ptr.dtype.element_ty), mask=at < SIZE)
 
 
 def score(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of the targets, entropies, and the log-sums that `slope` needs, under softmax(logits / temperature)."""
+    """Return log-probs of the targets, entropies, and the log-sum-exp that `backward` needs, at this temperature."""
     rows, size = logits.shape
     found: Any = [torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
     _score[(rows,)](logits, targets, *found, logits.stride(0), 1.0 / temperature, SIZE=size, BLOCK=BLOCK, num_warps=8)
     return found[0], found[1], found[2]
 
 
-def slope(logits: Tensor, targets: Tensor, totals: Tensor, grads: Tensor, temperature: float) -> Tensor:
-    """The gradient of sum(grads x log-probs) by the logits, written over them."""
+def backward(logits: Tensor, targets: Tensor, totals: Tensor, grads: Tensor, temperature: float) -> Tensor:
+    """Overwrite the logits with the gradient of sum(grads x log-probs) with respect to them, and return them."""
     rows, size = logits.shape
     blocks = triton.cdiv(size, BLOCK)
-    _slope[(rows, blocks)](
+    _backward[(rows, blocks)](
         logits, targets, totals, grads.contiguous(), logits.stride(0), 1.0 / temperature, SIZE=size, BLOCK=BLOCK, num_warps=8
     )
     return logits

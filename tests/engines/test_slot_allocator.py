@@ -6,21 +6,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.engines.local.cache import SlotCache
-from agentfly.engines.local.slots import Slots, common
+from agentfly.engines.local.slot_allocator import SlotAllocator, shared_prefix_length
+from agentfly.engines.local.slot_attention import SlotCache
 
 
-def make(num_slots=2, length=16, **limits) -> Slots:
+def make(num_slots=2, length=16, **limits) -> SlotAllocator:
     limits = {"max_tokens": 64, "max_slots": 8, "max_length": 64} | limits
-    return Slots(SlotCache(num_slots, length), **limits)
+    return SlotAllocator(SlotCache(num_slots, length), **limits)
 
 
-def use(slots: Slots, tokens: list[int], session: str = ""):
+def use(slots: SlotAllocator, tokens: list[int], session: str = ""):
     """A row that runs to its end."""
-    lent = slots.lend(tokens, session)
+    lent = slots.allocate(tokens, session)
     assert lent is not None
     lent[0].cached = len(tokens)
-    slots.give_back(lent[0])
+    slots.finish(lent[0])
     return lent
 
 
@@ -28,13 +28,13 @@ def use(slots: Slots, tokens: list[int], session: str = ""):
 def test_the_common_beginning_is_found_as_by_a_loop(a, b):
     limit = min(len(a), len(b))
     want = next((i for i in range(limit) if a[i] != b[i]), limit)
-    assert common(a, b, limit) == want
+    assert shared_prefix_length(a, b, limit) == want
 
 
 def test_a_chain_finds_its_own_slot_again():
     slots = make()
     first, _, _ = use(slots, list(range(10)), "a")
-    again, source, _ = slots.lend(list(range(14)), "a")
+    again, source, _ = slots.allocate(list(range(14)), "a")
     assert again is first
     assert source is None
     assert again.cached == 10
@@ -43,14 +43,14 @@ def test_a_chain_finds_its_own_slot_again():
 def test_the_last_token_is_always_computed():
     slots = make()
     use(slots, list(range(10)), "a")
-    slot, _, _ = slots.lend(list(range(10)), "a")
+    slot, _, _ = slots.allocate(list(range(10)), "a")
     assert slot.cached == 9
 
 
 def test_a_running_sibling_is_named_as_the_source_of_what_it_has_not_yet_read():
     slots = make()
-    leader, _, _ = slots.lend(list(range(12)), "a")
-    follower, source, count = slots.lend(list(range(12)), "b")
+    leader, _, _ = slots.allocate(list(range(12)), "a")
+    follower, source, count = slots.allocate(list(range(12)), "b")
     assert (source, count) == (leader, 11)
     assert follower is not leader
 
@@ -59,7 +59,7 @@ def test_a_free_slot_that_begins_alike_is_taken_over_in_place():
     slots = make()
     old, _, _ = use(slots, list(range(12)), "a")
     slots.release("a")
-    new, source, _ = slots.lend([*range(9), 77, 78], "b")
+    new, source, _ = slots.allocate([*range(9), 77, 78], "b")
     assert new is old
     assert source is None
     assert new.cached == 9
@@ -71,23 +71,23 @@ def test_the_chain_that_waited_longest_is_evicted():
     use(slots, [2] * 10, "young")
     use(slots, [3] * 10, "new")
     assert slots.num_evicted == 1
-    slot, _, _ = slots.lend([2] * 12, "young")
+    slot, _, _ = slots.allocate([2] * 12, "young")
     assert slot.cached == 10
 
 
 def test_busy_slots_are_never_taken():
     slots = make(max_slots=2)
     for session in "ab":
-        assert slots.lend([ord(session)] * 5, session) is not None
-    assert slots.lend([3] * 5, "c") is None
+        assert slots.allocate([ord(session)] * 5, session) is not None
+    assert slots.allocate([3] * 5, "c") is None
 
 
 def test_slots_longer_than_needed_are_traded_for_more_of_them():
     slots = make(num_slots=1, length=16, max_tokens=256, max_length=256)
     assert slots.ensure_length(256)
     assert len(slots) == 1
-    slots.lend([1] * 5, "a")
-    assert slots.lend([2] * 5, "b") is not None
+    slots.allocate([1] * 5, "a")
+    assert slots.allocate([2] * 5, "b") is not None
     assert slots.cache.num_slots * slots.cache.length <= 256
 
 
@@ -95,10 +95,10 @@ def test_growing_keeps_what_is_cached():
     slots = make(num_slots=1, length=4, max_tokens=256)
     keys = torch.arange(8.0).view(4, 1, 2)
     slots.cache.layer(0, keys, keys)[0][0] = keys.transpose(0, 1)
-    slot, _, _ = slots.lend([1, 2, 3, 4], "a")
+    slot, _, _ = slots.allocate([1, 2, 3, 4], "a")
     slot.cached = 4
     assert slots.ensure_length(9)
-    assert slots.lend([9, 9], "b") is not None
+    assert slots.allocate([9, 9], "b") is not None
     assert torch.equal(slots.cache.layers[0][0][slot.index, :, :4], keys.transpose(0, 1))
 
 
@@ -108,7 +108,7 @@ def test_the_budget_holds_whatever_is_asked(asked):
     slots = make()
     busy = []
     for session, length, ends in asked:
-        lent = slots.lend([session] * length, str(session))
+        lent = slots.allocate([session] * length, str(session))
         if lent is not None:
             busy.append(lent[0])
             if not slots.ensure_length(length):
@@ -116,7 +116,7 @@ def test_the_budget_holds_whatever_is_asked(asked):
         if ends and busy:
             slot = busy.pop()
             slot.cached = min(len(slot.tokens), slots.cache.length)
-            slots.give_back(slot)
+            slots.finish(slot)
         assert len(slots) * slots.cache.length <= 64
         assert len({slot.index for slot in busy}) == len(busy)
         assert all(slot.index < len(slots) for slot in busy)

@@ -1,37 +1,36 @@
-"""Keys and values in a pool of pages, and the attention that reads them.
+"""The paged KV cache (`KVPools`) and the attention function that models call with it.
 
-In: for one forward pass, which rows it computes (`Reading`: many tokens of a few rows) or that every lane goes on by one token
-(`Decoding`). Out: what each layer of the model needs: where its new keys and values go, and who attends to what. The pools are
-made once, at their full size, so that a CUDA graph may hold their addresses. On a GPU attention is a Triton kernel (`kernels`);
-elsewhere, and where Triton is not installed, pages are gathered and read with torch, which is right everywhere and slow.
-Refuses what it would compute wrongly: attention sinks, position biases.
+The metadata of a forward pass says what each layer does: `PrefillMetadata` (many new tokens of a few sequences) or
+`DecodeMetadata` (one new token in every row of the decode batch). Pools are allocated once at full size, because CUDA graphs
+hold their addresses. On a GPU with Triton, attention is a kernel of `agentfly.kernels.paged_attention`; elsewhere the pages
+are gathered and read with torch, which is correct on every device but slower. Attention sinks and position biases raise a
+ConfigError: they would be computed wrongly.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from .pages import PAGE
+from ...kernels import find_kernels
+from .page_allocator import PAGE_SIZE
 
 NAME = "agentfly_pages"
-TILE = 64  # new tokens of one row that are read together
+TILE = 64  # new tokens of one sequence that one kernel program computes
 
 
-class Pools:
-    """Per layer two tensors [pages, PAGE, kv_heads, head_dim]."""
+class KVPools:
+    """Keys and values: per layer two tensors [pages, PAGE_SIZE, kv_heads, head_dim]."""
 
     def __init__(self, num_pages: int, like: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """`like` are keys and values of each layer, [..., kv_heads, tokens, head_dim], for their shape, type and place."""
-        # Zeros, because masked positions are multiplied by 0 and what is there must be finite.
+        """`like` are keys and values of each layer, [..., kv_heads, tokens, head_dim]; they give shape, dtype and device."""
+        # Zeros: masked positions have weight 0, and 0 x NaN would be NaN.
         self.layers = [
-            (key.new_zeros(num_pages, PAGE, *_sizes(key)), value.new_zeros(num_pages, PAGE, *_sizes(value)))
+            (key.new_zeros(num_pages, PAGE_SIZE, *_sizes(key)), value.new_zeros(num_pages, PAGE_SIZE, *_sizes(value)))
             for key, value in like
         ]
         self.num_pages = num_pages
@@ -41,25 +40,27 @@ class Pools:
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
-class Decoding:
-    """Every lane computes one token. All tensors are the lanes' own, at fixed addresses."""
+class DecodeMetadata:
+    """Every row of the decode batch computes one token. Its tensors have fixed addresses."""
 
-    def __init__(self, pools: Pools, table: Tensor, places: Tensor, lengths: Tensor) -> None:
-        """`table` [lanes, pages], `places` where each new key goes (page x PAGE + offset), `lengths` with the new token."""
+    def __init__(self, pools: KVPools, table: Tensor, places: Tensor, lengths: Tensor) -> None:
+        """`table` [rows, pages]. `places` [rows]: where each new key goes (page x PAGE_SIZE + offset). `lengths` [rows]: with
+        the new token; 0 for an idle row."""
         self.pools, self.table, self.places, self.lengths = pools, table, places, lengths
 
 
-class Reading:
-    """Some rows compute many tokens each. All tensors are on the device; `rows` are (cached before, new tokens), for torch.
+class PrefillMetadata:
+    """A few sequences compute many tokens each, packed into one line. All tensors are on the device.
 
-    A tile is up to TILE new tokens of one row; `starts` says where each row's tokens begin on the line, and where they end.
+    A tile is up to TILE new tokens of one sequence. `starts` are the offsets of the sequences in the line, and its end. `rows`
+    are (cached tokens, new tokens), needed by the torch implementation only.
     """
 
     tile = TILE
 
     def __init__(
         self,
-        pools: Pools,
+        pools: KVPools,
         table: Tensor,
         places: Tensor,
         positions: Tensor,
@@ -73,8 +74,8 @@ class Reading:
         self.starts, self.past, self.tile_rows, self.tile_queries, self.rows = starts, past, tile_rows, tile_queries, rows
 
     @classmethod
-    def of(cls, pools: Pools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> Reading:
-        """For rows of (pages, tokens cached before, new tokens)."""
+    def of(cls, pools: KVPools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> PrefillMetadata:
+        """Build the metadata of sequences given as (page table, cached tokens, new tokens)."""
         width = max(len(pages) for pages, _, _ in rows)
         table = torch.zeros(len(rows), width, dtype=torch.int32)
         places: list[int] = []
@@ -84,7 +85,7 @@ class Reading:
         tile_queries: list[int] = []
         for number, (pages, past, count) in enumerate(rows):
             table[number, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-            places += [pages[at // PAGE] * PAGE + at % PAGE for at in range(past, past + count)]
+            places += [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(past, past + count)]
             positions += range(past, past + count)
             starts.append(starts[-1] + count)
             tiles = range(0, count, TILE)
@@ -116,45 +117,47 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    agentfly_plan: Decoding | Reading | None = None,
+    agentfly_metadata: DecodeMetadata | PrefillMetadata | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Called by each layer of the model: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
+    """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     unknown = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None]
-    if agentfly_plan is None or unknown:
-        why = f"uses {unknown[0]} in its attention" if unknown else "does not hand its arguments on to attention"
+    if agentfly_metadata is None or unknown:
+        why = f"uses {unknown[0]} in its attention" if unknown else "does not pass its keyword arguments on to attention"
         raise ConfigError(f"{type(module).__name__} {why}: the local engine cannot serve it")
-    plan = agentfly_plan
+    metadata = agentfly_metadata
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    keys, values = plan.pools.layers[int(getattr(module, "layer_idx", 0))]
-    fused = fused_kernels(query.device)
-    if fused is not None and key.shape == value.shape:
-        fused.store(key, value, keys, values, plan.places)
+    keys, values = metadata.pools.layers[int(getattr(module, "layer_idx", 0))]
+    writer = find_kernels("decode", query.device)
+    if writer is not None and key.shape == value.shape:
+        writer.store(key, value, keys, values, metadata.places)
     else:
-        keys.view(-1, *keys.shape[2:]).index_copy_(0, plan.places, key.contiguous())
-        values.view(-1, *values.shape[2:]).index_copy_(0, plan.places, value.contiguous())
+        keys.view(-1, *keys.shape[2:]).index_copy_(0, metadata.places, key.contiguous())
+        values.view(-1, *values.shape[2:]).index_copy_(0, metadata.places, value.contiguous())
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap}
-    kernels = _kernels() if query.is_cuda else None
-    if isinstance(plan, Decoding):
+    kernels = find_kernels("paged_attention", query.device)
+    if isinstance(metadata, DecodeMetadata):
         if kernels is not None:
-            out = kernels.decode(query, keys, values, plan.table, plan.lengths, **options)
+            out = kernels.decode(query, keys, values, metadata.table, metadata.lengths, **options)
         else:
-            out = decode_plainly(query, keys, values, plan.table, plan.lengths, **options)
+            out = decode_reference(query, keys, values, metadata.table, metadata.lengths, **options)
     elif kernels is not None:
-        out = kernels.read(query, keys, values, plan, **options)
+        out = kernels.prefill(query, keys, values, metadata, **options)
     else:
-        out = read_plainly(query, keys, values, plan, **options)
+        out = prefill_reference(query, keys, values, metadata, **options)
     return out[None], None
 
 
-def decode_plainly(
+def decode_reference(
     query: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, *,
     scale: float, window: int | None, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """The same as `kernels.decode`, by gathering every page."""
+    """`kernels.paged_attention.decode` in torch, by gathering the pages."""
     rows, heads, dim = query.shape
-    at = torch.arange(table.shape[1] * PAGE, device=query.device)
+    if not query.is_cuda:  # on a GPU this may run in a CUDA graph, where no size depends on the data
+        table = table[:, : max(1, -(-int(lengths.max()) // PAGE_SIZE))]
+    at = torch.arange(table.shape[1] * PAGE_SIZE, device=query.device)
     hidden = at[None] >= lengths[:, None]
     if window is not None:
         hidden |= at[None] < lengths[:, None] - window
@@ -163,14 +166,21 @@ def decode_plainly(
     return _attend(folded, k, v, hidden[:, None, None], scale, softcap).reshape(rows, heads, v.shape[-1])
 
 
-def read_plainly(
-    query: Tensor, keys: Tensor, values: Tensor, plan: Reading, *, scale: float, window: int | None, softcap: float | None
+def prefill_reference(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    metadata: PrefillMetadata,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
-    """The same as `kernels.read`, row by row."""
+    """`kernels.paged_attention.prefill` in torch, one sequence at a time."""
     outs, start = [], 0
-    for number, (past, count) in enumerate(plan.rows or ()):
+    for number, (past, count) in enumerate(metadata.rows or ()):
         end = past + count
-        pages = plan.table[number, : -(-end // PAGE)].long()
+        pages = metadata.table[number, : -(-end // PAGE_SIZE)].long()
         k, v = (pool[pages].flatten(0, 1)[:end].transpose(0, 1) for pool in (keys, values))
         queries = torch.arange(past, end, device=query.device)[:, None]
         at = torch.arange(end, device=query.device)[None]
@@ -190,29 +200,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: 
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.masked_fill(hidden, -torch.inf)
-    # A lane without tokens sees nothing: zeros, not NaN.
+    # An idle row has no keys: its result is zeros, not NaN.
     weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)
     return weights.to(values.dtype) @ values
 
 
 def _sizes(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[-3], tensor.shape[-1]
-
-
-@cache
-def _kernels() -> Any:
-    """The Triton kernels, or None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from . import kernels
-
-    return kernels
-
-
-def fused_kernels(device: torch.device) -> Any:
-    """The step's other Triton kernels, or None where there are none."""
-    if device.type != "cuda" or _kernels() is None:
-        return None
-    from . import fused
-
-    return fused

@@ -1,4 +1,4 @@
-"""Faster parts of a twin compute what the parts they stand for do, and weights that lie side by side are still the model's."""
+"""The replica: merged linear layers and fused kernels compute what the model computes, and its weights stay the model's."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agentfly.engines.local import fuse, paged
-from agentfly.engines.local.twin import check_paged_twin, check_twin, make_twin, same_tensors
+from agentfly.engines.local import replica
+from agentfly.engines.local.replica import accelerate, check_paged_replica, check_replica, make_replica, same_tensors
+from agentfly.kernels.merged_linear import merge_linears
 from agentfly.learn.model.lora import adapt, merged_weights
 from agentfly.learn.settings import LoraSettings
 
@@ -34,13 +35,13 @@ def logits(model: Any) -> torch.Tensor:
 def merged(model: Any) -> tuple[Any, int]:
     """A plain copy of the module tree over the same parameters, with merged products."""
     twin = copy.deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
-    return twin, fuse.merge_products(model, twin)
+    return twin, merge_linears(model, twin)
 
 
 def still_merged(twin: Any) -> bool:
     """Whether all merged weights lie side by side."""
-    products = [vars(module)["agentfly_product"] for module in twin.modules() if "agentfly_product" in vars(module)]
-    return all(product.whole() for product in products)
+    products = [vars(module)["agentfly_merged"] for module in twin.modules() if "agentfly_merged" in vars(module)]
+    return all(product.is_intact() for product in products)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -200,32 +201,32 @@ def test_other_inputs_and_another_order_are_multiplied_one_by_one() -> None:
         assert torch.equal(ours.v_proj(y), theirs.v_proj(y))
 
 
-def test_a_twin_on_a_processor_has_no_other_parts_than_the_model() -> None:
+def test_a_replica_on_a_cpu_has_no_replaced_modules() -> None:
     model = make_model()
     places = [parameter.data_ptr() for parameter in model.parameters()]
-    twin = make_twin(model, on_pages=True)
+    twin = make_replica(model, on_pages=True)
     assert not any(hasattr(vars(module).get("forward"), "agentfly_fused") for module in twin.modules())
     assert [parameter.data_ptr() for parameter in model.parameters()] == places
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_part_of_a_known_family_is_replaced_and_the_twin_still_passes(
+def test_every_module_of_a_known_family_is_replaced_and_the_replica_still_passes(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, kernels = make_model(family).to(dtype), Plain()
     norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
-    assert fuse.fuse(model, make_twin(model), kernels) == {"products": 6, "norms": norms, "gates": 3, "rotary": 3}
-    monkeypatch.setattr(paged, "fused_kernels", lambda device: kernels)
-    twin = make_twin(model, on_pages=True)
+    assert accelerate(model, make_replica(model), kernels) == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3}
+    monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
+    twin = make_replica(model, on_pages=True)
     kernels.calls = dict.fromkeys(kernels.calls, 0)
     device = torch.device("cpu")
-    check_paged_twin(model, twin, check_twin(model, make_twin(model), device), device)
+    check_paged_replica(model, twin, check_replica(model, make_replica(model), device), device)
     assert kernels.calls == {"rms_norm": 3 * norms, "rotary": 9, "gated": 9}  # two rows read, one token decoded
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_parts_that_compute_something_else_are_left_as_they_are() -> None:
+def test_modules_that_fail_their_probe_are_not_replaced() -> None:
     class Wrong(Plain):
         def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
             return 1.05 * super().rms_norm(x, weight, eps, kind)
@@ -237,15 +238,15 @@ def test_parts_that_compute_something_else_are_left_as_they_are() -> None:
             raise RuntimeError("does not compile here")
 
     model = make_model()
-    twin = make_twin(model)
-    assert fuse.fuse(model, twin, Wrong()) == {"products": 6, "norms": 0, "gates": 0, "rotary": 0}
+    twin = make_replica(model)
+    assert accelerate(model, twin, Wrong()) == {"merged": 6, "norms": 0, "gates": 0, "rotary": 0}
     erf = make_model()
     for layer in erf.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
-    assert fuse.fuse(erf, make_twin(erf), Plain())["gates"] == 0
+    assert accelerate(erf, make_replica(erf), Plain())["gates"] == 0
 
 
-def test_a_twin_that_only_its_faster_parts_spoil_loses_them_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_fails_only_with_fused_kernels_loses_them_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     class Treacherous(Plain):
         """Right in every probe and wrong at work."""
 
@@ -254,34 +255,35 @@ def test_a_twin_that_only_its_faster_parts_spoil_loses_them_for_good(monkeypatch
             return out if x.dim() == 2 else -out
 
     model, kernels, device = make_model(), Treacherous(), torch.device("cpu")
-    probe = check_twin(model, make_twin(model), device)
-    monkeypatch.setattr(paged, "fused_kernels", lambda _: kernels)
-    twin = make_twin(model, on_pages=True)
+    probe = check_replica(model, make_replica(model), device)
+    monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
+    twin = make_replica(model, on_pages=True)
     assert still_merged(twin)
-    check_paged_twin(model, twin, probe, device)
-    for each in (twin, make_twin(model, on_pages=True)):
+    check_paged_replica(model, twin, probe, device)
+    for each in (twin, make_replica(model, on_pages=True)):
         assert not any("forward" in vars(module) for module in each.modules())
 
 
-def test_a_fused_twin_of_a_model_with_adapters_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerated_replica_of_a_model_with_adapters_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, kernels, device = make_model(), Plain(), torch.device("cpu")
     adapt(model, LoraSettings(rank=2, alpha=4))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_b" in name:
                 parameter.normal_(std=0.1)
-    monkeypatch.setattr(paged, "fused_kernels", lambda _: kernels)
-    twin = make_twin(model, on_pages=True)
-    check_paged_twin(model, twin, check_twin(model, make_twin(model), device), device)
-    assert fuse.fuse(model, make_twin(model), kernels) == {"products": 0, "norms": 7, "gates": 3, "rotary": 3}
+    monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
+    twin = make_replica(model, on_pages=True)
+    check_paged_replica(model, twin, check_replica(model, make_replica(model), device), device)
+    assert accelerate(model, make_replica(model), kernels) == {"merged": 0, "norms": 7, "gates": 3, "rotary": 3}
 
 
 KERNELS = """
 import sys
 import torch
-from agentfly.engines.local import fused, kernels, paged
-from agentfly.engines.local.pages import PAGE
-from agentfly.engines.local.sampler import draw_lanes
+from agentfly.engines.local import paged_attention as paged
+from agentfly.engines.local.page_allocator import PAGE_SIZE as PAGE
+from agentfly.engines.local.sampler import draw_batch
+from agentfly.kernels import decode, layers, paged_attention as kernels
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 device = sys.argv[1]
@@ -312,18 +314,18 @@ with torch.no_grad():
                 module.weight.normal_()
                 whole = 3 * noise(7, 2 * size, dtype=dtype)
                 x = whole[:, size:]
-                same("norm", fused.rms_norm(x, module.weight, 1e-6, kind), module(x), 2 * eps)
+                same("norm", layers.rms_norm(x, module.weight, 1e-6, kind), module(x), 2 * eps)
         norm = LlamaRMSNorm(16).to(device, dtype)
         x = noise(1, 5, 200, dtype=dtype)[..., 8:104].view(1, 5, 6, 16)  # heads of a merged product
-        same("norm", fused.rms_norm(x, norm.weight, 1e-6, "llama"), norm(x), 2 * eps)
+        same("norm", layers.rms_norm(x, norm.weight, 1e-6, "llama"), norm(x), 2 * eps)
         x = noise(2, 3, 5, 16, dtype=dtype).permute(2, 0, 1, 3)
-        same("norm", fused.rms_norm(x, norm.weight, 1e-6), norm(x), 2 * eps)
+        same("norm", layers.rms_norm(x, norm.weight, 1e-6), norm(x), 2 * eps)
         for heads, kv_heads, dim in ((9, 3, 64), (20, 20, 24), (1, 1, 12)):
             whole = noise(1, 5, (heads + 2 * kv_heads) * dim, dtype=dtype)
             parts = whole.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
             q, k, v = (part.view(1, 5, -1, dim).transpose(1, 2) for part in parts)
             cos, sin = noise(1, 5, dim, dtype=dtype), noise(1, 5, dim, dtype=dtype)
-            got, want = fused.rotary(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin)
+            got, want = layers.rotary(q, k, cos, sin), apply_rotary_pos_emb(q, k, cos, sin)
             assert got[0][0].transpose(0, 1).is_contiguous() and got[1][0].transpose(0, 1).is_contiguous()
             for x, a, b in zip((q, k), got, want):  # two products that may nearly cancel: by their sizes, not by their sum's
                 turned = x.roll(dim // 2, -1).float().abs() * sin[:, None].float().abs()
@@ -331,15 +333,15 @@ with torch.no_grad():
             pools = [torch.zeros(4, PAGE, kv_heads, dim, dtype=dtype, device=device) for _ in range(4)]
             places = torch.tensor([17, 3, 40, 63, 16], device=device)
             key, value = got[1][0].transpose(0, 1), v[0].transpose(0, 1)
-            fused.store(key, value, pools[0], pools[1], places)
+            decode.store(key, value, pools[0], pools[1], places)
             for pool, new in ((pools[2], key), (pools[3], value)):
                 pool.view(-1, kv_heads, dim).index_copy_(0, places, new.contiguous())
             assert torch.equal(pools[0], pools[2]) and torch.equal(pools[1], pools[3])
         for size in (96, 1536):
             gate, up = (4 * noise(1, 6, 2 * size, dtype=dtype)).split(size, -1)
-            same("silu", fused.gated(gate, up, "silu"), torch.nn.functional.silu(gate) * up, 2 * eps, 0.97)
+            same("silu", layers.gated(gate, up, "silu"), torch.nn.functional.silu(gate) * up, 2 * eps, 0.97)
             want = torch.nn.functional.gelu(gate, approximate="tanh") * up  # 1 + tanh: few digits are left far below 0
-            same("gelu", fused.gated(gate, up, "gelu"), want, max(2 * eps, 1e-4), 0.9)
+            same("gelu", layers.gated(gate, up, "gelu"), want, max(2 * eps, 1e-4), 0.9)
 
     for dtype in types:
         for size in (50, 260, 9000):
@@ -348,8 +350,8 @@ with torch.no_grad():
             uniforms = torch.rand(24, device=device)
             uniforms[:3] = torch.tensor([0.0, 1.0 - 2**-24, 1.0], device=device)
             temperatures = torch.tensor([1.0, 0.7, 1.5, 0.0], device=device).repeat(6)
-            ids, logprobs = fused.draw(logits, uniforms, temperatures)
-            want, want_logprobs = draw_lanes(logits, uniforms, temperatures, None, temperatures, temperatures)
+            ids, logprobs = decode.draw(logits, uniforms, temperatures)
+            want, want_logprobs = draw_batch(logits, uniforms, temperatures, None, temperatures, temperatures)
             other = (ids != want).nonzero().flatten().tolist()
             assert len(other) <= 1, (size, other)  # a sum in another order may decide otherwise where u falls on a border
             assert (logprobs - want_logprobs)[ids == want].abs().max() < 1e-5
@@ -359,7 +361,7 @@ with torch.no_grad():
     places = torch.tensor([1, 4095, 4096, 8999], device=device)
     row[places] = torch.tensor([0.1, 0.2, 0.3, 0.4], device=device).log()
     uniforms = (torch.arange(200, device=device) + 0.5) / 200
-    ids, logprobs = fused.draw(row.expand(200, -1), uniforms, torch.ones(200, device=device))
+    ids, logprobs = decode.draw(row.expand(200, -1), uniforms, torch.ones(200, device=device))
     assert [int((ids == place).sum()) for place in places] == [20, 40, 60, 80]
     assert (logprobs.exp() - row[ids].exp()).abs().max() < 1e-6
     bad = noise(4, 300)
@@ -367,11 +369,11 @@ with torch.no_grad():
     bad[2] = float("-inf")
     bad[3, 5] = float("inf")
     for temperature in (0.0, 1.0):
-        ids, logprobs = fused.draw(bad, torch.rand(4, device=device), torch.full((4,), temperature, device=device))
+        ids, logprobs = decode.draw(bad, torch.rand(4, device=device), torch.full((4,), temperature, device=device))
         assert logprobs.isnan().all() and ((ids >= 0) & (ids < 300)).all()
 
     for block in (32, 64, 128):
-        kernels.setting = lambda dim, folds, dtype: kernels.Setting(block, 4, 2)
+        kernels.tuning = lambda dim, folds, dtype: kernels.DecodeTuning(block, 4, 2)
         for dim, window in ((16, None), (64, None), (64, 37), (24, 20)):
             keys, values = (noise(40, PAGE, 2, dim) for _ in range(2))
             table = torch.randint(1, 40, (4, 12), dtype=torch.int32, device=device)
@@ -381,33 +383,34 @@ with torch.no_grad():
                 kernels.num_splits = lambda _: splits
                 query = noise(4, 6, dim)
                 got = kernels.decode(query, keys, values, table, lengths, **options)
-                want = paged.decode_plainly(query, keys, values, table, lengths, **options)
+                want = paged.decode_reference(query, keys, values, table, lengths, **options)
                 assert (got - want).abs().max() < 1e-5, (block, dim, window, splits)
 print({name: f"{gap:.2g}" for name, gap in worst.items()})
 print("equal")
 """
 
-TWINS = """
+REPLICAS = """
 import sys
 import torch
 sys.path.insert(0, "tests")
-from agentfly.engines.local import fuse, fused, paged, twin
+from agentfly.engines.local import replica
+from agentfly.kernels import layers
 from engines.tiny import FAMILIES, make_model
 device = torch.device(sys.argv[1])
-paged.fused_kernels = lambda _: fused
+replica.find_kernels = lambda name, device: layers
 short = torch.float16 if device.type == "cpu" else torch.bfloat16
 for family in FAMILIES:
     both = family in ("llama", "qwen3", "gemma3") or device.type == "cuda"
     for dtype in (torch.float32, short) if both else (torch.float32,):
         model = make_model(family).to(device, dtype)
-        probe = twin.check_twin(model, twin.make_twin(model), device)
-        made = twin.make_twin(model, on_pages=True)
-        twin.check_paged_twin(model, made, probe, device)
-        assert model not in fuse._refused, (family, dtype)
-        again = twin.make_twin(model)
-        done = fuse.fuse(model, again, fused)
+        probe = replica.check_replica(model, replica.make_replica(model), device)
+        made = replica.make_replica(model, on_pages=True)
+        replica.check_paged_replica(model, made, probe, device)
+        assert model not in replica._not_accelerated, (family, dtype)
+        again = replica.make_replica(model)
+        done = replica.accelerate(model, again, layers)
         norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
-        assert done == {"products": 6, "norms": norms, "gates": 3, "rotary": 3}, (family, dtype, done)
+        assert done == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3}, (family, dtype, done)
         assert not any("forward" in vars(module) for module in model.modules())
         ids = torch.tensor([[3, 1, 4, 1, 5]], device=device)
         assert torch.isfinite(model(ids).logits).all()
@@ -430,7 +433,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
 
 
 @has_triton
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_fused_parts_compute_what_torch_computes(script: str) -> None:
     run_script(script, "cpu", interpreted=True)
 
@@ -438,6 +441,6 @@ def test_fused_parts_compute_what_torch_computes(script: str) -> None:
 @has_triton
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("script", [KERNELS, TWINS], ids=["kernels", "twins"])
+@pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_fused_parts_compute_on_the_device_what_torch_computes(script: str) -> None:
     run_script(script, "cuda", interpreted=False)

@@ -1,52 +1,32 @@
-"""Faster parts for a twin: its norms, its gated layers, its rotary positions, and products of one input made one.
+"""Merges linear layers that read the same input (q, k, v; gate, up) into one matrix product.
 
-In: a model, its twin, and the kernels (`fused`). Out: the twin with other `forward`s on some of its modules, and how many of
-each kind. No class is touched, and of the learner's model nothing but where some weights lie: those that are multiplied with
-the same input come to lie side by side (`merge_products`), the same parameters, names and values, updated in place as before. A
-part is replaced only where a probe on the device has shown that it computes the same; every other part stays as it was. With
-gradients on, or for shapes they are not made for, all replacements call what they replaced.
+The weights of one group are moved next to each other in memory, in the model itself: the parameters keep their names, values
+and identity, and an optimizer updates them in place as before. In the replica the first layer of a group computes the whole
+product and the others return their part of it.
+
+    model      q.weight | k.weight | v.weight      three parameters, views of one storage
+    replica    linear(x, all rows) -> q, k, v      one product; with gradients, or after weights moved: three products
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .parts import replace_parts
-from .swap import put, restore
+from .replace import set_forward
 
-PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_refused: weakref.WeakSet[Any] = weakref.WeakSet()
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-@torch.no_grad()
-def fuse(model: Any, twin: Any, kernels: Any) -> dict[str, int]:
-    """Replace what can be; how many parts of each kind. Nothing at all where a model has been refused (see `unfuse`)."""
-    if model in _refused:
-        return {}
-    merged = merge_products(model, twin)
-    return {"products": merged, **replace_parts(twin, kernels, slopes=False)}
-
-
-def unfuse(model: Any, twin: Any) -> bool:
-    """Take everything back, and do not try this model again. False: there was nothing."""
-    _refused.add(model)
-    found = restore(twin)
-    for module in found:
-        vars(module).pop("agentfly_product", None)
-    return bool(found)
-
-
-def merge_products(model: Any, twin: Any) -> int:
-    """Let plain linear layers of one input be one product in the twin; how many such. May be called again for a model."""
+def merge_linears(model: Any, replica: Any) -> int:
+    """Merge what can be merged. Returns the number of groups. May be called again for a model that was merged before."""
     spans = _spans(model)
     count = 0
-    for module in list(twin.modules()):
-        for names in PRODUCTS:
+    for module in list(replica.modules()):
+        for names in GROUPS:
             layers: list[Any] = [getattr(module, name, None) for name in names]
             if not _mergeable(layers):
                 continue
@@ -54,16 +34,16 @@ def merge_products(model: Any, twin: Any) -> int:
             groups = [weights] if biases[0] is None else [weights, biases]
             if any(_overlaps(tensor, spans) for group in groups for tensor in group):
                 continue
-            product = Product(groups)
+            merged = MergedLinear(groups)
             for number, layer in enumerate(layers):
-                layer.agentfly_product = product
-                put(layer, _PARTS[number])
+                layer.agentfly_merged = merged
+                set_forward(layer, _FORWARDS[number])
             count += 1
     return count
 
 
-class Product:
-    """Several linear layers of one input as one: the first computes all, the others take their part of it."""
+class MergedLinear:
+    """Several linear layers of one input. Part 0 computes the product of all; the following parts take their share of it."""
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
         self.groups = groups
@@ -71,8 +51,11 @@ class Product:
         self.sizes = [tensor.shape[0] for tensor in groups[0]]
         self.kept: tuple[Tensor, int, Sequence[Tensor]] | None = None
 
-    def whole(self) -> bool:
-        """Whether every part still is where it was put: the joined weights are then those of the parts."""
+    def is_intact(self) -> bool:
+        """Whether every parameter still lies where it was put, so that `joined` holds the current weights.
+
+        Loading or moving a model (`parameter.data = ...`) breaks this; each part is then computed on its own.
+        """
         for group, joined in zip(self.groups, self.joined, strict=True):
             at = joined.data_ptr()
             for tensor in group:
@@ -81,41 +64,42 @@ class Product:
                 at += tensor.numel() * tensor.element_size()
         return True
 
-    def take(self, number: int, x: Tensor) -> Tensor:
-        """Part `number` of the product with x."""
+    def part(self, number: int, x: Tensor) -> Tensor:
+        """Output `number` for the input x."""
         if torch.is_grad_enabled():
-            return self._alone(number, x)
+            return self._single(number, x)
         version = -1 if x.is_inference() else x._version
         if number == 0:
             self.kept = None
-            if not self.whole():
-                return self._alone(number, x)
+            if not self.is_intact():
+                return self._single(number, x)
             out = nn.functional.linear(x, *self.joined)
             self.kept = (x, version, torch.split(out, self.sizes, dim=-1))
         kept = self.kept
+        # Another tensor, or the same one modified in place since part 0 read it: the kept product is not its product.
         if kept is None or kept[0] is not x or kept[1] != version:
-            return self._alone(number, x)
+            return self._single(number, x)
         if number == len(self.sizes) - 1:
             self.kept = None
         return kept[2][number]
 
-    def _alone(self, number: int, x: Tensor) -> Tensor:
+    def _single(self, number: int, x: Tensor) -> Tensor:
         return nn.functional.linear(x, *(group[number] for group in self.groups))
 
 
-def _part(number: int) -> Callable[[Any, Tensor], Tensor]:
+def _forward_of(number: int) -> Callable[[Any, Tensor], Tensor]:
     def forward(self: Any, x: Tensor) -> Tensor:
-        out: Tensor = self.agentfly_product.take(number, x)
+        out: Tensor = self.agentfly_merged.part(number, x)
         return out
 
     return forward
 
 
-_PARTS = tuple(_part(number) for number in range(3))
+_FORWARDS = tuple(_forward_of(number) for number in range(3))
 
 
 def _mergeable(layers: Sequence[Any]) -> bool:
-    """Plain linear layers with plain weights and nothing around them: no adapters, no short numbers, no hooks."""
+    """Whether all are plain nn.Linear with plain weights: no adapters, no quantised weights, no hooks."""
     for layer in layers:
         if type(layer) is not nn.Linear or "forward" in vars(layer) or hasattr(layer, "_hf_hook"):
             return False
@@ -133,20 +117,20 @@ def _mergeable(layers: Sequence[Any]) -> bool:
 
 
 def _spans(model: Any) -> list[tuple[int, int, int]]:
-    """Where each tensor of the model lies: (begin, end, who)."""
+    """The memory of each tensor of the model: (begin, end, id)."""
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     return [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), id(t)) for t in tensors.values() if not t.is_meta]
 
 
 def _overlaps(tensor: Tensor, spans: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether another tensor of the model is in the same memory: if this one moved, they would part."""
+    """Whether another tensor of the model lies in the same memory (tied weights): moving this one would untie them."""
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
-    return any(begin < other_end and other < end and who != id(tensor) for other, other_end, who in spans)
+    return any(begin < other_end and other < end and owner != id(tensor) for other, other_end, owner in spans)
 
 
 @torch.no_grad()
 def _join(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor over all of these, which lie side by side in it from now on (or did already)."""
+    """Return one tensor over all of these. Unless they are adjacent already, they become views of a new storage."""
     first = tensors[0]
     at = first.storage_offset()
     for tensor in tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly.engines.local.text import MAX_HELD, TextStream
+from agentfly.engines.text import MAX_HELD, TextStream
 
 
 def decode(ids):

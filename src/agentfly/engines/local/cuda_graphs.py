@@ -1,0 +1,75 @@
+"""CUDA graphs: which sizes to capture (`GraphSizes`) and how to capture one (`capture`).
+
+Capturing a graph takes as long as many steps, and a graph that is larger than the batch wastes a little at every step. So the
+first capture for a batch uses the next larger of a few coarse sizes; a finer size follows once it would have served `patience`
+batches.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class GraphSizes:
+    """The sizes in `coarse` and `fine` up to `largest`, which is always among them."""
+
+    def __init__(self, coarse: Iterable[int], fine: Iterable[int], largest: int, patience: int = 24) -> None:
+        self._coarse = sorted({size for size in coarse if size < largest} | {largest})
+        self._all = sorted({size for size in fine if size < largest} | set(self._coarse))
+        self._captured: set[int] = set()
+        self._missed: Counter[int] = Counter()
+        self._patience = patience
+
+    def fit(self, wanted: int) -> int:
+        """The smallest size that serves `wanted`, captured or not."""
+        return next(size for size in self._all if size >= wanted)
+
+    def choose(self, wanted: int) -> int:
+        """The size to run `wanted` with. A size that is returned for the first time must be captured now."""
+        best = self.fit(wanted)
+        size = min((size for size in self._captured if size >= wanted), default=None)
+        if size is None:
+            size = next(size for size in self._coarse if size >= wanted)
+        elif size != best:
+            self._missed[best] += 1
+            if self._missed[best] >= self._patience:
+                size = best
+        self._captured.add(size)
+        return size
+
+
+def new_stream(device: torch.device) -> Any:
+    """A new stream on a GPU; None elsewhere."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def capture(work: Callable[[], None], device: torch.device, pool: Any, side: Any) -> tuple[Callable[[], None], Any]:
+    """Run `work` once, which compiles its kernels, then capture it. Returns the replay function and the graph's memory pool.
+
+    `torch.cuda.graph` is not used: it collects all garbage and returns all cached memory on each capture. Other threads may use
+    the device meanwhile (an embedding tool, a reward model), so the capture checks the calls of this thread only. `side` is the
+    stream to capture on. cuBLAS keeps one workspace per stream, so graphs that may run concurrently need different streams.
+    """
+    side.wait_stream(torch.cuda.current_stream(device))
+    graph: Any = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    with torch.cuda.stream(side):
+        work()
+        side.synchronize()
+        gc.disable()  # a tensor freed by the collector during the capture would become part of the graph
+        try:
+            graph.capture_begin(*(() if pool is None else (pool,)), capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+    torch.cuda.current_stream(device).wait_stream(side)
+    return graph.replay, pool or graph.pool()

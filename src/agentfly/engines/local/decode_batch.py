@@ -1,0 +1,370 @@
+"""The decode batch: running sequences in rows of tensors at fixed addresses, so that one CUDA graph serves every step.
+
+A step is a function of these tensors alone:
+
+    token, position -> model -> logits -> sample -> token', position + 1, left - 1      a row with left = 0 does not change
+
+On a GPU it is captured once per batch size and replayed; elsewhere it is called. A row ends at a stop id or when `left` reaches
+0. Other ends (stop strings) are found by the host later, which ignores the tokens after them. The host uploads changes only:
+new and removed rows, new pages, and now and then a window of uniform numbers. So it can launch the next steps before the last
+ones have arrived, and the device never waits for the host. When many rows have ended, rows at the far end move into the gaps
+(`_compact`), and a smaller graph does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...kernels import find_kernels
+from .cuda_graphs import GraphSizes, capture, new_stream
+from .page_allocator import PAGE_SIZE, PagedSequence
+from .paged_attention import DecodeMetadata, KVPools
+from .sampler import draw_batch
+from .scheduler import SequenceState
+
+FINE_SIZES = (2, 4, 16, 24, 48, 96, 160, 192, 224, 320, 384, 448, 640, 768)
+COARSE_SIZES = (1, 8, 32, 64, 128, 256, 512, 1024)
+MAX_STEPS = 8  # per launch
+MAX_STOPS = 16  # stop ids that a row holds; a sequence with more is ended by the host
+UNIFORMS = 64  # uniform numbers uploaded per row at a time
+IntArray = npt.NDArray[Any]
+TOKEN, POSITION, LEFT, TOP_K, DRAWN, STOPS = range(6)  # columns of `ints`; the stop ids are the last columns
+
+
+class DecodeEntry:
+    """A sequence in a row of the batch.
+
+    `collected` counts the tokens that the sequence has received. `host_ends`: only the host can tell where the reply ends.
+    """
+
+    __slots__ = ("collected", "host_ends", "removed", "row", "seq", "truncates", "uploaded_pages", "version")
+
+    def __init__(self, seq: SequenceState, row: int, version: int) -> None:
+        sampling = seq.sampling
+        self.seq, self.row, self.version = seq, row, version
+        self.collected = self.uploaded_pages = 0
+        self.removed = False
+        self.host_ends = seq.stream is not None or len(seq.stop_ids) > MAX_STOPS
+        self.truncates = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+    @property
+    def kv(self) -> PagedSequence:
+        kv = self.seq.kv
+        assert isinstance(kv, PagedSequence)
+        return kv
+
+
+class InFlight:
+    """Launched steps whose results have not arrived.
+
+    `launched_rows` took part. `rows` are the rows in which the same sequences are now (`_compact` moves them), and
+    `generations` the generations of those rows: removing a sequence increments its row's generation, so a result for a removed
+    sequence never reaches the next sequence in that row.
+    """
+
+    def __init__(self, rows: IntArray, generations: IntArray, steps: int, results: Sequence[Tensor], events: Any) -> None:
+        self.launched_rows, self.rows, self.generations, self.steps = rows, rows.copy(), generations, steps
+        self._results, self._events = results, events
+
+    def wait(self) -> tuple[IntArray, IntArray, IntArray, float | None]:
+        """Wait for the device. Returns tokens and log-probs [steps, rows], each row's `left`, and ms per step if known."""
+        took = None
+        if self._events is not None:
+            first, last = self._events
+            last.synchronize()
+            took = first.elapsed_time(last) / self.steps
+        tokens, logprobs, left = (result.numpy() for result in self._results)
+        return tokens, logprobs, left, took
+
+
+class DecodeBatch:
+    """The tensors of all rows, the host's view of them, and the graphs over them.
+
+    The host's view is arrays over rows: most rows just continue, and a Python loop over all of them would take as long as the
+    steps themselves.
+    """
+
+    def __init__(self, model: Any, pools: KVPools, *, num_rows: int, max_context: int, device: torch.device) -> None:
+        self.model, self.pools, self.device = model, pools, device
+        self.width = -(-max_context // PAGE_SIZE)
+        self.ints = torch.zeros(num_rows, STOPS + MAX_STOPS, dtype=torch.int64, device=device)
+        self.floats = torch.zeros(num_rows, 3, dtype=torch.float32, device=device)  # temperature, top_p, min_p
+        self.uniforms = torch.zeros(num_rows, UNIFORMS, dtype=torch.float32, device=device)
+        self.table = torch.zeros(num_rows, self.width, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(MAX_STEPS, num_rows, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(MAX_STEPS, num_rows, dtype=torch.float32, device=device)
+        self.step_index = torch.zeros(1, dtype=torch.int64, device=device)
+        self.entries: list[DecodeEntry | None] = [None] * num_rows
+        # Per row: position of the next token, tokens it may sample in all, steps launched, steps arrived, tokens that its
+        # uploaded pages hold, steps that its uploaded uniforms serve, generation (see InFlight).
+        self._position, self._left, self._launched, self._arrived, self._page_room, self._uniforms_end, self._generation = (
+            np.zeros(num_rows, np.int64) for _ in range(7)
+        )
+        self._sampled = np.zeros((num_rows, 128), np.int64)
+        self._sampled_logprobs = np.zeros((num_rows, 128), np.float32)
+        self._free = list(range(num_rows))
+        self._removed: list[int] = []  # to be uploaded
+        self._added: list[DecodeEntry] = []  # to be uploaded
+        self._inflight: weakref.WeakSet[InFlight] = weakref.WeakSet()
+        self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._sizes = {truncates: GraphSizes(COARSE_SIZES, FINE_SIZES, num_rows) for truncates in (False, True)}
+        self._pool: Any = None
+        self._capture_stream = new_stream(device)
+
+    # ---- membership ------------------------------------------------------------------------------------------------------
+
+    def add(self, seq: SequenceState, position: int, left: int, version: int) -> DecodeEntry:
+        """Put a sequence into the free row with the lowest number: the fewer rows a graph has, the faster it is."""
+        row = heapq.heappop(self._free)
+        entry = self.entries[row] = DecodeEntry(seq, row, version)
+        self._position[row], self._left[row] = position, left
+        self._launched[row] = self._arrived[row] = self._page_room[row] = self._uniforms_end[row] = 0
+        self._added.append(entry)
+        return entry
+
+    def remove(self, entry: DecodeEntry) -> None:
+        """Free the row. It stops at the next launch; tokens that it samples until then are discarded."""
+        row = entry.row
+        entry.removed = True
+        self.entries[row] = None
+        self._generation[row] += 1
+        self._left[row] = 0
+        heapq.heappush(self._free, row)
+        self._removed.append(row)
+
+    def collect(self, entry: DecodeEntry) -> tuple[list[int], list[float]]:
+        """Tokens and log-probs that have arrived for a row since the last call."""
+        row, first, last = entry.row, entry.collected, int(self._arrived[entry.row])
+        entry.collected = last
+        return self._sampled[row, first:last].tolist(), self._sampled_logprobs[row, first:last].tolist()
+
+    # ---- launching -------------------------------------------------------------------------------------------------------
+
+    def active_rows(self) -> IntArray:
+        """The rows that have steps left to launch."""
+        return np.flatnonzero(self._launched < self._left)
+
+    def max_remaining(self, rows: IntArray) -> int:
+        """The largest number of steps that any of these rows has left."""
+        return int((self._left[rows] - self._launched[rows]).max())
+
+    def lacking_pages(self, rows: IntArray, steps: int) -> list[tuple[DecodeEntry, int]]:
+        """The entries that need pages for that many steps, each with the number of tokens that its pages must hold."""
+        length = self._position[rows] + np.minimum(self._launched[rows] + steps, self._left[rows])
+        lacking = length > self._page_room[rows]
+        return [(self._entry(row), int(end)) for row, end in zip(rows[lacking], length[lacking], strict=True)]
+
+    def launch(self, rows: IntArray, steps: int) -> InFlight:
+        """Launch `steps` steps. Nothing here waits for the device."""
+        rows = self._compact(rows)
+        size, step = self._graph(1 + int(rows[-1]), any(entry.truncates for entry in self.entries if entry is not None))
+        self._upload_changes(rows, steps)
+        cuda = self.device.type == "cuda"
+        event: Any = torch.cuda.Event
+        events = [event(enable_timing=True) for _ in range(2)] if cuda else None
+        if events:
+            events[0].record()
+        for _ in range(steps):
+            step()
+        results = []
+        for part in (self.tokens[:steps, :size], self.logprobs[:steps, :size], self.ints[:size, LEFT]):
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=cuda)
+            results.append(host.copy_(part, non_blocking=cuda))
+        if events:
+            events[1].record()
+        self._launched[rows] += steps
+        inflight = InFlight(rows, self._generation[rows], steps, results, events)
+        self._inflight.add(inflight)
+        return inflight
+
+    def _compact(self, rows: IntArray) -> IntArray:
+        """Move rows from the far end into free rows if a smaller graph then serves all. Returns the active rows.
+
+        before   [A . C . . F G]      graph of 8 rows
+        after    [A F C G . . .]      graph of 4 rows; steps in flight are told that F and G moved
+        """
+        size = self._fit(len(rows))
+        far = rows[rows >= size]
+        free = [row for row in self._free if row < size]
+        if size >= self._fit(1 + int(rows[-1])) or len(free) < len(far) or not self._launched[far].all():
+            return rows  # a row that was never launched has not been uploaded, so there is nothing to move on the device
+        near = np.array([heapq.heappop(self._free) for _ in far], np.int64)
+        self._upload_removals()
+        source, target = self._to_device(far.tolist()), self._to_device(near.tolist())
+        for tensor in (self.ints, self.floats, self.uniforms, self.table):
+            tensor.index_copy_(0, target, tensor.index_select(0, source))
+        self.ints[:, LEFT].index_fill_(0, source, 0)
+        moved = np.arange(len(self.entries))
+        moved[far] = near
+        # Decide which results belong to moved sequences before the generations change.
+        affected = [(each, self._present(each) & (moved[each.rows] != each.rows)) for each in self._inflight]
+        self._generation[far] += 1
+        self._generation[near] += 1
+        for inflight, which in affected:
+            inflight.rows[which] = moved[inflight.rows[which]]
+            inflight.generations[which] = self._generation[inflight.rows[which]]
+        for array in (
+            self._position, self._left, self._launched, self._arrived, self._page_room, self._uniforms_end, self._sampled,
+            self._sampled_logprobs,
+        ):  # fmt: skip
+            array[near] = array[far]
+        self._left[far] = self._launched[far] = 0
+        for old, new in zip(far.tolist(), near.tolist(), strict=True):
+            entry = self._entry(old)
+            entry.row, self.entries[new], self.entries[old] = new, entry, None
+            heapq.heappush(self._free, old)
+        return self.active_rows()
+
+    def _fit(self, rows: int) -> int:
+        """The size of the smallest step that serves so many rows."""
+        return self._sizes[False].fit(rows) if self.device.type == "cuda" else rows
+
+    def finish(self, inflight: InFlight) -> tuple[list[DecodeEntry], int, float | None]:
+        """Wait for launched steps and keep their results.
+
+        Returns the entries that have ended, have NaN or need the host (`collect` gives their tokens), the number of tokens
+        sampled, and ms per step if known.
+        """
+        tokens, logprobs, left, took = inflight.wait()
+        self._inflight.discard(inflight)
+        present = self._present(inflight)
+        rows, columns = inflight.rows[present], inflight.launched_rows[present]
+        entries = [self._entry(row) for row in rows]
+        first = self._arrived[rows]
+        self._reserve(int(first.max(initial=0)) + inflight.steps)
+        for number in range(inflight.steps):
+            self._sampled[rows, first + number] = tokens[number, columns]
+            self._sampled_logprobs[rows, first + number] = logprobs[number, columns]
+        self._arrived[rows] += inflight.steps
+        bad = np.asarray(~np.isfinite(logprobs[:, columns]).all(axis=0)).tolist()
+        ended = (left[columns] == 0).tolist()
+        told = [entry for entry, zero, nan in zip(entries, ended, bad, strict=True) if zero or nan or entry.host_ends]
+        return told, inflight.steps * len(entries), took
+
+    def still_present(self, inflight: InFlight) -> list[DecodeEntry]:
+        """The entries that took part in these steps and have not been removed since."""
+        return [self._entry(row) for row in inflight.rows[self._present(inflight)]]
+
+    def _present(self, inflight: InFlight) -> IntArray:
+        present: IntArray = self._generation[inflight.rows] == inflight.generations
+        return present
+
+    def _entry(self, row: Any) -> DecodeEntry:
+        entry: DecodeEntry | None = self.entries[row]
+        assert entry is not None
+        return entry
+
+    def _reserve(self, length: int) -> None:
+        """Make room for that many sampled tokens in every row."""
+        while self._sampled.shape[1] < length:
+            self._sampled = np.concatenate([self._sampled, np.zeros_like(self._sampled)], axis=1)
+            self._sampled_logprobs = np.concatenate([self._sampled_logprobs, np.zeros_like(self._sampled_logprobs)], axis=1)
+
+    def _upload_changes(self, rows: IntArray, steps: int) -> None:
+        added = [entry for entry in self._added if not entry.removed]
+        self._added = []
+        pages: list[tuple[int, int]] = []
+        for entry, _ in self.lacking_pages(rows, steps):
+            held = entry.kv.pages
+            where = entry.row * self.width
+            pages += [(where + at, held[at]) for at in range(entry.uploaded_pages, len(held))]
+            entry.uploaded_pages = len(held)
+            self._page_room[entry.row] = len(held) * PAGE_SIZE
+        windows: list[tuple[int, list[float]]] = []
+        for row in rows[self._launched[rows] + steps > self._uniforms_end[rows]].tolist():
+            entry = self._entry(row)
+            ahead = int(self._launched[row]) - entry.collected  # the sequence counts from the last token that it collected
+            windows.append((row, entry.seq.uniforms(ahead + UNIFORMS)[ahead:]))
+            self._uniforms_end[row] = self._launched[row] + UNIFORMS
+        self._upload_removals()
+        if added:
+            where_added = self._to_device([entry.row for entry in added])
+            self.ints.index_copy_(0, where_added, self._to_device([self._first_ints(entry) for entry in added]))
+            sampling = [(s.temperature, s.top_p, s.min_p) for s in (entry.seq.sampling for entry in added)]
+            self.floats.index_copy_(0, where_added, self._to_device(sampling, torch.float32))
+        if windows:
+            where_new = self._to_device([row for row, _ in windows])
+            self.uniforms.index_copy_(0, where_new, self._to_device([numbers for _, numbers in windows], torch.float32))
+            self.ints[:, DRAWN].index_fill_(0, where_new, 0)
+        if pages:
+            place, page = self._to_device(pages).unbind(1)
+            self.table.view(-1).index_copy_(0, place, page.to(torch.int32))
+        self.step_index.zero_()
+
+    def _upload_removals(self) -> None:
+        if self._removed:
+            self.ints[:, LEFT].index_fill_(0, self._to_device(self._removed), 0)
+            self._removed = []
+
+    def _first_ints(self, entry: DecodeEntry) -> list[int]:
+        seq = entry.seq
+        stops = sorted(seq.stop_ids) if len(seq.stop_ids) <= MAX_STOPS else []
+        position, left = int(self._position[entry.row]), int(self._left[entry.row])
+        return [seq.tokens[-1], position, left, seq.sampling.top_k, 0, *stops, *[-1] * (MAX_STOPS - len(stops))]
+
+    def _to_device(self, numbers: Iterable[Any], dtype: torch.dtype = torch.int64) -> Tensor:
+        tensor = torch.tensor(numbers, dtype=dtype)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    # ---- the step --------------------------------------------------------------------------------------------------------
+
+    def _graph(self, rows: int, truncates: bool) -> tuple[int, Callable[[], None]]:
+        """A step of at least that many rows, and its size."""
+        if self.device.type != "cuda":
+            return rows, lambda: self._step(rows, truncates)
+        size = self._sizes[truncates].choose(rows)
+        if (size, truncates) not in self._graphs:
+            self._graphs[size, truncates] = self._capture(size, truncates)
+        return size, self._graphs[size, truncates]
+
+    def _capture(self, size: int, truncates: bool) -> Callable[[], None]:
+        saved = self.ints.clone(), self.step_index.clone()
+        self.ints[:, LEFT] = 0  # the warm-up run must not advance any row
+        self.step_index.zero_()
+        replay, self._pool = capture(lambda: self._step(size, truncates), self.device, self._pool, self._capture_stream)
+        self.ints.copy_(saved[0])
+        self.step_index.copy_(saved[1])
+        return replay
+
+    def _step(self, size: int, truncates: bool) -> None:
+        """Sample one token in every row that has any left. No size, branch or address depends on the values of the tensors."""
+        ints = self.ints[:size]
+        position, left = ints[:, POSITION], ints[:, LEFT]
+        alive = left > 0
+        offset = position % PAGE_SIZE
+        page = self.table[:size].gather(1, (position // PAGE_SIZE)[:, None])[:, 0].long()
+        out = self.model(
+            input_ids=ints[:, TOKEN][None],
+            position_ids=position[None],
+            use_cache=False,
+            agentfly_metadata=DecodeMetadata(
+                self.pools,
+                self.table[:size],
+                torch.where(alive, page * PAGE_SIZE + offset, offset),  # ended rows write to page 0, which nothing reads
+                torch.where(alive, position + 1, 0).to(torch.int32),
+            ),
+        )
+        uniforms = self.uniforms[:size].gather(1, ints[:, DRAWN].clamp(max=UNIFORMS - 1)[:, None])[:, 0]
+        temperature, top_p, min_p = self.floats[:size].unbind(1)
+        kernels = None if truncates else find_kernels("decode", self.device)
+        if kernels is not None:
+            ids, logprobs = kernels.draw(out.logits[0], uniforms, temperature)
+        else:
+            top_k = ints[:, TOP_K] if truncates else None
+            ids, logprobs = draw_batch(out.logits[0], uniforms, temperature, top_k, top_p, min_p)
+        self.tokens[:, :size].index_copy_(0, self.step_index, ids[None])
+        self.logprobs[:, :size].index_copy_(0, self.step_index, logprobs[None])
+        stopped = (ids[:, None] == ints[:, STOPS:]).any(dim=1)
+        ints[:, TOKEN] = torch.where(alive, ids, ints[:, TOKEN])
+        position += alive
+        ints[:, DRAWN] += alive
+        left.copy_(torch.where(stopped, 0, left - alive.long()))
+        self.step_index += 1

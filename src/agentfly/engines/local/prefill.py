@@ -1,0 +1,145 @@
+"""Prefill: computes the keys and values of prompt tokens for several sequences in one forward pass.
+
+The last token of a prompt is not prefilled: it is the first token of the decode step, whose logits are sampled. So prefill
+needs no logits and the host waits for nothing. On a GPU a pass is a CUDA graph of the next larger size; its padding tokens
+write to page 0, which belongs to no sequence. It runs on a separate stream:
+
+    decode stream    launch 1 | launch 2 | launch 3 ...
+    prefill stream            | pass ...............      starts after everything launched before it; later launches overlap it
+
+Without a GPU a pass is an ordinary forward pass of the exact size, finished when `run` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .cuda_graphs import GraphSizes, capture, new_stream
+from .page_allocator import PAGE_SIZE
+from .paged_attention import TILE, KVPools, PrefillMetadata
+
+MAX_SEQUENCES = 64
+"""Sequences in one pass."""
+
+FINE_SIZES = (128, 192, 320, 384, 640, 768, 896, 1280, 1536, 3072, 6144)
+COARSE_SIZES = (64, 256, 512, 1024, 2048, 4096, 16384)
+
+PrefillChunk = tuple[Sequence[int], Sequence[int], int]
+"""(token ids to compute, page table of the sequence, number of tokens cached before)"""
+
+
+class PrefillPass:
+    """A pass that runs on the prefill stream."""
+
+    def __init__(self, event: Any, device: torch.device) -> None:
+        self._event, self._device = event, device
+
+    def done(self) -> bool:
+        return bool(self._event.query())
+
+    def block_stream(self) -> None:
+        """Make later work on the current stream start after this pass. The host does not wait."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+class Prefiller:
+    """Runs passes and owns their graphs."""
+
+    def __init__(self, model: Any, pools: KVPools, *, max_tokens: int, max_context: int, device: torch.device) -> None:
+        self.model, self.pools, self.device = model, pools, device
+        self.width = -(-max_context // PAGE_SIZE)
+        # Padding is computed, not skipped, so a better size pays off sooner than in decode.
+        self._sizes = GraphSizes(COARSE_SIZES, FINE_SIZES, max_tokens, patience=8)
+        self._graphs: dict[int, _PrefillGraph] = {}
+        self._pool: Any = None
+        self._capture_stream = new_stream(device)
+        self._stream = new_stream(device)
+
+    @torch.no_grad()
+    def run(self, chunks: Sequence[PrefillChunk]) -> PrefillPass | None:
+        """Start the pass over these chunks. Returns None if it has finished already."""
+        if self.device.type != "cuda":
+            rows = [(pages, past, len(ids)) for ids, pages, past in chunks]
+            ids = torch.tensor([[token for ids, _, _ in chunks for token in ids]])
+            self.forward(ids, PrefillMetadata.of(self.pools, rows, self.device))
+            return None
+        size = self._sizes.choose(sum(len(ids) for ids, _, _ in chunks))
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        if size not in self._graphs:
+            # The new graph shares its memory pool with the graphs that may still run on the prefill stream.
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            graph = _PrefillGraph(self, size)
+            self._pool = graph.pool
+            self._graphs[size] = graph
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            self._graphs[size].run(chunks)
+            event.record()
+        return PrefillPass(event, self.device)
+
+    def forward(self, ids: torch.Tensor, metadata: PrefillMetadata) -> None:
+        keep = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.model(
+            input_ids=ids,
+            position_ids=metadata.positions[None],
+            use_cache=False,
+            logits_to_keep=keep,
+            agentfly_metadata=metadata,
+        )
+
+
+class _PrefillGraph:
+    """A pass over up to `size` tokens of up to MAX_SEQUENCES sequences. One more row serves the tiles that have no work."""
+
+    def __init__(self, prefiller: Prefiller, size: int) -> None:
+        self.size, self.width, self.device = size, prefiller.width, prefiller.device
+        self.tiles = size // TILE + MAX_SEQUENCES
+        rows = MAX_SEQUENCES + 1
+        self.int64s = torch.zeros(3, size, dtype=torch.int64, device=self.device)  # ids, positions, places
+        sizes = [rows * self.width, rows + 1, rows, self.tiles, self.tiles]
+        self.int32s = torch.zeros(sum(sizes), dtype=torch.int32, device=self.device)
+        table, starts, past, tile_rows, tile_queries = torch.split(self.int32s, sizes)
+        metadata = PrefillMetadata(
+            prefiller.pools,
+            table.view(rows, self.width),
+            self.int64s[2],
+            self.int64s[1],
+            starts,
+            past,
+            tile_rows,
+            tile_queries,
+            None,
+        )
+        self._upload([])
+        run: Callable[[], None] = lambda: prefiller.forward(self.int64s[0][None], metadata)  # noqa: E731
+        self._replay, self.pool = capture(run, self.device, prefiller._pool, prefiller._capture_stream)
+
+    def run(self, chunks: Sequence[PrefillChunk]) -> None:
+        self._upload(chunks)
+        self._replay()
+
+    def _upload(self, chunks: Sequence[PrefillChunk]) -> None:
+        int64s = np.zeros((3, self.size), np.int64)
+        table = np.zeros((MAX_SEQUENCES + 1, self.width), np.int32)
+        starts = np.zeros(MAX_SEQUENCES + 2, np.int32)
+        past = np.zeros(MAX_SEQUENCES + 1, np.int32)
+        tile_rows, tile_queries = np.full(self.tiles, MAX_SEQUENCES, np.int32), np.zeros(self.tiles, np.int32)
+        token = tile = 0
+        for number, (ids, pages, cached) in enumerate(chunks):
+            end, at = token + len(ids), np.arange(cached, cached + len(ids))
+            table[number, : len(pages)] = pages
+            int64s[0, token:end], int64s[1, token:end] = ids, at
+            int64s[2, token:end] = table[number, at // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + at % PAGE_SIZE
+            past[number] = cached
+            first = np.arange(0, len(ids), TILE)
+            tile_rows[tile : tile + len(first)], tile_queries[tile : tile + len(first)] = number, first
+            token, tile = end, tile + len(first)
+            starts[number + 1 :] = token
+        int32s = np.concatenate([table.ravel(), starts, past, tile_rows, tile_queries])
+        self.int64s.copy_(torch.from_numpy(int64s).pin_memory(), non_blocking=True)
+        self.int32s.copy_(torch.from_numpy(int32s).pin_memory(), non_blocking=True)

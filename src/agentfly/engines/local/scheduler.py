@@ -1,0 +1,209 @@
+"""The scheduler's interface, and the state of one sequence while the engine works on it.
+
+A sequence is one list of tokens of which a prefix is cached. A step computes some of the rest; when one token is left, its
+logits are sampled. A new prompt, a later turn of a chain, a decode step, a preempted sequence and a sequence whose weights
+changed under it are therefore all the same case:
+
+    tokens  [prompt ........ | sampled .....]
+    cached  [=====================]           the rest is computed, then one token is sampled
+
+    add -> queue -> running -> remove         preempt: running -> front of the queue; publish: cached = 0, sampled tokens stay
+
+Schedulers run in the engine's thread only and know neither threads nor asyncio. Prompts are checked before they get here.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from ...types import Request, Sampling
+from ..text import TextStream
+from .page_allocator import PageAllocator, PagedSequence
+from .slot_allocator import Slot, SlotAllocator
+
+
+class SequenceState:
+    """One request. `new_text`, `finished` and `error` are its news, which the engine delivers to the event loop.
+
+    `kv` is its entry in the KV cache, None while it is queued. `source` is a sequence whose prefix it waits to share:
+    (entry, the entry's token list, prefix length). The list is compared by identity, because an entry may be reused.
+    """
+
+    __slots__ = (
+        "ahead", "error", "finished", "future", "kv", "logprobs", "loop", "new_text", "num_prompt", "on_text", "rng",
+        "sampling", "session", "source", "stop_ids", "stream", "tokens", "versions",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, stop_ids: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
+        self.sampling: Sampling = request.sampling
+        self.session = request.session
+        self.on_text = request.on_text
+        self.tokens = list(request.prompt_ids)
+        self.num_prompt = len(self.tokens)
+        self.stop_ids = stop_ids.union(request.sampling.stop_ids)
+        self.rng = random.Random(request.sampling.seed)
+        self.ahead: list[float] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.stream = TextStream(decode, request.sampling.stop) if request.on_text or request.sampling.stop else None
+        self.kv: Slot | PagedSequence | None = None
+        self.source: tuple[Any, list[int], int] | None = None
+        self.loop: Any = None
+        self.future: Any = None
+        self.new_text = ""
+        self.finished: Literal["stop", "length"] | None = None
+        self.error: str | None = None
+
+    def uniforms(self, count: int) -> list[float]:
+        """The uniform numbers of the next `count` draws.
+
+        A number is consumed when its token is accepted. A draw that is discarded (weights changed, preemption) is repeated with
+        the same number, so a seeded reply does not depend on what else the engine does.
+        """
+        draw = self.rng.random
+        self.ahead += [draw() for _ in range(count - len(self.ahead))]
+        return self.ahead[:count]
+
+    def accept(self, token: int, logprob: float, version: int, max_context: int) -> None:
+        """Append a sampled token and decide whether the reply ends with it."""
+        if logprob != logprob:
+            self.error = "the model's logits are not numbers (NaN): its weights are damaged, or training has diverged"
+            return
+        del self.ahead[0]
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+        if token in self.stop_ids:
+            self.finished = "stop"
+        elif self.stream is not None:
+            self.new_text += self.stream.push(token)
+            if self.stream.stopped:
+                self.finished = "stop"
+        if self.finished is None and (len(self.logprobs) >= self.sampling.max_tokens or len(self.tokens) >= max_context):
+            self.finished = "length"
+        if self.finished is not None and self.stream is not None:
+            self.new_text += self.stream.flush()
+
+    def extend(self, tokens: list[int], logprobs: list[float], version: int, max_context: int) -> int:
+        """Append sampled tokens up to the end of the reply. Returns how many were appended."""
+        total = sum(logprobs)
+        if self.stream is not None or total != total:  # one by one: stop strings or NaN may end the reply anywhere
+            for count, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+                self.accept(token, logprob, version, max_context)
+                if self.error is not None:
+                    return count
+                if self.finished is not None:
+                    return count + 1
+            return len(tokens)
+        count = len(tokens)
+        room = min(self.sampling.max_tokens - len(self.logprobs), max_context - len(self.tokens))
+        if count >= room:
+            self.finished = "length"
+            count = room
+        if not self.stop_ids.isdisjoint(tokens[:count]):
+            count = 1 + next(at for at, token in enumerate(tokens) if token in self.stop_ids)
+            self.finished = "stop"
+        del self.ahead[:count]
+        self.tokens += tokens[:count]
+        self.logprobs += logprobs[:count]
+        self.versions += [version] * count
+        return count
+
+    @property
+    def ended_by_id(self) -> bool:
+        return len(self.tokens) > self.num_prompt and self.tokens[-1] in self.stop_ids
+
+
+class BatchScheduler(ABC):
+    """The queue, the running sequences and the counters that both schedulers have in common."""
+
+    def __init__(
+        self,
+        model: Any,
+        allocator: SlotAllocator | PageAllocator,
+        *,
+        max_batch: int,
+        max_step_tokens: int,
+        max_context: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.max_batch = max_batch
+        self.max_step_tokens = max_step_tokens
+        self.max_context = max_context
+        self.device = device
+        self.queue: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []  # in order of admission
+        self.counts = {
+            "steps": 0,
+            "prefilled_tokens": 0,
+            "sampled_tokens": 0,
+            "reused_tokens": 0,
+            "shared_tokens": 0,
+            "preempted": 0,
+        }
+        self._any_allocator: Any = allocator
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has work to do."""
+        return bool(self.queue or self.running)
+
+    @abstractmethod
+    def step(self, version: int, valid: Callable[[], bool]) -> list[SequenceState]:
+        """Advance the batch. Returns the sequences that have news; sequences that have ended are removed.
+
+        The caller may publish new weights while the step computes. `valid()` is false from then on, and the step discards what
+        it computed: a token must never carry the version of weights that it was not sampled from.
+        """
+
+    @abstractmethod
+    def memory(self) -> dict[str, float]:
+        """Figures about the KV cache, for `LocalEngine.stats`."""
+
+    def use_model(self, model: Any) -> None:
+        """Compute with another replica from now on."""
+        self.model = model
+
+    def invalidate(self) -> None:
+        """The weights have changed: no cached key or value may be used again."""
+        self._any_allocator.invalidate()
+
+    def release(self, session: str) -> None:
+        """The chain has ended: its cache entry may be evicted first."""
+        self._any_allocator.release(session)
+
+    @property
+    def num_evicted(self) -> int:
+        return int(self._any_allocator.num_evicted)
+
+    def add(self, seq: SequenceState) -> None:
+        self.queue.append(seq)
+
+    def remove(self, seq: SequenceState) -> None:
+        """The sequence has ended or was cancelled. Its keys and values stay in the cache for the chain's next turn."""
+        if seq.kv is not None:
+            self._any_allocator.finish(seq.kv)
+            seq.kv = None
+            self.running.remove(seq)
+        elif seq in self.queue:
+            self.queue.remove(seq)
+
+    def clear(self) -> list[SequenceState]:
+        """Remove and return every sequence, queued or running."""
+        seqs = [*self.running, *self.queue]
+        self.running, self.queue = [], deque()
+        return seqs
+
+    def drain(self) -> None:  # noqa: B027  only launches in flight need it
+        """Order later work on the device after everything that this scheduler has launched.
+
+        Called when the engine fails or closes. Without it the allocator could hand memory that a kernel still writes to the
+        next user.
+        """

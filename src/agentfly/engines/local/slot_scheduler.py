@@ -1,0 +1,127 @@
+"""The scheduler over the slot cache, the default without a GPU: one forward pass per step, prefill and decode together.
+
+If the slots cannot hold the step, the youngest sequence is preempted until they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .sampler import draw
+from .scheduler import BatchScheduler, SequenceState
+from .slot_allocator import Slot, SlotAllocator
+from .slot_attention import SlotMetadata, forward, order
+
+
+class SlotScheduler(BatchScheduler):
+    """Continuous batching over slots."""
+
+    def __init__(self, model: Any, allocator: SlotAllocator, **sizes: Any) -> None:
+        super().__init__(model, allocator, **sizes)
+        self.allocator = allocator
+
+    def memory(self) -> dict[str, float]:
+        cache = self.allocator.cache
+        return {"slots": cache.num_slots, "slot_length": cache.length, "kv_bytes": cache.num_bytes}
+
+    def step(self, version: int, valid: Callable[[], bool]) -> list[SequenceState]:
+        """One forward pass over prefill chunks and decoding sequences together."""
+        self._admit()
+        work = self._choose_work()
+        while work and not self.allocator.ensure_length(max(_slot(seq).cached + count for seq, count in work)):
+            self._preempt()
+            work = self._choose_work()
+        if not work:
+            return []
+        ids: list[int] = []
+        ends: list[int] = []
+        drawing: list[SequenceState] = []
+        for seq, count in work:
+            cached = _slot(seq).cached
+            ids += seq.tokens[cached : cached + count]
+            if cached + count == len(seq.tokens):
+                ends.append(len(ids) - 1)
+                drawing.append(seq)
+        rows = [(_slot(seq).index, _slot(seq).cached, count) for seq, count in work]
+        metadata = SlotMetadata(self.allocator.cache, rows, self.device)
+        logits = forward(self.model, ids, metadata, ends or [0])
+        if not valid():  # published during the pass: nothing is marked as cached, so all of it is computed again
+            return []
+        for seq, count in work:
+            _slot(seq).cached += count
+        self.counts["steps"] += 1
+        self.counts["prefilled_tokens"] += len(ids) - len(drawing)
+        if drawing:
+            self._draw(drawing, logits, version)
+        news = [seq for seq in drawing if seq.finished or seq.error or seq.new_text]
+        for seq in news:
+            if seq.finished or seq.error:
+                self.remove(seq)
+        return news
+
+    def _draw(self, seqs: list[SequenceState], logits: Tensor, version: int) -> None:
+        tokens, logprobs = draw(logits, [seq.sampling for seq in seqs], [seq.uniforms(1)[0] for seq in seqs])
+        for seq, token, logprob in zip(seqs, tokens, logprobs, strict=True):
+            seq.accept(token, logprob, version, self.max_context)
+        self.counts["sampled_tokens"] += len(seqs)
+
+    def _admit(self) -> None:
+        while self.queue and len(self.running) < self.max_batch:
+            seq = self.queue[0]
+            lent = self.allocator.allocate(seq.tokens, seq.session)
+            if lent is None:
+                return
+            self.queue.popleft()
+            slot, source, count = lent
+            seq.kv = slot
+            seq.source = (source, source.tokens, count) if source is not None else None
+            self.counts["reused_tokens"] += slot.cached
+            self.running.append(seq)
+
+    def _choose_work(self) -> list[tuple[SequenceState, int]]:
+        """The tokens to compute in this step: one per decoding sequence, and prompts in order of arrival up to the limit."""
+        room = self.max_step_tokens
+        work: list[tuple[SequenceState, int]] = []
+        for seq in self.running:
+            if seq.source is not None and not self._share(seq):
+                continue
+            pending = len(seq.tokens) - _slot(seq).cached
+            if pending == 1:
+                work.append((seq, 1))
+            elif room > 0:
+                work.append((seq, min(pending, room)))
+                room -= pending
+        work.sort(key=lambda item: order((_slot(item[0]).index, 0, item[1])))
+        return work
+
+    def _share(self, seq: SequenceState) -> bool:
+        """Copy the prefix from its source. Returns False while the source is still computing it."""
+        assert seq.source is not None
+        source, tokens, count = seq.source
+        slot = _slot(seq)
+        if source.tokens is tokens:
+            if source.busy and source.cached < count:
+                return False
+            count = min(count, source.cached)
+            if count > slot.cached:
+                self.allocator.cache.copy(source.index, [slot.index], count)
+                slot.cached = count
+                self.counts["shared_tokens"] += count
+        seq.source = None
+        return True
+
+    def _preempt(self) -> None:
+        """Send the youngest sequence back to the front of the queue; it is computed again when there is room."""
+        seq = self.running.pop()
+        self.allocator.drop(_slot(seq))
+        seq.kv = seq.source = None
+        self.queue.appendleft(seq)
+        self.counts["preempted"] += 1
+
+
+def _slot(seq: SequenceState) -> Slot:
+    assert isinstance(seq.kv, Slot)
+    return seq.kv

@@ -1,0 +1,114 @@
+"""One OpenAI-compatible server: its address and key, and the EngineErrors for everything that goes wrong on the way.
+
+HTTP, retries, Retry-After, bounds and hiding the key are `agentfly.net.client`'s. The key comes from the option or from
+OPENAI_API_KEY and never appears in an error, a representation or a log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError, EngineError
+from ..net.address import is_url
+from ..net.client import Answer, HttpClient, OutOfAttempts, OutOfTime, Rejected, RetryPolicy, Transient, retry
+
+DEFAULT_URL = "https://api.openai.com/v1"
+
+T = TypeVar("T")
+
+
+class Refused(EngineError):
+    """The server refused the request; another attempt would be refused, too."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class ModelServer:
+    """`timeout_s` is how long the server may be silent, `deadline_s` how long one answer may take with all its retries."""
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 120.0,
+        deadline_s: float = 600.0,
+        max_retries: int = 8,
+        retry_s: float = 0.5,
+        max_connections: int = 256,
+    ) -> None:
+        self.base_url = (base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL).rstrip("/")
+        if not is_url(self.base_url):
+            raise ConfigError("base_url must look like http://host:port/v1, without a user name or password in it")
+        key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY", "")
+        self.who = f"{model} at {self.base_url}"
+        self.client = HttpClient(
+            self.base_url,
+            secret=key,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout_s=timeout_s,
+            pool_timeout_s=deadline_s,  # a request that waits for a free connection is not a silent server
+            max_connections=max_connections,
+        )
+        self._policy = RetryPolicy(retries=max_retries, pause_s=retry_s, deadline_s=deadline_s)
+
+    def __repr__(self) -> str:
+        return f"ModelServer({self.base_url!r})"
+
+    @property
+    def root(self) -> str:
+        """The address of the endpoints that are not part of OpenAI's API."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def connected(self) -> float:
+        """When a connection was last opened, in seconds of `time.monotonic`."""
+        return self.client.connected_at
+
+    async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What `attempt` returns, after retries. Raises EngineError if the attempts or the time are used up."""
+        try:
+            return await retry(attempt, self._policy)
+        except OutOfTime as last:
+            why = f" ({last})" if str(last) else ""
+            raise EngineError(f"{self.who} gave no reply within {self._policy.deadline_s:g} s{why}") from None
+        except OutOfAttempts as last:
+            raise EngineError(f"{self.who} failed {self._policy.retries + 1} times, the last time: {last}") from None
+        except Rejected as error:
+            raise self.refused(error) from error
+
+    async def post(self, url: str, body: Mapping[str, Any]) -> Any:
+        """The JSON of one attempt. Raises Transient if another attempt could help, else EngineError."""
+        try:
+            return self._json(await self.client.send("POST", url, json=body))
+        except Rejected as error:
+            raise self.refused(error) from error
+
+    def call(self, method: str, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> Any:
+        """The JSON of one request without retries, from a thread without an event loop: for the server's controls."""
+        try:
+            answer = self.client.send_blocking(method, url, timeout_s=timeout_s, json=body)
+        except Transient as error:
+            raise EngineError(f"{self.who} did not answer {urlsplit(url).path}: {error}") from error
+        except Rejected as error:
+            raise self.refused(error) from error
+        return self._json(answer) if answer.body.strip() else {}
+
+    def hide(self, text: str) -> str:
+        """The text without the key."""
+        return self.client.hide(text)
+
+    def refused(self, error: Rejected) -> Refused:
+        return Refused(error.status, f"{self.who} refused the request: {error}" if error.status else f"{self.who}: {error}")
+
+    def _json(self, answer: Answer) -> Any:
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise EngineError(f"{self.who} answered with something that is not JSON") from error

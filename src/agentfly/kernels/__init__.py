@@ -1,0 +1,31 @@
+"""Triton kernels shared by the local engine and the learner, and the model surgery that puts them to use.
+
+    layers            RMSNorm, rotary embedding, gated activation, with gradients        sampler and learner
+    log_probs         log-probs and entropies of logits, and their gradient in place     learner
+    decode            writing keys and values, drawing tokens                            sampler
+    paged_attention   attention over a paged KV cache, decode and prefill                sampler
+    replace           puts `layers` into a model's modules, after a numerical probe      sampler and learner (no Triton)
+    merged_linear     makes linear layers of one input a single matrix product           sampler (no Triton)
+
+Import the first four through `find_kernels`, which needs neither Triton nor a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+from typing import Any, Literal
+
+ALMOST_ONE = 1.0 - 2.0**-20
+"""The largest uniform number that samplers use: in float32, u * total stays below total, so probability 0 is never drawn."""
+
+
+def find_kernels(name: Literal["layers", "log_probs", "decode", "paged_attention"], device: Any) -> Any:
+    """Return the kernel module for a torch device, or None unless it is a CUDA device and Triton is installed."""
+    return _load(name) if device.type == "cuda" else None
+
+
+@cache
+def _load(name: str) -> Any:
+    return importlib.import_module(f".{name}", __name__) if importlib.util.find_spec("triton") is not None else None
