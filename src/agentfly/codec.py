@@ -19,6 +19,8 @@ from typing import Any
 from .types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
 TUPLE, WIDE_INT, RECORD = 1, 2, 3
+MAX_EXTENSIONS = 50
+"""Levels of extensions inside each other. Each level of reading takes 40 KiB of the C stack: a few hundred would crash."""
 _SCALARS = frozenset((str, int, float, bool, type(None), bytes))
 _names: dict[type, str] = {}
 _records: dict[str, tuple[type, tuple[str, ...], Callable[[Any], None] | None]] = {}
@@ -39,11 +41,18 @@ def register(cls: type, check: Callable[[Any], None] | None = None) -> None:
 
 
 def encode(value: Any) -> bytes:
-    """Raises `NotEncodable` for a value that is not listed above, or is nested more than about 500 levels deep."""
+    """Raises `NotEncodable` for a value that is not listed above, or is nested more than about 500 levels deep, or more than
+    MAX_EXTENSIONS levels of tuples and records.
+    """
+    return _encode(value, 0)
+
+
+def _encode(value: Any, level: int) -> bytes:
     import msgpack
 
+    extend = _extend if level == 0 else partial(_extend, level=level)
     try:
-        data: bytes = msgpack.packb(value, default=_extend, strict_types=True, unicode_errors="surrogatepass")
+        data: bytes = msgpack.packb(value, default=extend, strict_types=True, unicode_errors="surrogatepass")
     except NotEncodable:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -64,6 +73,11 @@ def check_keys(value: Any) -> None:
                 raise NotEncodable(f"the key {key!r} of a dict is not a string")
             if type(item) not in _SCALARS:
                 check_keys(item)
+    elif kind in _names:
+        for name in _records[_names[kind]][1]:
+            item = getattr(value, name)
+            if type(item) not in _SCALARS:
+                check_keys(item)
 
 
 def decode(data: bytes | bytearray | memoryview, *, any_keys: bool = False) -> Any:
@@ -72,9 +86,13 @@ def decode(data: bytes | bytearray | memoryview, *, any_keys: bool = False) -> A
     Integer keys can be chosen so that they collide in a dict, which makes building it quadratic. `any_keys` is therefore for
     bytes that this machine has stored, not for those of a peer.
     """
+    return _decode(data, any_keys, 0)
+
+
+def _decode(data: bytes | bytearray | memoryview, any_keys: bool, level: int) -> Any:
     import msgpack
 
-    read = _read_stored if any_keys else _read
+    read = partial(_read, any_keys=any_keys, level=level + 1)
     try:
         return msgpack.unpackb(data, ext_hook=read, strict_map_key=not any_keys, unicode_errors="surrogatepass")
     except NotDecodable:
@@ -83,16 +101,18 @@ def decode(data: bytes | bytearray | memoryview, *, any_keys: bool = False) -> A
         raise NotDecodable(f"{type(error).__name__}: {error}") from None
 
 
-def _extend(value: Any) -> Any:
+def _extend(value: Any, level: int = 0) -> Any:
     """What msgpack calls for each value that it cannot write. `strict_types` sends tuples and subclasses here, too."""
     import msgpack
 
     kind = type(value)
+    if level == MAX_EXTENSIONS:
+        raise NotEncodable("it is nested too deeply")
     if kind is tuple:
-        return msgpack.ExtType(TUPLE, encode(list(value)))
+        return msgpack.ExtType(TUPLE, _encode(list(value), level + 1))
     name = _names.get(kind)
     if name is not None:
-        return msgpack.ExtType(RECORD, encode([name, *(getattr(value, each) for each in _records[name][1])]))
+        return msgpack.ExtType(RECORD, _encode([name, *(getattr(value, each) for each in _records[name][1])], level + 1))
     if kind is int:
         return msgpack.ExtType(WIDE_INT, hex(value).encode())
     if isinstance(value, Outcome):
@@ -102,26 +122,28 @@ def _extend(value: Any) -> Any:
     raise NotEncodable(f"a {kind.__name__} has no encoded form")
 
 
-def _read(code: int, data: bytes, any_keys: bool = False) -> Any:
+def _read(code: int, data: bytes, any_keys: bool, level: int) -> Any:
+    if level > MAX_EXTENSIONS:
+        raise NotDecodable("it is nested too deeply")
     if code == TUPLE:
-        return tuple(decode(data, any_keys=any_keys))
+        return tuple(_decode(data, any_keys, level))
     if code == WIDE_INT:
         return int(data, 16)
     if code != RECORD:
         raise NotDecodable(f"unknown extension {code}")
-    name, *values = decode(data, any_keys=any_keys)
+    name, *values = _decode(data, any_keys, level)
     if not isinstance(name, str) or name not in _records:
         raise NotDecodable(f"unknown record {name!r}")
     cls, names, check = _records[name]
     if len(values) != len(names):
         raise NotDecodable(f"a {name} with {len(values)} fields; it has {len(names)}")
-    found = cls(**dict(zip(names, values, strict=True)))
-    if check is not None:
-        check(found)
+    try:
+        found = cls(**dict(zip(names, values, strict=True)))
+        if check is not None:
+            check(found)
+    except Exception as error:  # noqa: BLE001 - a record of forged values may fail anywhere in its own checks
+        raise NotDecodable(f"a {name} that cannot be read: {error}") from None
     return found
-
-
-_read_stored = partial(_read, any_keys=True)
 
 
 def _check_result(result: ToolResult) -> None:
