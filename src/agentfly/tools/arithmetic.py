@@ -16,13 +16,13 @@ from typing import Any
 from ..errors import ToolError
 from .definition import tool
 
-Number = int | float
+RealNumber = int | float
 _MAX_BITS = 10_000
 _MAX_LENGTH = 1_000
 _MAX_DEPTH = 100
 
 
-def _tidy(value: Any) -> Number:
+def _tidy(value: Any) -> RealNumber:
     """A result that can be shown: finite, real, not huge, and without the noise of binary fractions."""
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -35,7 +35,7 @@ def _tidy(value: Any) -> Number:
     return value
 
 
-def _divide(a: Number, b: Number) -> Number:
+def _divide(a: RealNumber, b: RealNumber) -> RealNumber:
     if b == 0:
         raise ToolError("division by zero")
     if isinstance(a, int) and isinstance(b, int) and a % b == 0:
@@ -43,19 +43,19 @@ def _divide(a: Number, b: Number) -> Number:
     return a / b
 
 
-def _round(a: Number, digits: Number = 0) -> Number:
+def _round(a: RealNumber, digits: RealNumber = 0) -> RealNumber:
     if not isinstance(digits, int) or abs(digits) > 100:
         raise ToolError("the number of digits must be a whole number, at most 100")
     return round(a, digits) if digits else round(a)
 
 
-def _power(a: Number, b: Number) -> Any:
+def _power(a: RealNumber, b: RealNumber) -> Any:
     if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and abs(b) * a.bit_length() > _MAX_BITS:
         raise ToolError("the result is too large")
     return a**b
 
 
-def _apply(fn: Callable[..., Any], *numbers: Number) -> Number:
+def _apply(fn: Callable[..., Any], *numbers: RealNumber) -> RealNumber:
     """One operation; what Python calls an error becomes a sentence."""
     try:
         return _tidy(fn(*numbers))
@@ -125,7 +125,7 @@ async def calculator(expression: str) -> float:
     return _evaluate(tree.body, 0)
 
 
-def _evaluate(node: ast.expr, depth: int) -> Number:
+def _evaluate(node: ast.expr, depth: int) -> RealNumber:
     if depth > _MAX_DEPTH:
         raise ToolError("the expression is nested too deeply")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):

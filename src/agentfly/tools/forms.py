@@ -15,6 +15,7 @@ import typing
 from typing import Any, Literal, Union
 
 from ..errors import ConfigError
+from . import records
 from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, again, kind_of, phrase, read_json
 
 _LISTS = {list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Set, abc.MutableSet}
@@ -69,8 +70,6 @@ class Compiler:
             return self.compile(annotation.__supertype__)
         if hasattr(annotation, "__value__"):  # the `type X = ...` statement
             return self.compile(annotation.__value__)
-        from . import records
-
         if (form := records.compile_record(self, annotation)) is not None:
             return form
         raise ConfigError(
@@ -82,8 +81,6 @@ class Compiler:
         """`Annotated[int, "how many"]`; constraints of pydantic or annotated_types are pydantic's to check."""
         inner, *notes = args
         if any(type(note).__module__.partition(".")[0] in ("pydantic", "pydantic_core", "annotated_types") for note in notes):
-            from . import records
-
             return records.compile_pydantic(self, annotation)
         form = self.compile(inner)
         for note in notes:

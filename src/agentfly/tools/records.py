@@ -10,19 +10,16 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .docstring import parse_docstring
-from .scalars import Form, Memo, Mismatch, Schema, read_json
+from .scalars import Form, FormCompiler, Memo, Mismatch, Schema, read_json
 from .text import describe_error, quote
-
-if TYPE_CHECKING:
-    from .forms import Compiler
 
 _REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
 
 
-def compile_record(compiler: Compiler, annotation: Any) -> Form | None:
+def compile_record(compiler: FormCompiler, annotation: Any) -> Form | None:
     """The form of a record type, or None where the annotation is not one."""
     if not isinstance(annotation, type):
         return None
@@ -42,7 +39,7 @@ class _Field:
     schema: Schema
 
 
-def _dataclass_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
+def _dataclass_fields(compiler: FormCompiler, cls: type) -> dict[str, _Field]:
     hints = compiler.hints(cls)
     made: dict[str, _Field] = {}
     for field in dataclasses.fields(cls):
@@ -57,7 +54,7 @@ def _dataclass_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
     return made
 
 
-def _typed_dict_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
+def _typed_dict_fields(compiler: FormCompiler, cls: type) -> dict[str, _Field]:
     made: dict[str, _Field] = {}
     required_keys: frozenset[str] = cls.__required_keys__  # type: ignore[attr-defined]
     for name, hint in compiler.hints(cls).items():
@@ -71,7 +68,7 @@ def _typed_dict_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
     return made
 
 
-def _once(compiler: Compiler, cls: type, fields_of: Callable[[Compiler, type], dict[str, _Field]]) -> Form:
+def _once(compiler: FormCompiler, cls: type, fields_of: Callable[[FormCompiler, type], dict[str, _Field]]) -> Form:
     """Compile a record; where it is met again inside itself, refer to it."""
     if cls in compiler.open:
         entry = compiler.open[cls]
@@ -139,12 +136,12 @@ def unknown(name: Any, known: typing.Iterable[str], what: str) -> str:
     return f"an unknown {what} {quote(str(name))} ({hint})"
 
 
-def _free_name(compiler: Compiler, name: str) -> str:
+def _free_name(compiler: FormCompiler, name: str) -> str:
     taken = set(compiler.defs) | {entry[0] for entry in compiler.open.values()}
     return next(free for n in range(1, len(taken) + 3) if (free := name if n == 1 else f"{name}{n}") not in taken)
 
 
-def compile_pydantic(compiler: Compiler, annotation: Any) -> Form:
+def compile_pydantic(compiler: FormCompiler, annotation: Any) -> Form:
     """Anything pydantic understands: its own schema and its own validation."""
     import pydantic
 

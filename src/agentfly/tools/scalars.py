@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .text import clean, quote
 
@@ -44,6 +44,17 @@ class Form:
     schema: Schema
     convert: Convert
     kinds: frozenset[str] | None = None
+
+
+class FormCompiler(Protocol):
+    """What compiles the annotations of one tool (`forms.Compiler`), as `records` sees it."""
+
+    defs: dict[str, Schema]
+    open: dict[Any, list[Any]]
+
+    def hints(self, owner: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+    def compile(self, annotation: Any) -> Form: ...
 
 
 KIND = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array", dict: "object"}

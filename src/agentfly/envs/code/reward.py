@@ -31,7 +31,7 @@ from ...rewards.answers import alternatives
 from ...rewards.code_tests import extract_code, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
-from ...rewards.math_equal import math_equal
+from ...rewards.math_answer import math_equal
 from ...types import Trajectory
 from .apart import count_apart
 from .env import read_code
