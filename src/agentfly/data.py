@@ -18,7 +18,7 @@ from . import plugins
 from .errors import ConfigError, DataError
 from .types import ROLES, Message, Task, ToolCall
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 
 # These names mean something else to a reward or a tool, so a data field cannot have them.
 RESERVED = frozenset({"prediction", "trajectory", "task", "env", "context"})
@@ -60,7 +60,7 @@ def read_rows(path: Path) -> list[Any]:
     return [_parse_line(line, number, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def split_rows(rows: Sequence[Row], holdout: float, seed: int) -> tuple[list[Row], list[Row]]:
+def split_rows(rows: Sequence[RowT], holdout: float, seed: int) -> tuple[list[RowT], list[RowT]]:
     """Hold out a share of the rows (or tasks) for validation, the same ones for the same seed."""
     if not 0.0 < holdout < 1.0:
         raise ConfigError(f"data.holdout must be between 0 and 1, not {holdout}")

@@ -56,7 +56,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "tool_use": "agentfly.rewards.shape:tool_use_reward",
         "length": "agentfly.rewards.shape:length_reward",
         "judge": "agentfly.rewards.llm_judge:judge",
-        "code_tests": "agentfly.rewards.code_tests:code_tests_reward",
+        "code_tests": "agentfly.rewards.code_execution:code_tests_reward",
         "code_answer": "agentfly.envs.code.reward:code_answer",
         "code_output": "agentfly.envs.code.reward:code_output_reward",
         "unit_tests": "agentfly.envs.code.reward:unit_tests_reward",

@@ -48,7 +48,7 @@ _CHANGES: tuple[Callable[[str], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TemplateProbe:
     """One look: `restarts`, or the text after the reply and how far behind the reply's last word it begins."""
 
     restarts: bool
@@ -126,7 +126,7 @@ class Prober:
 
     def look(
         self, manner: int, history: list[Message], turn: TurnShape, values: Mapping[str, str], stop: str | None, tools: Tools
-    ) -> Seen:
+    ) -> TemplateProbe:
         """Render a prompt, and what becomes of it after the reply and the new messages."""
         messages = turn.make(values)
         old = self.dialect.render(history, tools, True, manner)
@@ -134,14 +134,14 @@ class Prober:
         contents = [word for word, shape in zip(turn.content_words(), turn.new, strict=True) if "" in shape.skeleton]
         whole = bool(values) or all(word in text for word in contents)
         if not self._keeps(text, old + messages[0].content, turn):
-            return Seen(True, whole=whole)
+            return TemplateProbe(True, whole=whole)
         end = reply_end(text, old, turn)
         if end is None:
-            return Seen(True, whole=whole)
+            return TemplateProbe(True, whole=whole)
         start = self._tail_start(text, end, stop, bool(turn.reply.num_calls))
         if start is None:
-            return Seen(True, whole=whole)
-        return Seen(False, text[start:], start - end, whole)
+            return TemplateProbe(True, whole=whole)
+        return TemplateProbe(False, text[start:], start - end, whole)
 
     def _keeps(self, text: str, old: str, turn: TurnShape) -> bool:
         """Whether a text begins with the old one, white space aside, and slips no thinking in between that and the calls."""

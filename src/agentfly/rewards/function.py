@@ -30,7 +30,7 @@ from .values import read
 _KIND = inspect.Parameter
 
 
-class _Refused(Exception):
+class _RewardFailure(Exception):
     """The end of a sentence, whose beginning names the reward and the task. Never leaves this file."""
 
     def __init__(self, kind: type[AgentFlyError], text: str) -> None:
@@ -124,7 +124,7 @@ class FunctionReward(Reward):
                 if arguments.get(name) is not None:  # `env`, and the agent has one
                     continue
                 if lend is None:
-                    raise _Refused(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
+                    raise _RewardFailure(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
                 arguments[name] = await lend(kind)
             value = self._start(arguments)
             if type(value) is float and math.isfinite(value):  # what most rewards return, a thousand times a step
@@ -133,7 +133,7 @@ class FunctionReward(Reward):
                 value = await self._finish(value)
         except ToolError as error:
             raise RewardError(f"{self._who(trajectory)} raised ToolError: {error}") from error
-        except _Refused as error:
+        except _RewardFailure as error:
             raise error.kind(f"{self._who(trajectory)} {error}") from error.__cause__
         except AgentFlyError:
             raise
@@ -152,7 +152,7 @@ class FunctionReward(Reward):
         arguments = {name: sources[name] for name in self._reserved}
         for name in self._required:
             if name not in task.fields:
-                raise _Refused(RewardError, f"needs the field {name!r}, which this row of the data does not have.")
+                raise _RewardFailure(RewardError, f"needs the field {name!r}, which this row of the data does not have.")
             arguments[name] = task.fields[name]
         for name in self._optional:
             if name in task.fields:
@@ -173,7 +173,7 @@ class FunctionReward(Reward):
             if not deadline.expired():
                 raise
             late = f"took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
-            raise _Refused(DeadlineError, late) from error
+            raise _RewardFailure(DeadlineError, late) from error
 
     def __repr__(self) -> str:
         return f"{self.name} * {self.weight:g}" if self.weight != 1 else self.name

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..types import Trajectory
 from .codec import decode, encode, from_json, to_json
 
-Split = Literal["train", "validation"]
+StoredSplit = Literal["train", "validation"]
 FORMAT = 1
 BUSY_S = 30.0
 
@@ -108,7 +108,7 @@ class RunStore:
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", rows)
 
-    def add_trajectories(self, step: int, split: Split, trajectories: Sequence[Trajectory]) -> None:
+    def add_trajectories(self, step: int, split: StoredSplit, trajectories: Sequence[Trajectory]) -> None:
         """All of them, or, where this fails, none."""
         rows = [_row(step, split, trajectory) for trajectory in trajectories]
         with self._transaction() as db:

@@ -28,7 +28,7 @@ from typing import Any
 from ...errors import ConfigError, WorldError, blame
 from ...rewards import Reward
 from ...rewards.answers import alternatives
-from ...rewards.code_tests import extract_code, read_tests
+from ...rewards.code_execution import extract_code, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
 from ...rewards.math_answer import math_equal
