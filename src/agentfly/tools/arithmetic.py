@@ -1,8 +1,8 @@
-"""Arithmetic: `add`, `subtract`, `multiply`, `divide` on two numbers, and `calculator` on a written expression.
+"""The arithmetic tools: `add`, `subtract`, `multiply` and `divide` on two numbers, and `calculator` on an expression.
 
-Whole numbers stay whole, as far as the result is. Floats are shown with 12 significant digits. Nothing is evaluated as
-Python: the expression is parsed and only numbers, operators, a few functions and constants are understood. Sizes are bounded,
-so no input takes long: results of more than 3,000 digits, long expressions and deep ones are refused.
+Results of integers stay integers where possible; floats are rounded to 12 significant digits. An expression is parsed, never
+executed as Python: it may hold numbers, operators, and the functions and constants listed below. Its length, its depth and the
+size of results (3,000 digits) are limited, so every input takes little time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_DEPTH = 100
 
 
 def _tidy(value: Any) -> RealNumber:
-    """A result that can be shown: finite, real, not huge, and without the noise of binary fractions."""
+    """The result, rounded to 12 digits if it is a float. Raises ToolError if it is not finite, not real or too large."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ToolError("the result is too large")
@@ -56,7 +56,7 @@ def _power(a: RealNumber, b: RealNumber) -> Any:
 
 
 def _apply(fn: Callable[..., Any], *numbers: RealNumber) -> RealNumber:
-    """One operation; what Python calls an error becomes a sentence."""
+    """Applies one operation. Errors of Python become a ToolError."""
     try:
         return _tidy(fn(*numbers))
     except ZeroDivisionError:
@@ -67,7 +67,7 @@ def _apply(fn: Callable[..., Any], *numbers: RealNumber) -> RealNumber:
         raise ToolError(f"this cannot be computed: {error}") from None
 
 
-# They are coroutines because they never wait: a plain function would be sent to a thread for nothing.
+# Coroutines run on the event loop; a plain function would be sent to a thread, which costs more than the arithmetic.
 
 
 @tool(register=False)
