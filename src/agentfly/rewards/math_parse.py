@@ -1,8 +1,7 @@
-"""Read mathematics: a short text, LaTeX or plain, becomes a small tree that can be evaluated.
+"""Parses short mathematical text, LaTeX or plain, to a tree of tuples that `math_value` evaluates.
 
-Comes in: "3 1/2", "1,234.50", "\\frac{\\sqrt{3}}{2}", "2x^2(y+1)". Goes out: a tree of tuples, or None where it cannot
-be read (too long, too deep, not mathematics). One pass over the tokens; nothing is computed here, so "10^{10^{10}}" is a
-tree of five nodes and no more.
+Examples are "3 1/2", "1,234.50", "\\frac{\\sqrt{3}}{2}" and "2x^2(y+1)". Nothing is computed here, so "10^{10^{10}}" is a tree
+of five nodes.
 
     ("num", Fraction, written_as_decimal)   ("var", name)   ("neg", a)   ("fn", name, a)
     ("add" | "sub" | "mul" | "div" | "pow", a, b)
@@ -54,7 +53,7 @@ class _Unreadable(Exception):
 
 
 def read_math(text: str) -> Expression | None:
-    """The tree of an expression, or None."""
+    """The tree of an expression, or None if the text is too long, too deep or not mathematics."""
     if not text or len(text) > MAX_LENGTH:
         return None
     try:
@@ -66,7 +65,7 @@ def read_math(text: str) -> Expression | None:
 
 
 def _is_shallow(tree: Expression) -> bool:
-    """A sum of a thousand terms is a tree a thousand deep, and those who walk it recurse."""
+    """Whether recursion over the tree is safe: a sum of a thousand terms is a thousand levels deep."""
     level = [tree]
     for _ in range(MAX_TREE_DEPTH):
         level = [part for node in level for part in node[1:] if isinstance(part, tuple)]

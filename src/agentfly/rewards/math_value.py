@@ -1,7 +1,4 @@
-"""Are two trees of mathematics the same value?
-
-Comes in: two trees of `math_read`. Goes out: True, False, or None where it cannot be decided. Three ways, each bounded in
-time and memory:
+"""Decides whether two trees of `math_parse` have the same value, by three methods that are bounded in time and memory:
 
     exact       both are rational numbers of a reasonable size: compared as fractions
     modular     only + - * / and whole powers: evaluated at random points modulo a prime, so that variables and huge powers
@@ -9,7 +6,7 @@ time and memory:
                 (Schwartz-Zippel: two different expressions agree at three random points with a chance far below 1e-15)
     numeric     roots, pi, logarithms, trigonometry: evaluated in floating point at fixed positive points
 
-Nothing is simplified or searched for, which is why nothing can run away.
+Nothing is simplified symbolically.
 """
 
 from __future__ import annotations
