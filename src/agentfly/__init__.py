@@ -1,6 +1,6 @@
 """AgentFly: build LLM agents and train them by multi-turn reinforcement learning.
 
-The public names. Importing this loads nothing heavy: each name brings its room when it is first used.
+Importing the package loads nothing heavy: the module of each public name is imported when the name is first used.
 """
 
 from __future__ import annotations

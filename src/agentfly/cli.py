@@ -1,4 +1,4 @@
-"""The command line, thin: parse, call, print.
+"""The command line: parses arguments, calls the library and prints.
 
     agentfly train CONFIG.toml [key=value ...] [--resume RUN] [--dry-run]
     agentfly eval CONFIG.toml [key=value ...] [--model PATH] [--chains K] [--json PATH]
@@ -9,8 +9,8 @@
     agentfly search-server [--corpus FILE]
     agentfly config
 
-Nothing heavy is imported before a command needs it. An error of the user's is one sentence on stderr and exit code 2;
-anything the run itself refuses is exit code 1; Ctrl-C is 130.
+Each command imports what it needs when it runs. A mistake of the user is one sentence on stderr and exit code 2, another
+error of the framework is exit code 1, and Ctrl-C is 130.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from .config import Config
     from .training import TrainResult
 
-# The keys that a command reads (`train` reads all): an override that would change nothing is refused. A config file is shared
-# by the commands, so what stands in it is not.
+# The keys that a command reads (`train` reads all). An override of another key is refused, because it would change nothing. In
+# a config file other keys are accepted, because one file serves several commands.
 READS = {
     "eval": ("agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "seed"),
     "sft": ("agent.", "data.", "train.", "lora.", "run.", "rollout.num_tasks", "seed"),
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
         parser.error(f"unrecognized argument: {stray[0]}")
-    if more:  # overrides that stand behind an option
+    if more:  # overrides after an option
         arguments.overrides = [*arguments.overrides, *more]
     if arguments.command is None:
         parser.print_help()
@@ -84,34 +84,38 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train an agent by reinforcement learning")
     _takes_config(train, required=False)
-    train.add_argument("--resume", metavar="RUN", help="folder of an earlier run: go on from its newest checkpoint")
+    train.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
     train.add_argument(
-        "--dry-run", action="store_true", help="check everything, show the config and the first prompt, train nothing"
+        "--dry-run", action="store_true", help="check everything, print the config and the first prompt, and do not train"
     )
     train.set_defaults(run=_train)
 
-    evaluate = commands.add_parser("eval", help="held-out success and pass@k of a model")
+    evaluate = commands.add_parser("eval", help="measure success and pass@k on held-out tasks")
     _takes_config(evaluate)
-    evaluate.add_argument("--model", help="evaluate this model or checkpoint in place of the config's")
-    evaluate.add_argument("--chains", type=int, default=1, metavar="K", help="chains of each task; pass@k up to K")
-    evaluate.add_argument("--split", default="validation", help="split of a task set: train, validation or test")
-    evaluate.add_argument("--json", metavar="PATH", help="write the figures to a file")
+    evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model")
+    evaluate.add_argument(
+        "--chains", type=int, default=1, metavar="K", help="number of chains per task; pass@k is reported up to K"
+    )
+    evaluate.add_argument(
+        "--split", default="validation", help="the split of the task set: train, validation (default) or test"
+    )
+    evaluate.add_argument("--json", metavar="PATH", help="also write the metrics to this file")
     evaluate.set_defaults(run=_eval)
 
-    sft = commands.add_parser("sft", help="supervised warm start from demonstrations")
+    sft = commands.add_parser("sft", help="train on demonstrations (supervised fine-tuning)")
     _takes_config(sft)
     sft.set_defaults(run=_sft)
 
-    show = commands.add_parser("show", help="print trajectories of a run, with the trained tokens marked")
-    show.add_argument("run_dir", metavar="RUN")
-    show.add_argument("--step", type=int)
-    show.add_argument("--outcome")
-    show.add_argument("--split", choices=("train", "validation"))
-    show.add_argument("--limit", type=int, default=1)
+    show = commands.add_parser("show", help="print trajectories of a run and mark the trained tokens")
+    show.add_argument("run_dir", metavar="RUN", help="the folder of the run")
+    show.add_argument("--step", type=int, help="only of this step")
+    show.add_argument("--outcome", help="only with this outcome, for example finished or world_failure")
+    show.add_argument("--split", choices=("train", "validation"), help="only of this split")
+    show.add_argument("--limit", type=int, default=1, help="how many to print (default 1)")
     show.set_defaults(run=_show)
 
     for kind in KINDS:
-        lister = commands.add_parser(kind, help=f"list the {kind} that there are")
+        lister = commands.add_parser(kind, help=f"list the available {kind}")
         lister.add_argument("verb", nargs="?", choices=("list",), default="list")
         lister.set_defaults(run=_list, kind=kind)
     cli_envs.add_parser(commands)
@@ -125,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _takes_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     parser.add_argument("config", metavar="CONFIG.toml", nargs=None if required else "?")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="config keys, dotted: algorithm=ppo train.lr=1e-5")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
 
 
 def _load(arguments: argparse.Namespace) -> Config:
@@ -134,7 +138,7 @@ def _load(arguments: argparse.Namespace) -> Config:
     for override in arguments.overrides:
         key = override.partition("=")[0]
         if not key.startswith(READS[arguments.command]) or key in NOT_READ.get(arguments.command, ()):
-            raise ConfigError(f"agentfly {arguments.command} does not read {key}: remove it")
+            raise ConfigError(f"agentfly {arguments.command} does not use the config key {key}; remove it")
     return Config.load(arguments.config, arguments.overrides)
 
 
@@ -147,7 +151,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.config is not None and arguments.resume is not None and "=" in arguments.config:
         arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
     if arguments.config is None and arguments.resume is None:
-        raise ConfigError("agentfly train needs a config file, or --resume with the folder of an earlier run")
+        raise ConfigError("agentfly train needs a config file, or --resume and the folder of an earlier run")
     path = arguments.config or Path(arguments.resume) / "config.toml"
     config = Config.load(path, arguments.overrides)
     if arguments.dry_run:
@@ -167,7 +171,7 @@ def _train(arguments: argparse.Namespace) -> int:
         if directory is None:
             raise
         console.print(
-            f"stopped and saved in {latest_checkpoint(directory)}; go on with:\n  agentfly train --resume {directory}"
+            f"stopped; the checkpoint is {latest_checkpoint(directory)}. To continue:\n  agentfly train --resume {directory}"
         )
         return 130
     _closing(console, config, result, str(path))
@@ -275,7 +279,7 @@ def _show(arguments: argparse.Namespace) -> int:
     finally:
         store.close()
     if not found:
-        print("no such trajectory")
+        print("no trajectory matches")
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Data sets: files or rows in, checked `Task`s out.
+"""Data sets: reads files or rows and returns checked `Task`s.
 
-A row is a mapping with `question` (becomes the user message) or `messages`; every other field is kept for the rewards and
-tools that ask for it by name. JSON lists, JSONL and Parquet are read; a task set registered under a name (`plugins`, kind
-"tasks") is a function `fn(split, count=None, seed=0) -> rows`. Every row is checked here, before anything runs, and a bad
-one is named by its index.
+A row is a mapping with `question` (the user message) or `messages`. Rewards and tools ask for its other fields by name. A data
+set is a list of rows, a JSON, JSONL or Parquet file, or the name of a task set: a function
+`fn(split, count=None, seed=0) -> rows` registered under the kind "tasks". All rows are checked before the run; an error gives
+the index of the row.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from . import plugins
 from .errors import ConfigError, DataError
 from .types import ROLES, Message, Task, ToolCall
 
-Row = TypeVar("Row")
+RowT = TypeVar("RowT")
 
-# These names mean something else to a reward or a tool, so a data field cannot have them.
+# Parameters of these names are filled by the chain, so a field of a row with such a name could never be asked for.
 RESERVED = frozenset({"prediction", "trajectory", "task", "env", "context"})
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 
@@ -28,7 +28,7 @@ SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
 def load_tasks(
     source: str | Path | Iterable[Any], *, split: str = "train", count: int | None = None, seed: int = 0
 ) -> list[Task]:
-    """Tasks from a file, from a named task set, or from rows (mappings or Tasks) that are already here."""
+    """Tasks from a file, from a named task set, or from rows (mappings or Tasks). Raises DataError or ConfigError."""
     if isinstance(source, (str, Path)):
         where = str(source)
         rows = read_rows(Path(where)) if is_file_name(where) else _generate(where, split, count, seed)
@@ -46,7 +46,7 @@ def load_tasks(
 
 
 def read_rows(path: Path) -> list[Any]:
-    """The rows of one file, unchecked."""
+    """The rows of a file, unchecked. Raises DataError if the file cannot be read."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     if path.suffix == ".parquet":
@@ -60,12 +60,12 @@ def read_rows(path: Path) -> list[Any]:
     return [_parse_line(line, number, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def split_rows(rows: Sequence[Row], holdout: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """Hold out a share of the rows (or tasks) for validation, the same ones for the same seed."""
+def split_rows(rows: Sequence[RowT], holdout: float, seed: int) -> tuple[list[RowT], list[RowT]]:
+    """Splits rows (or tasks) into training and validation; the same seed gives the same split."""
     if not 0.0 < holdout < 1.0:
         raise ConfigError(f"data.holdout must be between 0 and 1, not {holdout}")
     if len(rows) < 2:
-        raise DataError("one row cannot be split into training and validation: give data.validation a file of its own")
+        raise DataError("one row cannot be split into training and validation: set data.validation to another file")
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
     held = set(order[: min(len(rows) - 1, max(1, round(len(rows) * holdout)))])
@@ -73,7 +73,7 @@ def split_rows(rows: Sequence[Row], holdout: float, seed: int) -> tuple[list[Row
 
 
 def parse_message(item: Any, number: int, where: str) -> Message:
-    """One message of a row, checked; `tool_calls` in the form of chat servers are read too."""
+    """One message of a row. `tool_calls` may have the form of a chat server. Raises DataError."""
     if not isinstance(item, Mapping) or "role" not in item or "content" not in item:
         raise DataError(f"{where}: message {number} must be an object with 'role' and 'content'")
     if item["role"] not in ROLES:
@@ -98,7 +98,7 @@ def _parse_call(call: Any, number: int, where: str) -> ToolCall:
 
 
 def check_fields(tasks: Sequence[Task], needs: Iterable[str], who: str) -> None:
-    """Every row must have every field that a reward or tool asks for."""
+    """Raises DataError if a row lacks a field that a reward or tool (`who`) asks for."""
     for name in sorted(needs):
         for index, task in enumerate(tasks):
             if name not in task.fields:
@@ -107,7 +107,7 @@ def check_fields(tasks: Sequence[Task], needs: Iterable[str], who: str) -> None:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a source of rows is a file rather than the name of a set."""
+    """Whether a source is a file rather than the name of a task set."""
     return name.endswith(SUFFIXES) or ("/" in name and ":" not in name)
 
 
@@ -178,7 +178,7 @@ def _to_messages(value: Any, where: str) -> tuple[Message, ...]:
         raise DataError(f"{where}: 'messages' must be a non-empty list, not {_kind(value)}")
     messages = [parse_message(item, number, where) for number, item in enumerate(value)]
     if messages[-1].role == "assistant":
-        raise DataError(f"{where}: the last message is the assistant's own, so there is nothing to reply to")
+        raise DataError(f"{where}: the last message is from the assistant, so the model has nothing to reply to")
     return tuple(messages)
 
 

@@ -1,19 +1,19 @@
-"""Every error of the framework, and who is to blame.
+"""The exceptions of the framework.
 
     AgentFlyError
-    |-- ConfigError          the user's config, data or call is wrong: stop, before the run where it can be known
-    |   |-- UnknownName      a name that nothing is registered under (carries a "did you mean")
-    |   |-- MissingExtra     an optional package is not installed (carries the pip line)
-    |   `-- DataError        a row of the data set is malformed (carries its index)
-    |-- InvariantError       the framework caught itself training on something wrong: stop, nothing is lost
-    |-- RewardError          a reward function raised or returned something that is not a score: stop
-    |-- ToolError            raised by a tool for the model to read: becomes an observation, the chain goes on
-    `-- RolloutError         the world failed under one chain: recorded on it, masked out of training, siblings go on
+    |-- ConfigError          the user's config, data or call is wrong; stops the program, if possible before the run
+    |   |-- UnknownName      no object has this name; the message suggests similar names
+    |   |-- MissingExtra     an optional package is not installed; the message gives the pip command
+    |   `-- DataError        a row of the data set is malformed; the message gives its index
+    |-- InvariantError       a guarantee of the framework does not hold, for example about training data; stops the run
+    |-- RewardError          a reward function raised, or returned no valid score; stops the run
+    |-- ToolError            raised by a tool as a message to the model; the chain continues
+    `-- RolloutError         something outside the model failed; ends one chain, which is not trained on
         |-- EngineError      sampling failed
-        |-- WorldError       an environment or a tool's backend failed
-        `-- DeadlineError    something took longer than it may
+        |-- WorldError       an environment or the backend of a tool failed
+        `-- DeadlineError    a time limit was exceeded
 
-`blame` attributes a foreign exception once, at the boundary where it crossed.
+`blame` converts other exceptions to a RolloutError where they enter the framework.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 
 
 class AgentFlyError(Exception):
-    """Root of the tree."""
+    """Base class of all exceptions of the framework."""
 
 
 class ConfigError(AgentFlyError):
@@ -31,7 +31,7 @@ class ConfigError(AgentFlyError):
 
 
 class UnknownName(ConfigError):
-    """A name that nothing is registered under."""
+    """No object is registered under this name."""
 
 
 class MissingExtra(ConfigError):
@@ -43,19 +43,19 @@ class DataError(ConfigError):
 
 
 class InvariantError(AgentFlyError):
-    """A promise the framework makes about training did not hold."""
+    """A guarantee of the framework does not hold."""
 
 
 class RewardError(AgentFlyError):
-    """A reward function raised or returned something that is not a score."""
+    """A reward function raised, or returned no valid score."""
 
 
 class ToolError(AgentFlyError):
-    """Raised by a tool for the model to read."""
+    """A message from a tool to the model."""
 
 
 class RolloutError(AgentFlyError):
-    """The world failed under one chain."""
+    """Something outside the model failed during one chain."""
 
 
 class EngineError(RolloutError):
@@ -63,27 +63,27 @@ class EngineError(RolloutError):
 
 
 class WorldError(RolloutError):
-    """An environment or a tool's backend failed."""
+    """An environment or the backend of a tool failed."""
 
 
 class DeadlineError(RolloutError):
-    """Something took longer than it may."""
+    """A time limit was exceeded."""
 
 
 def mark_as_environments(error: Exception, what: str) -> None:
-    """Write on an exception which call of an environment it came out of, for whoever has to say whose fault it was."""
+    """Record on an exception which call of an environment raised it, so that a reward's error can be told from the world's."""
     error.__dict__.setdefault("environment_call", what)
 
 
 def environment_call(error: BaseException) -> str | None:
-    """The call of an environment that an exception came out of, if it did."""
+    """The call of an environment that raised the exception, or None."""
     found = getattr(error, "environment_call", None)
     return found if isinstance(found, str) else None
 
 
 @contextmanager
 def blame(kind: type[RolloutError], what: str) -> Iterator[None]:
-    """Re-raise a foreign exception as `kind`; errors of our own pass unchanged."""
+    """Raises any exception of the block as `kind`, with `what` before its text. An AgentFlyError passes unchanged."""
     try:
         yield
     except AgentFlyError:

@@ -1,9 +1,8 @@
-"""Names to objects, late.
+"""Names of tools, rewards, environments and other parts, and the objects they stand for.
 
-A name is looked up in three places, in order: what was registered in this process (`register`, the decorators), the
-built-in table of strings (so that nothing is imported before it is asked for), and the entry points of installed packages
-(group "agentfly.<kind>"). `"module:attribute"` and `"path/to/file.py:attribute"` work everywhere a name does. An unknown
-name says what was meant.
+`resolve` looks a name up in the objects registered in this process, then in the table of built-in names, then in the entry
+points of installed packages (group "agentfly.<kind>"). The table holds strings, so a module is imported only when a name in
+it is used. `"module:attribute"` and `"path/to/file.py:attribute"` are accepted wherever a name is.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ BUILTIN: dict[str, dict[str, str]] = {
         "exact_match": "agentfly.rewards.answers:exact_match",
         "qa_exact_match": "agentfly.rewards.answers:qa_exact_match",
         "qa_f1": "agentfly.rewards.answers:qa_f1",
-        "math_equal": "agentfly.rewards.math_equal:math_equal",
+        "math_equal": "agentfly.rewards.math_answer:math_equal",
         "format": "agentfly.rewards.shape:format_reward",
         "tool_use": "agentfly.rewards.shape:tool_use_reward",
         "length": "agentfly.rewards.shape:length_reward",
-        "judge": "agentfly.rewards.judge:judge",
-        "code_tests": "agentfly.rewards.code_tests:code_tests_reward",
+        "judge": "agentfly.rewards.llm_judge:judge",
+        "code_tests": "agentfly.rewards.code_execution:code_tests_reward",
         "code_answer": "agentfly.envs.code.reward:code_answer",
         "code_output": "agentfly.envs.code.reward:code_output_reward",
         "unit_tests": "agentfly.envs.code.reward:unit_tests_reward",
@@ -150,7 +149,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
 }
 
-# A package that is missing, and the extra that brings it.
+# The optional packages, and the extra of agentfly that installs each of them.
 EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -172,19 +171,22 @@ _registered: dict[str, dict[str, Any]] = {}
 
 
 def register(kind: str, name: str, thing: Any) -> None:
-    """Make `thing` known under `name`; the newest registration wins, so that a notebook cell can be run twice."""
+    """Register an object under a name. A later registration replaces an earlier one, so a notebook cell can be run twice."""
     _registered.setdefault(kind, {})[name] = thing
 
 
 def names(kind: str) -> list[str]:
-    """Every name of a kind, without importing what it stands for."""
+    """All names of a kind, sorted. Imports nothing."""
     found = set(_registered.get(kind, ())) | set(BUILTIN.get(kind, ()))
     found |= {point.name for point in entry_points(group=f"agentfly.{kind}")}
     return sorted(found)
 
 
 def resolve(kind: str, name: str) -> Any:
-    """The object behind a name, or UnknownName with the nearest names, or MissingExtra with the pip line."""
+    """The object that a name stands for.
+
+    Raises UnknownName, which suggests similar names, or MissingExtra, which gives the command that installs the package.
+    """
     if name in _registered.get(kind, {}):
         return _registered[kind][name]
     if name in BUILTIN.get(kind, {}):
@@ -197,6 +199,13 @@ def resolve(kind: str, name: str) -> Any:
     near = difflib.get_close_matches(name, names(kind), n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names(kind)) or 'none'}."
     raise UnknownName(f"no {kind.removesuffix('s')} is called {name!r}; {hint}")
+
+
+def builtin(kind: str, name: str, module: str) -> Any:
+    """The built-in object of a name, for the `__getattr__` of a module. Raises AttributeError for other names."""
+    if name not in BUILTIN[kind]:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return _load(BUILTIN[kind][name], name)
 
 
 def _load(target: str, name: str) -> Any:
@@ -222,7 +231,7 @@ def _import(module_name: str, name: str) -> Any:
 
 
 def missing_extra(what: str, package: str) -> MissingExtra:
-    """The error for an optional package that is not there, with its cure."""
+    """The error for an optional package that is not installed, with the command that installs it."""
     return MissingExtra(f"{what} needs the package {package!r}: pip install 'agentfly[{EXTRAS[package]}]'")
 
 

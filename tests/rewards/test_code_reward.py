@@ -9,7 +9,7 @@ import pytest
 
 from agentfly.errors import RewardError
 from agentfly.rewards import Score
-from agentfly.rewards.code_tests import code_tests_reward, extract_code, read_tests
+from agentfly.rewards.code_execution import code_tests_reward, extract_code, read_tests
 
 ASSERTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
 GOOD = "def add(a, b):\n    return a + b\n"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentfly.errors import ConfigError, EngineError, WorldError
 from agentfly.rewards import Score
-from agentfly.rewards.judge import judge, read_mark
+from agentfly.rewards.llm_judge import judge, read_mark
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 

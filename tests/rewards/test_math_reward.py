@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.rewards import as_reward
-from agentfly.rewards.math_equal import extract_answer, last_boxed, same_answer
-from agentfly.rewards.math_read import read_math
+from agentfly.rewards.math_answer import extract_answer, last_boxed, same_answer
+from agentfly.rewards.math_parse import read_math
 from agentfly.rewards.math_value import exact_value
 
 EQUAL = [

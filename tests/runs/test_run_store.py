@@ -112,13 +112,6 @@ def test_resuming_forgets_what_came_after_the_checkpoint(store: RunStore) -> Non
     assert [row.id for row in store.rows()] == ["c2", "c1"]
 
 
-def test_meta_holds_any_json(store: RunStore) -> None:
-    store.set_meta("config", {"lr": 1e-5, "tools": ["a"]})
-    store.set_meta("config", {"lr": 2e-5})
-    assert store.get_meta("config") == {"lr": 2e-5}
-    assert store.get_meta("other", "default") == "default"
-
-
 def test_an_export_is_a_line_per_trajectory_and_reads_back(store: RunStore, tmp_path: Path) -> None:
     store.add_trajectories(1, "train", [chain("a"), chain("b")])
     store.add_trajectories(2, "validation", [chain("c\ud800")])

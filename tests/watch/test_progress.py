@@ -134,7 +134,7 @@ ENVIRONMENTS = {
         "lease_s": 2.5,
     }.items()
 }  # fmt: skip
-SHOP = "Shop: 12 lent, 4 idle, 2 warming, 7 waiting, 3 recycled, 1 failed; acquire 12.3 ms, held 2.5 s"
+SHOP = "Shop: 12 leased, 4 idle, 2 warming, 7 waiting, 3 recycled, 1 failed; acquire 12.3 ms, held 2.5 s"
 
 
 def test_the_live_display_tells_how_the_environments_are_while_chains_run() -> None:
@@ -149,7 +149,7 @@ def test_the_live_display_tells_how_the_environments_are_while_chains_run() -> N
 def test_environments_are_lines_by_kind_and_a_step_counts_them() -> None:
     assert environment_lines(ENVIRONMENTS) == [SHOP]
     assert environment_lines({}) == []
-    assert environment_lines({"resources/Shop/allocated": 1.0})[0].startswith("Shop: 1 lent, - idle")
+    assert environment_lines({"resources/Shop/allocated": 1.0})[0].startswith("Shop: 1 leased, - idle")
     line = summary_line(1, 2, {"reward/mean": 1.0, "rollout/envs": 16.0, **ENVIRONMENTS})
     assert line == "step 1/2  reward 1.000  16 envs (1 failed so far)"
     assert summary_line(1, 2, {"reward/mean": 1.0, "rollout/envs": 0.0}) == "step 1/2  reward 1.000"

@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from agentfly.testing import ByteRenderer
 from agentfly.types import Completion, Message, Outcome, Task, Trajectory, Turn
-from agentfly.watch.tables import before_after, metrics_table, show_tokens, show_trajectory
+from agentfly.watch.tables import before_after, metrics_table, show_trajectory
 
 
 def reply(text: str) -> Completion:
@@ -88,20 +87,11 @@ def test_a_terminal_that_has_only_ascii_still_shows_it() -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(file=file, width=100)
     show_trajectory(console, odd)
-    show_tokens(console, odd, ByteRenderer().decode)
     before_after(console, {"validation/success": 0.0}, {"validation/success": 1.0})
     file.flush()
     text = file.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
     assert "assistant - turn 1 - 17 tokens trained\n| Action: multiply\n" in text
     assert "| \\xe9\\u241b" in text
-
-
-def test_tokens_are_shown_as_the_model_saw_them() -> None:
-    shown = printed(show_tokens, chain(), ByteRenderer().decode)
-    assert shown == "Q: ⟦Action: multiply<|im_end|>⟧ O: 84 ⟦Answer:\n84<|im_end|>⟧\n"
-    rewritten = chain()
-    rewritten.turns[1].restarts = True
-    assert "--- a new row: the template rewrote history ---" in printed(show_tokens, rewritten, ByteRenderer().decode)
 
 
 def test_the_closing_table_shows_before_after_and_change() -> None:

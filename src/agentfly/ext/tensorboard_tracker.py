@@ -1,6 +1,6 @@
-"""Metrics for TensorBoard, by TensorBoard's own writer: no torch, no TensorFlow.
+"""The TensorBoard tracker: event files in `<directory>/tensorboard`, and the config beside them as JSON.
 
-Comes in: metrics and a step. Goes out: event files in `<directory>/tensorboard`, and the config as text. Look at them with
+It uses the writer of the tensorboard package, which needs neither torch nor TensorFlow. View the files with
 `tensorboard --logdir runs`.
 """
 

@@ -1,8 +1,7 @@
-"""Metrics for Weights & Biases.
+"""The Weights & Biases tracker: a run of the project `agentfly`, or of the project that WANDB_PROJECT names.
 
-Comes in: metrics and a step. Goes out: a run of the project `agentfly` (or WANDB_PROJECT). It never asks anything: without a
-key, or with WANDB_MODE=offline, the run is written to `<directory>/wandb` and can be sent later with `wandb sync`. A resumed
-run goes on under its old id.
+It never prompts: without an API key, or with WANDB_MODE=offline, the run is written to `<directory>/wandb` and can be uploaded
+with `wandb sync`. A resumed run keeps its id.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class WandbTracker:
             id=known,
             resume="allow" if known else None,
             mode=choose_mode(os.environ.get("WANDB_MODE"), has_key()),
-            # A run that asks a question on a machine nobody watches waits for ever.
+            # A prompt would block an unattended run forever.
             settings=wandb.Settings(silent=True, console="off", login_timeout=10, init_timeout=60),
         )
         id_file.write_text(self._run.id, encoding="utf-8")
@@ -46,7 +45,7 @@ class WandbTracker:
 
 
 def choose_mode(asked: str | None, key: bool) -> Mode:
-    """What WANDB_MODE says where it says something; else online with a key, offline without."""
+    """The mode that WANDB_MODE names; without it, online if there is a key and offline if not."""
     for mode in get_args(Mode):
         if asked == mode:
             return cast(Mode, mode)
@@ -54,7 +53,7 @@ def choose_mode(asked: str | None, key: bool) -> Mode:
 
 
 def has_key() -> bool:
-    """Whether logging in would need no question: a key in the environment, or one that `wandb login` has stored."""
+    """Whether login works without a prompt: a key in the environment, or one stored by `wandb login`."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

@@ -1,6 +1,6 @@
-"""Messages to tokens and back: the renderer over Hugging Face chat templates, and (in `parsers`) how a reply is read.
+"""Messages to tokens and back: the renderer for Hugging Face chat templates, and the parsers of tool calls (`parsers`).
 
-Importing this room loads neither transformers nor Jinja: `HFRenderer` is fetched when it is asked for.
+Importing the package loads neither transformers nor Jinja; `HFRenderer` is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""`HFRenderer`: messages to ids over any Hugging Face tokenizer and its chat template, extended turn by turn.
+"""`HFRenderer` renders messages to token ids with a Hugging Face tokenizer and its chat template, turn by turn.
 
-In: a tokenizer (only that: no model, no torch). Out: the ids of a first prompt, and after each reply only the ids that
-follow it:
+It renders the first prompt in full, and after each reply only the ids that follow it:
 
     start     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
-    sampled   Hello<|im_end|>                                             kept as it is, never decoded and encoded again
+    sampled   Hello<|im_end|>                                             kept as sampled, never decoded and encoded again
     extend    \\n<|im_start|>user\\nHow are you?<|im_end|>\\n<|im_start|>assistant\\n
 
-A trajectory is rendered in full once. Where the template rewrites what was there before (strips thinking, moves the tool
-list, swaps the end of turn), `extend` says so: `restarts`, with the whole new prompt. A reply that ended without its
-end-of-turn token (it was too long, or met a stop string) has that token put behind it as context. Control tokens spelled
-out in messages stay plain text.
-
-Refuses: images (the tokenizer has no eyes), tokenizers without a chat template, and messages that the template has no form
-for; each with what to do about it.
+If the template changes earlier text (strips thinking, moves the tool list, replaces the end of turn), `extend` returns the
+whole new prompt with `restarts` set. If a reply has no end-of-turn token (length limit, stop string), the token is added as
+context. Control tokens that are spelled out in a message are encoded as plain text. ConfigError is raised for images, for a
+tokenizer without a chat template, and for messages that the template refuses.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
 from .template_tokens import CUT, Codec
 
-_MAX_KNOWN = 4096  # how many shapes, and how many running chains, are remembered
+_MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
 
 
 class HFRenderer:
@@ -55,8 +51,10 @@ class HFRenderer:
         self.tokenizer = tokenizer
         args = dict(template_args or {})
         texts = sources(tokenizer, chat_template)
-        self._voices = {name: _Voice(tokenizer, source, args, stop_ids) for name, source in texts.items()}
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for voice in self._voices.values() for i in voice.stop_ids))
+        self._templates = {name: _TemplateRenderer(tokenizer, source, args, stop_ids) for name, source in texts.items()}
+        self.stop_ids: tuple[int, ...] = tuple(
+            dict.fromkeys(i for renderer in self._templates.values() for i in renderer.stop_ids)
+        )
         if not self.stop_ids:
             raise ConfigError(
                 "no end-of-turn token is known: the tokenizer has no eos token and the chat template ends a reply with none; "
@@ -64,15 +62,15 @@ class HFRenderer:
             )
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The ids of the first prompt, up to where the first reply begins."""
+        """The ids of the first prompt, up to the beginning of the first reply. Raises ConfigError."""
         if not messages:
             raise ConfigError("there is no message to render: a conversation begins with at least one")
-        return self._voice(tools).full(messages, tools)
+        return self._renderer(tools).full(messages, tools)
 
     def extend(
         self, messages: Sequence[Message], num_new: int, completion: Completion, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Extension:
-        """What follows the reply `messages[-num_new - 1]`, up to where the next one begins."""
+        """The ids after the reply `messages[-num_new - 1]`, up to the beginning of the next reply."""
         at = len(messages) - num_new - 1
         if num_new < 1 or at < 0 or messages[at].role != "assistant":
             raise InvariantError(
@@ -80,18 +78,18 @@ class HFRenderer:
             )
         sampled = completion.token_ids
         stop = sampled[-1] if sampled and sampled[-1] in self.stop_ids else None
-        return self._voice(tools).extend(messages, at, stop, tools)
+        return self._renderer(tools).extend(messages, at, stop, tools)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a reply: marks of thinking and calls are kept, the end of turn and bos are not."""
+        """The text of a reply with the marks of thinking and calls, without the end of turn and bos."""
         end = len(ids)
         while end and ids[end - 1] in self.stop_ids:
             end -= 1
-        return self._voice(()).codec.decode(ids[:end])
+        return self._renderer(()).codec.decode(ids[:end])
 
     def encode(self, text: str) -> list[int]:
         """The ids of a reply given as text (for demonstrations), without its end of turn (`stop_ids[0]`)."""
-        codec = self._voice(()).codec
+        codec = self._renderer(()).codec
         return codec.encode(codec.guard_reply(text))
 
     def write_reply(
@@ -101,21 +99,21 @@ class HFRenderer:
 
         Tool calls are written as the template writes them; without any, the content is the reply.
         """
-        voice = self._voice(tools)
-        text = voice.reply_text(before, reply, tools) if reply.tool_calls else reply.content
-        return text, [*self.encode(text), voice.stop_ids[0]]
+        renderer = self._renderer(tools)
+        text = renderer.reply_text(before, reply, tools) if reply.tool_calls else reply.content
+        return text, [*self.encode(text), renderer.stop_ids[0]]
 
-    def _voice(self, tools: Sequence[Mapping[str, Any]]) -> _Voice:
-        if tools and "tool_use" in self._voices:
-            return self._voices["tool_use"]
-        return self._voices["default"]
+    def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> _TemplateRenderer:
+        if tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        return self._templates["default"]
 
 
 @dataclass(slots=True)
 class _Chain:
-    """What is known of a running chain at one of its replies: the history before it, and the turn it began.
+    """The cached state of a chain at one of its replies: the history before the reply, and the turn that it began.
 
-    It is found again by the reply itself, an object that only this chain has.
+    The cache key is the identity of the reply, a message object that belongs to this chain only.
     """
 
     reply: Message
@@ -130,8 +128,8 @@ class _Chain:
         return self.at == at and self.reply is messages[at] and self.first is messages[0]
 
 
-class _Voice:
-    """One template of a tokenizer. Most have one; some have another for prompts with tools."""
+class _TemplateRenderer:
+    """Renders with one template. Most tokenizers have one; some have a second one for prompts with tools."""
 
     def __init__(self, tokenizer: Any, source: str, args: Mapping[str, Any], stop_ids: Sequence[int]) -> None:
         turn_end = "<|im_end|>" if "<|im_end|>" in tokenizer.get_vocab() else tokenizer.eos_token or ""
@@ -151,7 +149,7 @@ class _Voice:
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
 
     def reply_text(self, before: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]]) -> str:
-        """What the template puts between the prompt and the end of turn for a reply with structured calls."""
+        """The text of a reply with structured calls, as the template writes it. Raises ConfigError."""
         try:
             prompt = self.dialect.render(before, tools or None, True, 0).replace(CUT, "")
             shown = self.dialect.render([*before, reply], tools or None, False, 0).replace(CUT, "")
@@ -192,14 +190,14 @@ class _Voice:
                 text = self._prober.text(profile, history.messages(), values, shown)
                 return Extension(self.codec.encode(text, stop))
         except TemplateRefused:
-            # Made-up messages or real ones: what has no extension may still have a prompt of its own.
+            # The template refused the probe or the extension; it may still accept the whole conversation.
             return Extension(self.full(messages, tools), restarts=True)
         for word in profile.names:
             if is_id(word):
                 values[word] = self.dialect.identity(values[word])
         ids = self.codec.encode(profile.fill(values), stop)
         if self.codec.num_control(ids) != num_control:
-            # A message spells out a control token: once more, with cuts.
+            # A message spells out a control token: encode again, with cuts that keep it plain text.
             guarded = {word: self.codec.guard(value) for word, value in values.items()}
             ids = self.codec.encode(profile.fill(guarded), stop)
         return Extension(ids)
@@ -222,7 +220,7 @@ class _Voice:
         return known[0], known[1]
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
-        """Glue was made for contents that are not blank, and for names that mean nothing to the template."""
+        """Whether the glue holds here: it was found for contents that are not blank and names that the template ignores."""
         if any(values[word] for word in profile.blank):
             return False
         words = self.template.words
@@ -231,7 +229,7 @@ class _Voice:
     def _ask_in_full(
         self, profile: Profile, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]
     ) -> Extension:
-        """For templates that count messages or calls: the whole conversation each time, for its last part."""
+        """For templates that count messages or calls: renders the whole conversation and returns its last part."""
         reply, new, turn = messages[at], messages[at + 1 :], profile.turn
         text = None if stop is None else self._stop_texts[stop]
         shown = self._guarded(tools)
@@ -244,7 +242,7 @@ class _Voice:
         return Extension(self.codec.encode(tail, stop))
 
     def _history(self, messages: Sequence[Message], at: int) -> History:
-        """The shapes before the reply: what was known at this chain's last reply, and the one turn since."""
+        """The shapes before the reply: those cached at the chain's previous reply, and the turn since then."""
         before = at - 1
         while before >= 0 and messages[before].role != "assistant":
             before -= 1
@@ -256,7 +254,7 @@ class _Voice:
         return self._shaper.history(messages[:at])
 
     def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
-        """The tools with cuts; the same object for equal tools, which are known again by identity or, failing that, by text."""
+        """The tools with cuts. Equal tools give the same object; the cache is keyed by identity first and by text second."""
         if not tools:
             return None
         key = tuple(map(id, tools))

@@ -1,16 +1,14 @@
-"""Shapes: how the messages of one turn look when their words are left out, and how a conversation is made small without
-changing it.
+"""Shapes: messages without their words, and conversations reduced to the turns that matter to a template.
 
-In: messages. Out: hashable shapes, and made-up messages of the same shape. A template's decisions (is thinking stripped,
-does the tool list move, what glue stands between the messages) hang on roles, marks and order, not on words, so what was
-found out for one shape holds for all conversations of that shape. The words are made up of letters only and cannot be met
-by accident:
+The decisions of a template (strip thinking, move the tool list, the text between messages) depend on roles, marks and order,
+not on words. A result for one shape therefore holds for all conversations of that shape. Placeholder messages are generated
+from a shape; their words do not occur in real text:
 
     shape     (assistant, <think> "" </think> "", one call), tool
-    made up   <think>zqr1rqz</think>zqr3rqz + call zqn0nqz(x=zqa0aqz), then tool zqc0cqz
+    message   <think>zqr1rqz</think>zqr3rqz + call zqn0nqz(x=zqa0aqz), then tool zqc0cqz
 
-A history is kept as its opening and the last occurrence of each kind of turn in it, in order: that keeps which kinds stand
-after the last user message, which is what templates ask about, and it stays small however long the conversation gets.
+A history is the opening and the last occurrence of each kind of turn, in order. It preserves which kinds follow the last user
+message, which templates test, and stays small in long conversations.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from itertools import pairwise
 
 from ..types import Message, Role, ToolCall
 from .template_dialect import Dialect
-from .template_reply import Skeleton, Skeletons, flesh
+from .template_reply import Skeleton, Skeletons, fill_skeleton
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ Unit = tuple[Shape, ...]  # a reply and what came back
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation made small."""
+    """A conversation reduced to its opening and its kinds of turns."""
 
     opening: Unit = ()
     units: tuple[Unit, ...] = ()
@@ -47,12 +45,12 @@ class History:
         return History(self.opening, (*[known for known in self.units if known != unit], unit))
 
     def messages(self, times: int = 1) -> list[Message]:
-        """Made-up messages of this history, each kind of turn `times` over. Results answer the calls before them in order."""
+        """Placeholder messages of this history, with each kind of turn repeated `times`. Results answer calls in order."""
         made: list[Message] = []
         ids: list[str] = []
-        # Each message has a word of its own: there are templates that know their last user message by its equality.
+        # Each message has a different word: some templates find the last user message by comparing messages.
         for n, shape in enumerate([*self.opening, *(shape for unit in self.units for _ in range(times) for shape in unit)]):
-            content = flesh(shape.skeleton, lambda _, n=n: f"zqh{n}")  # type: ignore[misc]
+            content = fill_skeleton(shape.skeleton, lambda _, n=n: f"zqh{n}")  # type: ignore[misc]
             if shape.role == "assistant":
                 ids = [f"zqh{i:05d}q" for i in range(shape.num_calls)]
                 made.append(Message("assistant", content, tuple(ToolCall("zqtool", {"x": "zqv"}, i) for i in ids)))
@@ -96,7 +94,7 @@ class Shaper:
 
 
 def thinned(shapes: Sequence[Shape]) -> Unit:
-    """No more than two calls in a reply, and no more than two messages alike in a row: more are no other kind of turn."""
+    """At most two calls in a reply and two equal messages in a row: a template treats more of them alike."""
     if len(shapes) <= 3 and all(shape.num_calls <= 2 for shape in shapes):
         return tuple(shapes)
     unit: list[Shape] = []
@@ -110,7 +108,7 @@ def thinned(shapes: Sequence[Shape]) -> Unit:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a new message refers to the reply: which call it answers (-1: none), and whether its id and name are its own."""
+    """How a new message refers to the reply: the call it answers (-1: none), and whether it has another id or name."""
 
     call: int = -1
     own_id: bool = False
@@ -119,14 +117,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class TurnShape:
-    """A reply and the messages that answer it: all that an extension hangs on, but for the words."""
+    """A reply and the messages after it, without their words: what an extension depends on."""
 
     reply: Shape
     new: Unit
     links: tuple[Link, ...]
 
     def reply_words(self) -> list[str]:
-        """The words by which the made-up reply is found again, in order."""
+        """The words that locate the placeholder reply in rendered text, in order."""
         words = [_word("r", i) for i, piece in enumerate(self.reply.skeleton) if not piece]
         return words + [_word("a", i) for i in range(self.reply.num_calls)]
 
@@ -134,7 +132,7 @@ class TurnShape:
         return [_word("c", k) for k in range(len(self.new))]
 
     def make(self, values: Mapping[str, str]) -> list[Message]:
-        """The made-up reply and the new messages, with `values` in place of the stand-ins that it names."""
+        """The placeholder reply and the new messages, with `values` in place of placeholders."""
 
         def value(word: str) -> str:
             return values.get(word, word)
@@ -142,17 +140,17 @@ class TurnShape:
         calls = tuple(
             ToolCall(value(_word("n", i)), {"x": _word("a", i)}, value(_id("d", i))) for i in range(self.reply.num_calls)
         )
-        made = [Message("assistant", flesh(self.reply.skeleton, lambda i: _word("r", i)), calls)]
+        made = [Message("assistant", fill_skeleton(self.reply.skeleton, lambda i: _word("r", i)), calls)]
         for k, (shape, link) in enumerate(zip(self.new, self.links, strict=True)):
             word = _word("c", k)
-            content = values[word] if word in values else flesh(shape.skeleton, lambda _, word=word: word)  # type: ignore[misc]
+            content = values[word] if word in values else fill_skeleton(shape.skeleton, lambda _, word=word: word)  # type: ignore[misc]
             identity = value(_id("e", k)) if link.own_id else value(_id("d", link.call)) if link.call >= 0 else None
             name = value(_word("m", k)) if link.own_name else None
             made.append(Message(shape.role, content, name=name, tool_call_id=identity))
         return made
 
     def values(self, reply: Message, new: Sequence[Message]) -> dict[str, str]:
-        """What the stand-ins stand for in a real turn."""
+        """The values of the placeholders in a real turn."""
         found: dict[str, str] = {}
         for i, call in enumerate(reply.tool_calls[: self.reply.num_calls]):
             found[_word("n", i)] = call.name
@@ -188,7 +186,7 @@ def _word(kind: str, i: int) -> str:
 
 
 def _id(kind: str, i: int) -> str:
-    # Nine letters and digits, since some templates insist.
+    # Nine letters and digits, because some templates check this.
     return f"zq{kind}{i:05d}q"
 
 

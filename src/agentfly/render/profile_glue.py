@@ -1,15 +1,14 @@
-"""What follows a reply, as glue with holes: found out once for a shape, then filled in without the template.
+"""The text between two replies, determined once per shape of turn and then filled in without the template.
 
-In: a shape of turn and the history before it. Out: a `Profile` that says whether the template rewrites history there, and
-otherwise the text between the end of the reply and the next one, with holes for the new contents:
+A `Profile` says whether the template rewrites history at this turn and, if not, holds the text from the end of the reply to the
+beginning of the next one, with holes for the new contents:
 
     "\\n<|im_start|>user\\n" + content + "<|im_end|>\\n<|im_start|>assistant\\n"
 
-History counts as rewritten unless what the template shows after the new messages begins, white space aside, with the old
-prompt and the reply's own text, and goes on with the end-of-turn token that was sampled. How a template would write a
-*call* does not count: the sampled ids are kept. Holes are trusted only after nasty contents have come through unchanged, or
-changed in a way that is known (trimmed, escaped as JSON); and a profile only after a history twice as long has given the
-same.
+History is rewritten unless the new rendering begins, ignoring white space, with the old prompt and the text of the reply,
+followed by the sampled end-of-turn token. How the template writes a *call* is ignored, because the sampled ids are kept. Holes
+are used only if difficult contents come through unchanged or changed in a known way (trimmed, escaped as JSON), and a profile
+only if a history of twice the length gives the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .template_reply import THINKING
 
 _STAND_IN = re.compile(r"(zq[cnm]\d+[cnm]qz|zq[de]\d{5}q)")
 
-_NASTY = (
+_DIFFICULT = (
     ' \n\t{"a": [1, \'b\'], "c\\d": "é世界🙂"} <b>&amp;</b> {{ x }} {% y %} {# z #} \r\n\n end. \n ',
     "\n\nlines\n\nand lines\n\n",
     "0",
@@ -48,8 +47,8 @@ _CHANGES: tuple[Callable[[str], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One look: `restarts`, or the text after the reply and how far behind the reply's last word it begins."""
+class TemplateProbe:
+    """The result of one rendering: `restarts`, or the text after the reply and its distance from the last word of the reply."""
 
     restarts: bool
     tail: str = ""
@@ -59,10 +58,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All that is known about a shape.
+    """The result for one shape of turn.
 
-    `glue` are the pieces around the holes (`holes` names what goes between them, and how it is changed); None where the
-    template must be asked each time: with a made-up history (`counts` false), or, where it counts messages, with the real one.
+    `glue` are the texts around the holes; `holes` names the value of each hole and how the template changes it. `glue` is None
+    if the template must be rendered each time: with placeholders or, if it counts messages (`counts`), the real history.
     """
 
     manner: int
@@ -72,8 +71,8 @@ class Profile:
     counts: bool = False
     glue: tuple[str, ...] | None = None
     holes: tuple[tuple[str, Callable[[str], str]], ...] = ()
-    blank: tuple[str, ...] = ()  # stand-ins of contents that are empty
-    names: tuple[str, ...] = ()  # stand-ins of names and ids
+    blank: tuple[str, ...] = ()  # placeholders of contents that are empty
+    names: tuple[str, ...] = ()  # placeholders of names and ids
 
     def fill(self, values: Mapping[str, str]) -> str:
         assert self.glue is not None
@@ -84,7 +83,7 @@ class Profile:
 
 
 class Prober:
-    """Asks a template about shapes. `stops` are the texts of the end-of-turn tokens."""
+    """Finds the profile of a shape by rendering placeholder messages. `stops` are the texts of the end-of-turn tokens."""
 
     def __init__(self, dialect: Dialect, stops: Sequence[str], special: Iterable[str]) -> None:
         self.dialect = dialect
@@ -92,9 +91,9 @@ class Prober:
         self._stops = re.compile("|".join(map(re.escape, sorted(stops, key=len, reverse=True))) or r"(?!)")
 
     def profile(self, history: History, turn: TurnShape, plain: TurnShape, stop: str | None, tools: Tools) -> Profile:
-        """The first manner that is not refused and shows every new content, or `TemplateRefused`.
+        """The profile in the first manner that the template accepts and that shows every new content.
 
-        `plain` is the same turn where the calls are nothing but the reply's text, for the manners that write it so.
+        `plain` is the same turn with its calls as text, for the manners that write calls so. Raises TemplateRefused.
         """
         reasons: list[TemplateRefused] = []
         found: list[Profile] = []
@@ -126,25 +125,25 @@ class Prober:
 
     def look(
         self, manner: int, history: list[Message], turn: TurnShape, values: Mapping[str, str], stop: str | None, tools: Tools
-    ) -> Seen:
-        """Render a prompt, and what becomes of it after the reply and the new messages."""
+    ) -> TemplateProbe:
+        """Renders the prompt before and after the turn, and compares them."""
         messages = turn.make(values)
         old = self.dialect.render(history, tools, True, manner)
         text = self.dialect.render([*history, *messages], tools, True, manner)
         contents = [word for word, shape in zip(turn.content_words(), turn.new, strict=True) if "" in shape.skeleton]
         whole = bool(values) or all(word in text for word in contents)
         if not self._keeps(text, old + messages[0].content, turn):
-            return Seen(True, whole=whole)
+            return TemplateProbe(True, whole=whole)
         end = reply_end(text, old, turn)
         if end is None:
-            return Seen(True, whole=whole)
+            return TemplateProbe(True, whole=whole)
         start = self._tail_start(text, end, stop, bool(turn.reply.num_calls))
         if start is None:
-            return Seen(True, whole=whole)
-        return Seen(False, text[start:], start - end, whole)
+            return TemplateProbe(True, whole=whole)
+        return TemplateProbe(False, text[start:], start - end, whole)
 
     def _keeps(self, text: str, old: str, turn: TurnShape) -> bool:
-        """Whether a text begins with the old one, white space aside, and slips no thinking in between that and the calls."""
+        """Whether a text begins with the old one, ignoring white space, and adds no thinking before the calls."""
         shown, kept = squeeze(text), squeeze(old)
         if not shown.startswith(kept):
             return False
@@ -153,7 +152,7 @@ class Prober:
         return not any(closing in added for _, closing in THINKING)
 
     def text(self, profile: Profile, history: list[Message], values: Mapping[str, str], tools: Tools) -> str:
-        """What follows the reply, with real contents, from the template itself."""
+        """The text after the reply with real contents, rendered by the template. Raises TemplateRefused."""
         turn = profile.turn
         text = self.dialect.render([*history, *turn.make(values)], tools, True, profile.manner)
         old = "" if turn.reply_words() else self.dialect.render(history, tools, True, profile.manner)
@@ -163,15 +162,15 @@ class Prober:
         return text[end + profile.gap :]
 
     def _tail_start(self, text: str, end: int, stop: str | None, calls: bool) -> int | None:
-        """Where the extension begins: behind the sampled end of turn, or, where none was sampled, right behind the reply."""
+        """Where the extension begins: after the sampled end of turn, or directly after the reply if none was sampled."""
         if stop is None and not calls:
             return end
         found = self._stops.search(text, end)
         if found is None:
             return None
         between = text[end : found.start()]
-        # A plain reply is followed by its end of turn, but for closing marks; a call is closed in some way. Neither goes on
-        # into a new message, whose end of turn this would be.
+        # Only closing marks may stand between a reply and its end of turn. With other text, or a new message, between them, the
+        # end of turn that was found belongs to a later message.
         if "zqc" in between or (not calls and without(between, self._special).strip()):
             return None
         if stop is None:
@@ -179,9 +178,9 @@ class Prober:
         return found.end() if found.group() == stop else None
 
     def _with_glue(self, profile: Profile, tail: str, history: list[Message], tools: Tools) -> Profile:
-        """Holes for the stand-ins, if the template can be trusted with them."""
+        """The profile with glue and holes, or unchanged if difficult contents do not come through in a known way."""
         new = profile.turn.new
-        # A content that holds a mark the template looks for may be treated apart.
+        # The template may treat a content differently if it holds a mark that the template searches for.
         if any(shape.skeleton not in ((), ("",)) for shape in new):
             return profile
         pieces = _STAND_IN.split(tail)
@@ -191,7 +190,7 @@ class Prober:
         changes: dict[str, Callable[[str], str]] = dict.fromkeys(words, _CHANGES[0])
         contents = [(word, shape.role) for word, shape in zip(profile.turn.content_words(), new, strict=True) if shape.skeleton]
         for role in {role for _, role in contents}:
-            trials = [names | {word: nasty for word, mine in contents if mine == role} for nasty in _NASTY]
+            trials = [names | {word: difficult for word, mine in contents if mine == role} for difficult in _DIFFICULT]
             shown = [self.text(profile, history, trial, tools) for trial in trials]
             for change in _CHANGES:
                 changes |= {word: change for word, mine in contents if mine == role}
@@ -207,12 +206,12 @@ class Prober:
             blank=tuple(word for word, shape in zip(profile.turn.content_words(), new, strict=True) if not shape.skeleton),
             names=tuple(names),
         )
-        together = stay | {word: f"{_NASTY[0]}{i}" for i, (word, _) in enumerate(contents)}
+        together = stay | {word: f"{_DIFFICULT[0]}{i}" for i, (word, _) in enumerate(contents)}
         return filled if self.text(profile, history, together, tools) == filled.fill(together) else profile
 
 
 def reply_end(text: str, old: str, turn: TurnShape) -> int | None:
-    """Where the made-up reply ends in a rendered text; one without words ends where the old prompt does."""
+    """Where the placeholder reply ends in a rendered text; a reply without words ends where the old prompt ends."""
     words = turn.reply_words()
     if words:
         ends = [at + len(word) for word in words if (at := text.rfind(word)) >= 0]

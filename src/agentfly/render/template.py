@@ -1,13 +1,10 @@
 """One Jinja chat template, compiled once.
 
-In: messages and tools as plain dicts. Out: the text that the template makes of them. A template that refuses its input (its
-own `raise_exception`, or an error inside it) is a `TemplateRefused` with the reason, never a traceback. Templates are
-foreign code: they run in Jinja's sandbox, see plain data alone, and get one fixed clock, so that a prompt does not change
-over midnight.
+A template that refuses its input (`raise_exception`, or an error in it) raises `TemplateRefused`. Templates are untrusted code:
+they run in Jinja's sandbox on plain data, with a fixed clock, so that a prompt does not change at midnight.
 
-`literals` are the strings that the template looks for inside contents ("</think>", "<tool_response>"): where one of them
-stands in a content, what the template does may depend on it. `words` are the strings it compares whole values with (roles,
-tool names).
+`literals` are the strings that the template searches for in contents ("</think>", "<tool_response>"); `words` are the strings
+it compares whole values with (roles, tool names).
 """
 
 from __future__ import annotations
@@ -34,16 +31,16 @@ CHATML = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-# What a template may do to a text: methods and filters whose arguments it searches for.
+# Methods that search a text for their argument.
 _SEARCHES = {"startswith", "endswith", "split", "rsplit", "partition", "rpartition", "replace", "find", "index", "count"}
 
 
 class TemplateRefused(Exception):
-    """The template does not take these messages; the text is its reason."""
+    """The template refuses the messages; the text is its reason."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks replies for masks made from templates. Ours are made where tokens are sampled: pass through."""
+    """Ignores `{% generation %}`, which marks replies for masks; here masks come from sampling."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -61,7 +58,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
 
 
 def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    # The settings that templates are written for: those of transformers.
+    # The settings of transformers, which templates are written for.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
@@ -83,17 +80,17 @@ class ChatTemplate:
             ) from error
         self.source = source
         self._variables = dict(variables)
-        self.no_tools: list[Any] | None = None  # how "no tools" is said; some templates want a list all the same
+        self.no_tools: list[Any] | None = None  # the value of `tools` if there are none; some templates need a list
         self.literals = tuple(sorted(set(_literals(tree))))
         self.words = frozenset(_words(tree))
-        # Every piece of text the template can write, for finding which added tokens it uses as marks.
+        # All text that the template can write, to find the added tokens that it uses as marks.
         self.written = "\0".join(
             [node.data for node in tree.find_all(nodes.TemplateData)]
             + [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         )
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generate: bool) -> str:
-        """The text of a conversation; with `generate`, up to where the next reply begins."""
+        """The text of a conversation; with `generate`, up to the beginning of the next reply. Raises TemplateRefused."""
         try:
             return self._template.render(
                 messages=messages,
@@ -115,7 +112,7 @@ def _strings(node: nodes.Node) -> Iterator[str]:
 
 
 def _literals(tree: nodes.Template) -> Iterator[str]:
-    """Strings searched for: `x in content`, `content.startswith(x)`, and those first put in a variable."""
+    """The strings that are searched for: `x in content`, `content.startswith(x)`, and constants in variables."""
     found: list[str] = []
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
@@ -127,7 +124,7 @@ def _literals(tree: nodes.Template) -> Iterator[str]:
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.node, nodes.Const):
             found += _strings(assign.node)
-    # A bare word (a key, a role) is no mark, and neither is white space; a whole sentence is a default text.
+    # A bare word is a key or a role, and a long text is a default message; neither is a mark.
     return (text.strip() for text in found if len(text.strip()) >= 3 and len(text) <= 64 and not text.strip().isidentifier())
 
 
@@ -137,7 +134,7 @@ def _words(tree: nodes.Template) -> Iterator[str]:
 
 
 def sources(tokenizer: Any, chat_template: str | None) -> dict[str, str]:
-    """Template texts by name, "default" among them."""
+    """The template texts by name, always with "default". Raises ConfigError."""
     if chat_template is None:
         own = getattr(tokenizer, "chat_template", None)
         if not own:

@@ -1,18 +1,15 @@
-"""What one chat template wants its messages to look like, found out by asking it.
+"""The form in which one chat template accepts messages, determined by rendering placeholder messages.
 
-In: our messages. Out: the dicts this template understands, and the text it makes of them. Templates differ in whether they
-know a system role, a tool role and structured calls, in how they take arguments (a dict or JSON text), ids, thinking and
-contents. Each is asked once, with made-up messages; what it refuses or silently drops is written another way, and that is
-all the rewriting there is:
+Templates differ in whether they support a system role, a tool role and structured calls, and in the form of arguments, ids,
+thinking and contents. Each of these is tested once. What a template refuses or silently drops is written another way:
 
-    no system role      the system text stands before the first user message, a blank line between
-    no tool role        tool messages are sent as user messages
-    no calls            the reply's own text, in which the calls are written out, is sent as it is
-    strict alternation  messages of the same role in a row become one, joined by a newline
+    no system role      the system text is put before the first user message, separated by a blank line
+    no tool role        tool messages become user messages
+    no calls            the text of the reply, which contains the calls, is sent unchanged
+    strict alternation  consecutive messages of one role are joined by a newline
 
-`render_somehow` tries five manners, each plainer than the one before, so that a reply the template has no form for (two
-calls at once where only one is known) does not end a run; only when all are refused does the template's own reason come
-back as `TemplateRefused`.
+`render_somehow` tries five manners, from the richest to the plainest, so that a reply that the template cannot express (two
+calls at once, for example) does not end a run. If all are refused it raises `TemplateRefused` with the reason of the template.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ PROBE_TOOLS: list[dict[str, Any]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """The answers of a template."""
+class TemplateFormat:
+    """What a template supports and expects."""
 
     parts: bool = False  # contents as a list of parts
     system: bool = True
@@ -62,32 +59,32 @@ class Habits:
 
 
 class Dialect:
-    """One template and its habits."""
+    """One template and its format."""
 
     def __init__(self, template: ChatTemplate, codec: Codec) -> None:
         self.template = template
         self._codec = codec
-        self.habits = Habits()
+        self.format = TemplateFormat()
         self._ask()
 
     def read(self, message: Message, answered: bool) -> tuple[Parts, bool]:
-        """The parts of a reply, and whether its calls are given structured. `answered`: a tool message follows."""
-        structured = bool(message.tool_calls) and self.habits.calls
+        """The parts of a reply, and whether its calls are passed as structured calls. `answered`: a tool message follows."""
+        structured = bool(message.tool_calls) and self.format.calls
         if structured and is_foreign(message):
             structured = (
                 answered
-                and self.habits.tool_needs_call
+                and self.format.tool_needs_call
                 and all(call.error is None and call.name for call in message.tool_calls)
             )
             return split(message.content, False), structured
         return split(message.content, structured), structured
 
     def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int) -> str:
-        """The template's text, in one manner."""
+        """The text of the messages in one manner. Raises TemplateRefused."""
         return self.template.render(self.write(messages, manner), tools, generate)
 
     def render_somehow(self, messages: Sequence[Message], tools: Tools, manner: int = 0) -> str:
-        """A whole prompt, in this manner or the first plainer one that is not refused."""
+        """A whole prompt in this manner, or in the first plainer one that the template accepts. Raises TemplateRefused."""
         reasons: list[TemplateRefused] = []
         for plainer in range(manner, NUM_MANNERS):
             try:
@@ -97,8 +94,8 @@ class Dialect:
         raise reasons[0]
 
     def write(self, messages: Sequence[Message], manner: int) -> list[dict[str, Any]]:
-        """Our messages as this template's dicts."""
-        habits = self.habits
+        """The messages as the dicts that the template expects."""
+        habits = self.format
         if manner >= 1:
             messages = [replace(m, tool_calls=()) if m.tool_calls else m for m in messages]
         if manner >= 2 or not habits.tool_role:
@@ -114,7 +111,8 @@ class Dialect:
         for message, follower in zip_longest(messages, messages[1:]):
             if message.role == "assistant":
                 if manner >= 4:
-                    entry, open_calls = {"role": "assistant", "content": self._content(self._disarm(message.content))}, []
+                    content = self._content(self._without_marks(message.content))
+                    entry, open_calls = {"role": "assistant", "content": content}, []
                 else:
                     entry, open_calls = self._write_reply(message, follower is not None and follower.role == "tool")
             else:
@@ -130,21 +128,21 @@ class Dialect:
         guard = self._codec.guard_reply
         parts, structured = self.read(message, answered)
         channels = CHANNEL in parts.head
-        apart = channels or (parts.thinking is not None and self.habits.thinking_field)
+        apart = channels or (parts.thinking is not None and self.format.thinking_field)
         entry: dict[str, Any] = {"role": "assistant", "content": guard(parts.content if apart else parts.head)}
         if apart and parts.thinking is not None:
             entry["reasoning_content"] = entry["thinking"] = guard(parts.thinking)
         if not structured:
             entry["content"] = self._content(entry["content"])
             return entry, []
-        # White space before a call belongs to how the call is written.
+        # White space before a call is part of the notation of the call.
         text = entry["content"].rstrip()
-        entry["content"] = self._content(text) if text or not self.habits.empty_is_none else None
+        entry["content"] = self._content(text) if text or not self.format.empty_is_none else None
         entry["tool_calls"] = [self._write_call(call, i) for i, call in enumerate(message.tool_calls)]
         return entry, [(call["id"], call["function"]["name"]) for call in entry["tool_calls"]]
 
-    def _disarm(self, text: str) -> str:
-        """A reply in which the template finds none of its marks: what a model writes must not end a run."""
+    def _without_marks(self, text: str) -> str:
+        """The reply without the marks that the template searches for, so that no reply makes the template fail."""
         text = self._codec.guard(text)
         for mark in self.template.literals:
             text = text.replace(mark, mark[0] + CUT + mark[1:])
@@ -152,13 +150,13 @@ class Dialect:
 
     def _write_call(self, call: ToolCall, index: int) -> dict[str, Any]:
         arguments: Any = self._codec.guard_data(call.arguments)
-        if self.habits.arguments_text:
+        if self.format.arguments_text:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": self._codec.guard(call.name), "arguments": arguments}
         return {"type": "function", "id": self.identity(call.id or f"call_{index}"), "function": function}
 
     def _link(self, entry: dict[str, Any], message: Message, open_calls: list[tuple[str, str]]) -> None:
-        """A result names its call: by its own id, or in order."""
+        """Links a result to its call, by id or in order."""
         wanted = self.identity(message.tool_call_id) if message.tool_call_id else None
         place = next((i for i, (identity, _) in enumerate(open_calls) if identity == wanted), 0)
         identity, name = open_calls.pop(place) if open_calls else (wanted or self.identity("call_0"), "")
@@ -168,16 +166,16 @@ class Dialect:
             entry["name"] = name
 
     def identity(self, identity: str) -> str:
-        """An id as this template takes it."""
+        """The id in the form that the template accepts."""
         identity = self._codec.guard(identity)
-        if not self.habits.nine_ids or (len(identity) == 9 and identity.isalnum()):
+        if not self.format.nine_ids or (len(identity) == 9 and identity.isalnum()):
             return identity
         return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:9]
 
     def _content(self, text: str) -> Any:
-        return [{"type": "text", "text": text}] if self.habits.parts else text
+        return [{"type": "text", "text": text}] if self.format.parts else text
 
-    # ---- asking ----
+    # ---- probing ----
 
     def _ask(self) -> None:
         user = Message("user", "zquser")
@@ -194,33 +192,33 @@ class Dialect:
 
     def _ask_calls(self, user: Message) -> None:
         call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
-        # An id of another length shows whether nine letters are asked for.
+        # An id of another length shows whether the template insists on nine characters.
         long = replace(call, id="zqd_0000000000q")
         result = Message("tool", "zqresult", name="zqtool", tool_call_id=call.id)
         choices = [(text, none, nine) for nine in (False, True) for text in (False, True) for none in (False, True)]
         for text, none, nine in choices:
-            self.habits = replace(self.habits, arguments_text=text, empty_is_none=none, nine_ids=nine)
+            self.format = replace(self.format, arguments_text=text, empty_is_none=none, nine_ids=nine)
             if self._shows([user, Message("assistant", "", (long,))], ["zqtool", "zqvalue"], PROBE_TOOLS):
                 break
         else:
-            self.habits = replace(self.habits, arguments_text=False, empty_is_none=False, nine_ids=False, calls=False)
-        called = Message("assistant", "", (call,)) if self.habits.calls else Message("assistant", "zqreply")
+            self.format = replace(self.format, arguments_text=False, empty_is_none=False, nine_ids=False, calls=False)
+        called = Message("assistant", "", (call,)) if self.format.calls else Message("assistant", "zqreply")
         if not self._shows([user, called, replace(result, tool_call_id=long.id)], ["zqresult"], PROBE_TOOLS):
-            self.habits = replace(self.habits, nine_ids=self.habits.calls)
+            self.format = replace(self.format, nine_ids=self.format.calls)
             self._try(tool_role=False, shows=[user, called, result], words=["zqresult"], tools=PROBE_TOOLS)
         uncalled = [user, Message("assistant", "zqreply"), result]
-        needs = self.habits.tool_role and not self._shows(uncalled, ["zqresult"], PROBE_TOOLS)
-        self.habits = replace(self.habits, tool_needs_call=needs and self.habits.calls)
+        needs = self.format.tool_role and not self._shows(uncalled, ["zqresult"], PROBE_TOOLS)
+        self.format = replace(self.format, tool_needs_call=needs and self.format.calls)
 
     def _ask_thinking(self, user: Message) -> None:
-        """Inside the content, or in a field of its own: whichever the template shows as it was sampled, in more places."""
+        """Chooses the form of thinking (in the content, or a separate field) that is rendered as sampled in more places."""
         source = self.template.source
         opening, closing = next((pair for pair in THINKING if pair[1] in source), THINKING[0])
-        call = (ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q"),) if self.habits.calls and self.habits.tool_role else ()
+        call = (ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q"),) if self.format.calls and self.format.tool_role else ()
         after = Message("tool", "zqresult", tool_call_id="zqd00000q") if call else user
 
         def kept(field: bool) -> int:
-            self.habits = replace(self.habits, thinking_field=field)
+            self.format = replace(self.format, thinking_field=field)
             try:
                 prompt = squeeze(self.template.render(self.write([user], 0), PROBE_TOOLS, True))
             except TemplateRefused:
@@ -238,16 +236,16 @@ class Dialect:
             return count
 
         inside, apart = kept(False), kept(True)
-        self.habits = replace(self.habits, thinking_field=apart > inside)
+        self.format = replace(self.format, thinking_field=apart > inside)
 
-    def _try(self, *, shows: list[Message], words: list[str], tools: Tools = None, **habit: bool) -> None:
-        """Change a habit where the template does not show these words as things are, and does with the change."""
+    def _try(self, *, shows: list[Message], words: list[str], tools: Tools = None, **option: bool) -> None:
+        """Changes an option if the template shows the words only with the change."""
         if self._shows(shows, words, tools):
             return
-        before = self.habits
-        self.habits = replace(before, **habit)
+        before = self.format
+        self.format = replace(before, **option)
         if not self._shows(shows, words, tools):
-            self.habits = before
+            self.format = before
 
     def _shows(self, messages: list[Message], words: list[str], tools: Tools = None) -> bool:
         try:
@@ -255,7 +253,7 @@ class Dialect:
         except TemplateRefused:
             return False
         bare = self._bare(tools) if tools else ""
-        # The list of tools may name the tool as well: a call has to show as one more mention.
+        # The list of tools may name the tool, too, so a call must add one more mention.
         return all(text.count(word) > bare.count(word) for word in words)
 
     def _bare(self, tools: Tools) -> str:
@@ -266,7 +264,7 @@ class Dialect:
 
 
 def squeeze(text: str) -> str:
-    """Without white space: what a template trims or pads does not count as rewriting."""
+    """The text without white space: trimming and padding do not count as rewriting."""
     return "".join(text.split())
 
 

@@ -1,7 +1,6 @@
-"""Which tokens end a reply, and which marks no reply may write: found by rendering made-up messages.
+"""Finds the tokens that end a reply, and the turn marks that a reply must not contain, by rendering placeholder messages.
 
-In: a template's dialect and a tokenizer. Out: ids of end-of-turn tokens, and the texts of the special tokens that begin and
-end turns. A model's generation config may know more stops; those are given to the renderer.
+The generation config of a model may name more stop tokens; those are given to the renderer.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .template_tokens import Codec
 
 
 def end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
-    """The tokens that end a reply: after a plain one, and after a call."""
+    """The ids of the tokens that end a plain reply and a reply with a call."""
     user, reply = Message("user", "zquser"), Message("assistant", "zqreply")
     call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
     result = Message("tool", "zqresult", tool_call_id=call.id)
@@ -29,16 +28,16 @@ def end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
     if marks and not without(behind, marks).strip():
         found.append(codec.control[marks[-1]])
     else:
-        # Nothing ends the last reply: then the mark of the next turn is what the model ends with.
+        # The template ends the last reply with no mark, so the model ends it with the mark of the next turn.
         behind = _after(dialect, [user, reply, user], "zqreply", None)
         found += [codec.control[mark] for mark in _specials(codec, behind)[:1] if behind.lstrip().startswith(mark)]
-    if dialect.habits.calls:
+    if dialect.format.calls:
         called = Message("assistant", "", (call,))
         both = Message("assistant", "", (call, replace(call, id="zqd00001q")))
         twice = _after(dialect, [user, both], "zqvalue", PROBE_TOOLS)
         closing = _specials(codec, _after(dialect, [user, called], "zqvalue", PROBE_TOOLS))
         if closing:
-            # What closes a call stands behind each of them; what ends the turn stands there once, and last.
+            # The mark that closes a call follows each call; the mark that ends the turn occurs once, at the end.
             found += [codec.control[closing[-1]]] if twice.count(closing[-1]) <= 1 else []
         else:
             after = _after(dialect, [user, called, result], "zqvalue", PROBE_TOOLS).partition("zqresult")[0]
@@ -47,7 +46,7 @@ def end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
 
 
 def _specials(codec: Codec, text: str) -> list[str]:
-    """The special tokens of a text in order, the longest where one holds another."""
+    """The special tokens of a text in order; of overlapping tokens the longest."""
     found = sorted((token for token in codec.special if token in text), key=lambda token: (text.find(token), len(token)))
     return [token for token in found if not any(token != other and token in other for other in found)]
 
@@ -61,7 +60,7 @@ def _after(dialect: Dialect, messages: list[Message], word: str, tools: Any) -> 
 
 
 def turn_marks(dialect: Dialect, codec: Codec, stops: Iterable[str]) -> list[str]:
-    """Special tokens that begin and end turns: no reply may write them. Those of thinking are its own."""
+    """The special tokens that begin and end turns, which a reply must not contain. Marks of thinking are allowed."""
     marks = set(stops)
     for messages in ([Message("user", "a")], [Message("system", "a"), Message("user", "a")]):
         try:

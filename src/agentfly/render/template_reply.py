@@ -1,8 +1,7 @@
-"""What a reply is made of: thinking, visible text, calls. And the skeleton of a text: its marks without its words.
+"""Splits a reply into thinking, visible text and calls, and finds the skeleton of a text: its marks without its words.
 
-In: the whole text of a reply as it was sampled. Out: its parts, for templates that want them apart (`tool_calls`,
-`reasoning_content`). Nothing here reads the calls themselves: that is the parsers' work, and the structured calls come with
-the message. Every search is a plain `find`, so the time is linear in the text.
+Templates with fields such as `tool_calls` or `reasoning_content` need the parts. The calls are not parsed here; the message has
+them already. The time is linear in the text.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 from ..types import Message
 
-# How families of models mark their thinking.
+# The marks of thinking of different model families.
 THINKING = (
     ("<think>", "</think>"),
     ("<mm:think>", "</mm:think>"),
@@ -23,7 +22,7 @@ THINKING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-# How they begin a call. What stands before the first of these is the reply's own text.
+# The beginnings of calls. The text before the first of them is the visible reply.
 CALLS = (
     "<tool_call>",
     "<tool_calls>",
@@ -61,7 +60,7 @@ Skeleton = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """`head` is the text before the calls, verbatim; `thinking` and `content` are what it is made of."""
+    """`head` is the exact text before the calls; `thinking` and `content` are its parts."""
 
     head: str
     thinking: str | None
@@ -69,7 +68,7 @@ class Parts:
 
 
 def split(text: str, calls: bool) -> Parts:
-    """Take a reply apart. With `calls`, what follows the first mark of a call is left out (the message has it structured)."""
+    """The parts of a reply. With `calls`, the text after the first mark of a call is left out, as the message has the calls."""
     head = text
     if calls:
         found = [at for at in (text.find(mark) for mark in CALLS) if at >= 0]
@@ -96,13 +95,13 @@ def _split_channels(head: str, calls: bool) -> Parts:
         channel, _, body = part.partition(MESSAGE)
         (content if channel.strip() == "final" else thinking).append(body.partition(END)[0])
     if calls:
-        # Before a call such templates take one text alone.
+        # These templates accept a single text before a call.
         return Parts(head, "\n".join(thinking + content) or None, "")
     return Parts(head, "\n".join(thinking) or None, "\n".join(content))
 
 
 def is_foreign(message: Message) -> bool:
-    """The calls are written out in a way that is not a template's (Action: ... Input: ...), or could not be read."""
+    """Whether the calls have a notation that no template uses (Action: ... Input: ...), or could not be parsed."""
     text = message.content
     if any(call.error is not None or not call.name for call in message.tool_calls):
         return True
@@ -123,14 +122,14 @@ def _written(value: object) -> str:
 
 
 class Skeletons:
-    """Text to skeleton: the marks that matter to one template, and "" for a run of words between them."""
+    """Finds skeletons: the marks that matter to one template, and "" for each run of words between them."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         self._marks = tuple(sorted({*literals, *MARKS}, key=len, reverse=True))
         self._pattern = re.compile("|".join(map(re.escape, self._marks)))
 
     def of(self, text: str) -> Skeleton:
-        """At most twelve pieces, so that shapes stay few: of more, the first and the last six."""
+        """The skeleton of a text, at most its first and last six pieces, which bounds the number of shapes."""
         if not any(mark in text for mark in self._marks):
             return ("",) if text and not text.isspace() else ()
         pieces: list[str] = []
@@ -145,6 +144,6 @@ class Skeletons:
         return tuple(pieces) if len(pieces) <= 12 else tuple(pieces[:6] + pieces[-6:])
 
 
-def flesh(skeleton: Sequence[str], word: Callable[[int], str]) -> str:
-    """A text with this skeleton, `word(i)` for the i-th run of words."""
+def fill_skeleton(skeleton: Sequence[str], word: Callable[[int], str]) -> str:
+    """A text with this skeleton and `word(i)` in place of the i-th run of words."""
     return "".join(piece or word(i) for i, piece in enumerate(skeleton))

@@ -1,13 +1,12 @@
-"""Text to ids and back, over any Hugging Face tokenizer, with no way in for forged control tokens.
+"""Encodes and decodes text with a Hugging Face tokenizer, and prevents forged control tokens.
 
-In: the text of a template, or of a message. Out: ids. The template's own marks (<|im_start|>, [INST]) become control
-tokens; the same letters inside a message (a web page that says "<|im_end|>") never do. Such a text gets a cut after its
-first letter, and the parts are tokenised apart:
+The marks that a template writes (<|im_start|>, [INST]) become control tokens; the same characters in a message (a web page with
+"<|im_end|>") never do. Such a text gets a cut after its first character, and the parts are tokenised separately:
 
     a tool says    done<|im_end|>        rendered  ...done<|CUT|im_end|>...        ids of "...done<" + ids of "|im_end|>..."
 
-Without such letters a text is tokenised in one piece, exactly as the tokenizer would by itself. Refuses: to add bos or eos
-by itself, since the template says where they stand.
+A text without control tokens is tokenised in one piece, as the tokenizer does. bos and eos are never added, because the
+template writes them.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# A Unicode noncharacter: never part of text that is meant for exchange.
+# A Unicode noncharacter, which is not used in text for exchange.
 CUT = "\ufdd0"
 
 
 class Codec:
-    """A tokenizer, its control tokens, and which of them may not stand in a reply."""
+    """A tokenizer, its control tokens, and those of them that a reply must not contain."""
 
     def __init__(self, tokenizer: Any, written: str) -> None:
         self.tokenizer = tokenizer
@@ -29,7 +28,7 @@ class Codec:
         self._backend = backend
         added = {index: token for index, token in tokenizer.added_tokens_decoder.items() if len(token.content.strip()) > 1}
         special = set(tokenizer.all_special_tokens)
-        # Any special token is control; of the others (runs of white space, plain words) those the template writes.
+        # Control tokens are all special tokens, and the added tokens (such as plain words) that the template writes.
         self.control: dict[str, int] = {
             token.content: index
             for index, token in added.items()
@@ -42,19 +41,19 @@ class Codec:
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
         self._anchors: dict[int, str] = {}
         self._newline = self._plain("\n")
-        # SentencePiece-like tokenizers put a space before a text: then one from the middle has to be tokenised after something.
+        # SentencePiece tokenizers put a space before a text, so text from the middle is tokenised after a prefix.
         self._spaced = self._plain("a") != self._plain("\na")[len(self._newline) :]
 
     def forbid_in_replies(self, texts: Iterable[str]) -> None:
-        """Which control tokens a reply may not hold (turn marks); others (<think>, <tool_call>) are what it is written in."""
+        """Sets the control tokens that a reply must not contain (turn marks); <think> or <tool_call> are allowed."""
         self._turn_pattern = _any_of(texts)
 
     def guard(self, text: str) -> str:
-        """Cut every control token in a text that is not the template's."""
+        """The text with a cut in every control token; for text that the template did not write."""
         return self._cut(text, self._pattern)
 
     def guard_reply(self, text: str) -> str:
-        """Cut the marks of turns in a reply."""
+        """The reply with a cut in every turn mark."""
         return self._cut(text, self._turn_pattern)
 
     def guard_data(self, value: Any) -> Any:
@@ -73,7 +72,7 @@ class Codec:
         return self._append(self._plain(first), rest)
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
-        """The ids of a text from the middle, as what follows the token `after`."""
+        """The ids of a text that follows the token `after`."""
         if CUT not in text:
             return self._continue(text, after)
         first, *rest = text.split(CUT)
@@ -84,7 +83,7 @@ class Codec:
         return sum([index in control for index in ids])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, every mark kept but a leading bos and padding."""
+        """The text of ids with all marks except a leading bos and padding."""
         start, end = 0, len(ids)
         while end > start and ids[end - 1] in self._bos_ids:
             end -= 1
@@ -125,14 +124,14 @@ class Codec:
 
     def _plain(self, text: str) -> list[int]:
         backend = self._backend
-        # The bare backend is several times faster; used unless a past call has left truncation or padding switched on in it.
+        # The backend tokenizer is several times faster. It is used unless truncation or padding was left switched on in it.
         if backend is not None and backend.truncation is None and backend.padding is None:
             return list(backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the first letter of any of the texts where the rest follows: so that overlapping ones are all found."""
+    """Matches the first character of each text, with the rest as a lookahead, so that overlapping texts are all found."""
     tree: dict[str, Any] = {}
     for text in texts:
         node = tree
@@ -145,7 +144,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _branch(tree: dict[str, Any]) -> str:
-    # A tree, not a flat list: some tokenizers have thousands of control tokens, and a page of HTML has a "<" in every line.
+    # A prefix tree instead of a flat list: a tokenizer may have thousands of control tokens, and HTML has many "<".
     if "" in tree:
         return ""
     parts = []

@@ -1,14 +1,25 @@
-"""Rewards: from the record of a chain to a score with named components.
+"""Rewards: from the trajectory of a chain to a score with named components.
 
-Comes in: a `Trajectory`, its task's fields and, where there is one, its env. Goes out: a `Score`. The built-in rewards live
-in their own files and are loaded by name (`as_reward("exact_match")`); nothing here trains, samples or keeps state between
-chains.
+`@reward` makes a reward from a function; `as_reward` accepts a reward, a function, a name, a list or a table of weights. Every
+built-in reward can be imported from here (`from agentfly.rewards import math_equal`) or given by name; its module is imported
+on first use. A reward keeps no state between chains.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from .. import plugins
 from .base import Mix, Reward, Score
 from .function import FunctionReward, reward
 from .lookup import Factory, as_reward, factory
 
 __all__ = ["Factory", "FunctionReward", "Mix", "Reward", "Score", "as_reward", "factory", "reward"]
+
+
+def __getattr__(name: str) -> Any:
+    return plugins.builtin("rewards", name, __name__)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *plugins.BUILTIN["rewards"]])

@@ -1,8 +1,7 @@
 """Rewards that compare the prediction with the field `answer`: exact match, and SQuAD's exact match and token F1.
 
-Comes in: the prediction and one answer or a list of alternatives. Goes out: the best score over the alternatives, 0 to 1.
-An answer that is not text is compared as Python writes it (84 is "84"); an empty list of answers is an error, because
-nothing could ever match it.
+The answer may be a list of alternatives; the score is the best over them, from 0 to 1. An answer that is not text is compared
+by its `str` (84 is "84"). An empty list of answers is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 
 
 def alternatives(answer: Any) -> list[str]:
-    """One answer or several, as texts."""
+    """The answers as texts. Raises ValueError if there is none."""
     if hasattr(answer, "tolist"):  # a column of a Parquet file
         answer = answer.tolist()
     many = list(answer) if isinstance(answer, Sequence) and not isinstance(answer, (str, bytes)) else [answer]
@@ -51,7 +50,7 @@ def _qa_f1(prediction: str, answer: Any) -> float:
 
 
 def _f1(words: list[str], gold: list[str]) -> float:
-    if not words or not gold:  # as in SQuAD 2.0: nothing matches nothing, and only that
+    if not words or not gold:  # as in SQuAD 2.0: an empty text matches only an empty text
         return float(words == gold)
     shared = sum((Counter(words) & Counter(gold)).values())
     return 2 * shared / (len(words) + len(gold))

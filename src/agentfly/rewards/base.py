@@ -1,7 +1,7 @@
-"""What a reward is, what it gives, and how rewards add up.
+"""The interface `Reward`, its result `Score`, and weighted sums of rewards.
 
-Comes in: a trajectory (and its env). Goes out: a `Score`. `a * 0.8 + b * 0.2` makes a `Mix`; in it every part keeps its own
-name, so two parts of one name are refused. This file knows nothing about functions or parameters: see `function.py`.
+`a * 0.8 + b * 0.2` is a `Mix`. Each part keeps its name, so two parts with the same name are refused. Rewards made from
+functions are in `function.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from ..types import Trajectory
 RESERVED = ("prediction", "trajectory", "task", "env")
 
 Lend = Callable[[type], Awaitable[Any]]
-"""Gives the chain's own environment of a class; what tools used, rewards see."""
+"""Returns the environment of a class that is leased to the chain, the same one that its tools used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one chain earned. `components` are for people and logs: only `reward` and `turn_rewards` (one per turn) are
-    trained on."""
+    """The score of one chain. Only `reward` and `turn_rewards` (one per turn) are trained on; `components` are logged."""
 
     reward: float
     components: dict[str, float] = field(default_factory=dict)
@@ -35,7 +34,7 @@ class Score:
 
 
 class Reward(ABC):
-    """Scores a chain. `*`, `/`, `+`, `-` and `sum` compose rewards, with numbers on either side."""
+    """Scores a chain. Rewards can be added, subtracted and summed, and scaled and shifted by numbers."""
 
     name: str
     description: str
@@ -44,21 +43,21 @@ class Reward(ABC):
     @property
     @abstractmethod
     def needs(self) -> frozenset[str]:
-        """The dataset fields that every row must have."""
+        """The data fields that every row must have."""
 
     @property
     @abstractmethod
     def parts(self) -> tuple[Reward, ...]:
-        """The rewards that are added up: itself, or the parts of a mix."""
+        """The parts of a mix; for another reward, the reward itself."""
 
     @property
     @abstractmethod
     def waits(self) -> bool:
-        """Whether scoring leaves the event loop to others: then the parts of a mix are scored together."""
+        """Whether scoring awaits something. A mix scores such parts concurrently."""
 
     @property
     def envs(self) -> frozenset[type]:
-        """The environments that it asks for by annotation."""
+        """The classes of environments that the reward asks for."""
         return frozenset()
 
     @abstractmethod
@@ -69,10 +68,10 @@ class Reward(ABC):
 
     @abstractmethod
     async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
-        """The score as one part of a mix: weighted, and with every component under the part's own name."""
+        """The score as a part of a mix: weighted, with components prefixed by the name of the part."""
 
     def check(self, fields: Collection[str]) -> None:
-        """Refuse, before any chain starts, a reward that asks for a field the data does not have."""
+        """Raises ConfigError if the reward asks for a field that the data does not have."""
         for part in self.parts:
             for name in sorted(part.needs - set(fields)):
                 near = difflib.get_close_matches(name, [*fields, *RESERVED], n=1, cutoff=0.5)
@@ -112,8 +111,7 @@ class Reward(ABC):
 
 
 class Mix(Reward):
-    """A weighted sum. Components: each part's name with its unweighted score, and the part's own components as
-    "part/component"."""
+    """A weighted sum. Its components are the unweighted score of each part, and the parts' components as "part/component"."""
 
     def __init__(self, parts: Sequence[Reward], constant: float = 0.0) -> None:
         twice = [name for name, count in Counter(part.name for part in parts).items() if count > 1]
@@ -166,7 +164,7 @@ class Mix(Reward):
 
 
 async def _together(coroutines: Sequence[Any]) -> list[Score]:
-    """All of them; where one fails, the others are cancelled and gone before its error is raised."""
+    """Runs all concurrently. If one fails, the others are cancelled and awaited before its error is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,11 +1,9 @@
-"""`@reward`: a plain function becomes a reward.
+"""`@reward` makes a reward from a function.
 
-Comes in: a function that asks, by parameter name, for any of `prediction` (the final response), `trajectory`, `task`, `env`
-and the fields of the data set; a default makes a field optional; `**fields` takes all that are left. Goes out: a
-`FunctionReward`. Refuses at decoration what can never be filled: `*args`, positional-only parameters, and a near miss of a
-reserved name.
-
-Sync functions run inline, because most are pure rules of a few microseconds; one that blocks says `@reward(thread=True)`.
+The function asks by parameter name for `prediction` (the final response), `trajectory`, `task`, `env` and the fields of the
+data set. A default makes a field optional; `**fields` receives all others. Parameters that cannot be filled (`*args`,
+positional-only ones, misspelt names) raise ConfigError at decoration. Sync functions run on the event loop, because most
+take microseconds; one that blocks needs `@reward(thread=True)`.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from .values import read
 _KIND = inspect.Parameter
 
 
-class _Refused(Exception):
-    """The end of a sentence, whose beginning names the reward and the task. Never leaves this file."""
+class _RewardFailure(Exception):
+    """Internal: an error whose text is completed with the name of the reward and the task."""
 
     def __init__(self, kind: type[AgentFlyError], text: str) -> None:
         super().__init__(text)
@@ -39,7 +37,7 @@ class _Refused(Exception):
 
 
 class FunctionReward(Reward):
-    """A reward made of a function. Calling it calls the function, so that it can be tested as one."""
+    """A reward made from a function. Calling it calls the function."""
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class FunctionReward(Reward):
         self._reserved, self._required, self._optional, self._rest = _parameters(function, self.name)
         self._envs = env_parameters(function)
         self._required = [parameter for parameter in self._required if parameter not in self._envs]
-        # An environment may live in a thread or a process: a sync function can only wait for its answers off the loop.
+        # A sync function would block the event loop while it waits for an environment in another thread or process.
         self.thread = thread or (bool(self._envs) and not _is_async(function))
         self._extra = frozenset(needs)
         functools.update_wrapper(self, function, updated=())
@@ -98,13 +96,13 @@ class FunctionReward(Reward):
         return other
 
     def named(self, name: str) -> FunctionReward:
-        """The same reward under another name, so that two of a kind can stand in one mix."""
+        """A copy with another name, so that a mix can contain the reward twice."""
         other = copy.copy(self)
         other.name = name
         return other
 
     async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
-        """Alone, a reward's own components keep their names; its unweighted score stands beside them under its own name."""
+        """The weighted score. Its components are those of the function, and the unweighted score under the reward's name."""
         raw = await self._raw(trajectory, env, lend)
         return self._weighted(raw, {self.name: raw.reward, **raw.components})
 
@@ -121,19 +119,19 @@ class FunctionReward(Reward):
         try:
             arguments = self._arguments(trajectory, env)
             for name, kind in self._envs.items():
-                if arguments.get(name) is not None:  # `env`, and the agent has one
+                if arguments.get(name) is not None:  # the parameter `env` is filled already, by the environment of the agent
                     continue
                 if lend is None:
-                    raise _Refused(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
+                    raise _RewardFailure(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
                 arguments[name] = await lend(kind)
             value = self._start(arguments)
-            if type(value) is float and math.isfinite(value):  # what most rewards return, a thousand times a step
+            if type(value) is float and math.isfinite(value):  # fast path: most rewards return a float
                 return Score(value)
             if inspect.isawaitable(value):
                 value = await self._finish(value)
         except ToolError as error:
             raise RewardError(f"{self._who(trajectory)} raised ToolError: {error}") from error
-        except _Refused as error:
+        except _RewardFailure as error:
             raise error.kind(f"{self._who(trajectory)} {error}") from error.__cause__
         except AgentFlyError:
             raise
@@ -152,7 +150,7 @@ class FunctionReward(Reward):
         arguments = {name: sources[name] for name in self._reserved}
         for name in self._required:
             if name not in task.fields:
-                raise _Refused(RewardError, f"needs the field {name!r}, which this row of the data does not have.")
+                raise _RewardFailure(RewardError, f"needs the field {name!r}, which this row of the data does not have.")
             arguments[name] = task.fields[name]
         for name in self._optional:
             if name in task.fields:
@@ -173,7 +171,7 @@ class FunctionReward(Reward):
             if not deadline.expired():
                 raise
             late = f"took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
-            raise _Refused(DeadlineError, late) from error
+            raise _RewardFailure(DeadlineError, late) from error
 
     def __repr__(self) -> str:
         return f"{self.name} * {self.weight:g}" if self.weight != 1 else self.name
@@ -196,7 +194,7 @@ def reward(
     thread: bool = False,
     timeout_s: float | None = 60.0,
 ) -> FunctionReward | Callable[[Callable[..., Any]], FunctionReward]:
-    """Make a function a reward, and known by its name.
+    """Makes a reward from a function and registers its name.
 
     The function may be sync or async and returns a number, a bool, or a dict with `reward`, any named components and, where
     it has them, `turn_rewards` (one per turn). `weight` scales what is trained on, not the component that is logged.

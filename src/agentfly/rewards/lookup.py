@@ -1,7 +1,6 @@
-"""From whatever a user writes to a reward.
+"""`as_reward`: the reward of a `Reward`, a function, a name, a list, or a table of weights.
 
-Comes in: a `Reward`, a function, a name ("exact_match", "module:attribute", "file.py:attribute"), a list, or a table of
-weights. Goes out: one `Reward`. Refuses options that nothing would read.
+A name is "exact_match", "module:attribute" or "file.py:attribute". Unknown options raise ConfigError.
 
     as_reward({"math_equal": 0.8, "length": {"weight": 0.2, "max_tokens": 256}})
 """
@@ -22,8 +21,7 @@ P = ParamSpec("P")
 
 
 class Factory(Generic[P]):
-    """A function that makes a reward from options. Where a name leads to one, it is called with the options of the config,
-    or none."""
+    """A function that makes a reward from options. A name that stands for one is called with the options of the config."""
 
     def __init__(self, make: Callable[P, Reward], name: str) -> None:
         self.make = make
@@ -35,7 +33,7 @@ class Factory(Generic[P]):
         return self.make(*args, **kwargs)
 
     def with_options(self, options: Mapping[str, Any]) -> Reward:
-        """Call it with options from a file: a wrong one is the user's mistake, not a bug."""
+        """Calls the function with options from a config. Raises ConfigError for options that it does not have."""
         signature = inspect.signature(self.make)
         try:
             signature.bind(**options)
@@ -46,12 +44,12 @@ class Factory(Generic[P]):
 
 
 def factory(name: str) -> Callable[[Callable[P, Reward]], Factory[P]]:
-    """Mark a function as a maker of rewards, called `name` in the table of names."""
+    """Decorates a function that makes rewards; `name` is its name in the table of rewards."""
     return lambda make: Factory(make, name)
 
 
 def as_reward(thing: Any) -> Reward:
-    """Whatever stands for a reward, as one."""
+    """The reward that a value stands for. Raises ConfigError."""
     if isinstance(thing, Reward):
         return thing
     if isinstance(thing, Factory):

@@ -1,7 +1,4 @@
-"""Are two trees of mathematics the same value?
-
-Comes in: two trees of `math_read`. Goes out: True, False, or None where it cannot be decided. Three ways, each bounded in
-time and memory:
+"""Decides whether two trees of `math_parse` have the same value, by three methods that are bounded in time and memory:
 
     exact       both are rational numbers of a reasonable size: compared as fractions
     modular     only + - * / and whole powers: evaluated at random points modulo a prime, so that variables and huge powers
@@ -9,7 +6,7 @@ time and memory:
                 (Schwartz-Zippel: two different expressions agree at three random points with a chance far below 1e-15)
     numeric     roots, pi, logarithms, trigonometry: evaluated in floating point at fixed positive points
 
-Nothing is simplified or searched for, which is why nothing can run away.
+Nothing is simplified symbolically.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
-from .math_read import Tree
+from .math_parse import Expression
 
 T = TypeVar("T")
 
@@ -41,7 +38,7 @@ class _Undecided(Exception):
     """This way of evaluating does not apply. Never leaves this file."""
 
 
-def same_value(left: Tree, right: Tree) -> bool | None:
+def same_value(left: Expression, right: Expression) -> bool | None:
     """Whether two expressions are equal; a decimal may stand for a number that no decimal can write."""
     exact = _both(exact_value, left, right)
     if exact is not None:
@@ -53,7 +50,9 @@ def same_value(left: Tree, right: Tree) -> bool | None:
     return _at_points(_numeric, left, right, lambda a, b: cmath.isclose(a, b, rel_tol=tolerance, abs_tol=1e-12))
 
 
-def _at_points(evaluate: Callable[[Tree, int], T], left: Tree, right: Tree, same: Callable[[T, T], bool]) -> bool | None:
+def _at_points(
+    evaluate: Callable[[Expression, int], T], left: Expression, right: Expression, same: Callable[[T, T], bool]
+) -> bool | None:
     for point in range(3):
         values = _both(lambda tree, point=point: evaluate(tree, point), left, right)  # type: ignore[misc]
         if values is None:
@@ -63,7 +62,7 @@ def _at_points(evaluate: Callable[[Tree, int], T], left: Tree, right: Tree, same
     return True
 
 
-def _both(evaluate: Callable[[Tree], T], left: Tree, right: Tree) -> tuple[T, T] | None:
+def _both(evaluate: Callable[[Expression], T], left: Expression, right: Expression) -> tuple[T, T] | None:
     """Both values, or None where this way does not apply or leaves the range of numbers."""
     try:
         values = evaluate(left), evaluate(right)
@@ -72,16 +71,16 @@ def _both(evaluate: Callable[[Tree], T], left: Tree, right: Tree) -> tuple[T, T]
     return values if all(not isinstance(value, complex) or cmath.isfinite(value) for value in values) else None
 
 
-def scaled(tree: Tree, factor: Fraction) -> Tree:
+def scaled(tree: Expression, factor: Fraction) -> Expression:
     return ("mul", tree, ("num", factor, False))
 
 
-def is_rational(tree: Tree) -> bool:
+def is_rational(tree: Expression) -> bool:
     """Whether the tree is a plain number that can be written as a fraction."""
     return _both(exact_value, tree, tree) is not None
 
 
-def exact_value(tree: Tree) -> Fraction:
+def exact_value(tree: Expression) -> Fraction:
     """The tree as a fraction; raises where it is not one, or one too big to hold."""
     match tree:
         case ("num", value, _):
@@ -152,7 +151,7 @@ def _exact_function(name: str, value: Fraction) -> Fraction:
     raise _Undecided
 
 
-def _modular(tree: Tree, point: int) -> int:
+def _modular(tree: Expression, point: int) -> int:
     match tree:
         case ("num", value, _):
             return int(value.numerator * _inverse(value.denominator) % PRIME)
@@ -184,7 +183,7 @@ def _inverse(value: int) -> int:
     return pow(value, -1, PRIME)
 
 
-def _numeric(tree: Tree, point: int) -> complex:
+def _numeric(tree: Expression, point: int) -> complex:
     match tree:
         case ("num", value, _):
             return complex(float(value))
@@ -230,7 +229,7 @@ def _terminates(value: Fraction) -> bool:
     return rest == 1
 
 
-def _has_decimal(tree: Tree) -> bool:
+def _has_decimal(tree: Expression) -> bool:
     if tree[0] == "num":
         return bool(tree[2])
     return any(_has_decimal(part) for part in tree[1:] if isinstance(part, tuple))

@@ -1,7 +1,6 @@
-"""Rewards for how a chain went, not for what it found: format, tool use, length.
+"""Rewards for the form of a chain: format and tool use (0 to 1), and length (a penalty from -1 to 0).
 
-Comes in: the trajectory. Goes out: a share from 0 to 1 (format, tool use) or a penalty from -1 to 0 (length). None of them
-knows the right answer, so alone they teach only manners; mix them: `math_equal + format_reward() * 0.1`.
+They do not check the answer, so use them in a mix: `math_equal + format_reward() * 0.1`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Read what a reward function returned.
+"""Converts the return value of a reward function to a `Score`.
 
-Comes in: any value. Goes out: the unweighted score, its named components and the per-turn rewards. Refuses whatever is not
-a finite number with a `RewardError` of one sentence: a NaN that reaches an advantage ruins every sibling's gradient,
-silently.
+A value that is not a finite number raises RewardError: a NaN in an advantage would silently spoil the gradients of the group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The run folder: its layout, and the SQLite store of every metric and trajectory in it."""
+"""The folder of a run: its layout, and the SQLite store of its metrics and trajectories."""
 
 from __future__ import annotations
 

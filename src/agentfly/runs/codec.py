@@ -1,50 +1,173 @@
-"""A trajectory to bytes and back, without loss.
+"""Trajectories to bytes and back.
 
-Comes in: a `Trajectory`. Goes out: compressed JSON, and from it an equal `Trajectory`: ids and log-probs to the last bit,
-tuples as tuples, texts with half surrogates. What JSON cannot hold (an object in a task's fields, an image) is kept as an
-`Opaque` that says what stood there. No pickle: reading a run somebody sent runs none of their code.
+    format 2    one byte (2), then zlib (level 1) over MessagePack of `agentfly.codec`: what `encode` writes
+    format 1    zlib over JSON: runs stored by earlier versions, and (uncompressed) the lines of `export_jsonl`
+
+A round trip keeps log-probs to the last bit, tuples, large integers, dicts with any keys and texts with half a surrogate pair.
+Images, bytes and objects are replaced by an `Opaque`. Reading uses no pickle, so a run from somebody else executes no code.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import codec
 from ..errors import ConfigError
 from ..types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
-FORMAT = 1
-MAX_DEPTH = 60
+JSON_FORMAT = 1
+MAX_DEPTH = 40  # of a field or an argument; the codec bounds how deep tuples and records may nest
 MAX_REPR = 2000
-_TAG = "$"  # {"$": kind, "v": value} stands for what JSON has no word for
+_BINARY = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
+_TAG = "$"  # {"$": kind, "v": value} is a value that JSON cannot express
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Something that could not be stored: its type, and a text in its place."""
+    """Stands in for a value that the store does not keep: the name of its type, and a text."""
 
     type: str
     text: str
 
 
+codec.register(Opaque)
+
+
 def encode(trajectory: Trajectory) -> bytes:
-    return zlib.compress(json.dumps(to_json(trajectory), separators=(",", ":")).encode("ascii"))
+    """Raises ValueError if a token id is not an integer or a log-prob is not a number."""
+    _check_numbers(trajectory)
+    try:
+        data = codec.encode(trajectory if _is_plain(trajectory) else _simplify(trajectory))
+    except codec.NotEncodable:  # an object among the fields, or token ids in a numpy array
+        data = codec.encode(_simplify(trajectory))
+    return _BINARY + zlib.compress(data, level=1)
 
 
 def decode(data: bytes) -> Trajectory:
+    """Reads both formats. Raises ConfigError if the bytes are not a stored trajectory."""
     try:
-        return from_json(json.loads(zlib.decompress(data)))
+        if data[:1] != _BINARY:
+            return from_json(json.loads(zlib.decompress(data)))
+        found = codec.decode(zlib.decompress(data[1:]), any_keys=True)
     except (zlib.error, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"a stored trajectory cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Trajectory):
+        raise ConfigError(f"a stored trajectory cannot be read: the bytes hold a {type(found).__name__}")
+    return found
+
+
+def _check_numbers(trajectory: Trajectory) -> None:
+    try:
+        for turn in trajectory.turns:
+            reply = turn.completion
+            for ids in (turn.context_ids, reply.token_ids, reply.versions):
+                array("q", ids)
+            array("d", reply.logprobs)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"trajectory {trajectory.id!r} has a token id or log-prob that is not a number: {error}") from None
+
+
+def _is_plain(trajectory: Trajectory) -> bool:
+    """Whether the trajectory holds neither images nor bytes, which the codec would store in full."""
+    if any(message.images for message in (*trajectory.task.messages, *trajectory.messages)):
+        return False
+    if any(result.image is not None for turn in trajectory.turns for result in turn.results):
+        return False
+    try:
+        return type(trajectory.task.fields) is dict and not any(map(_holds_bytes, _free_values(trajectory)))
+    except RecursionError:
+        return False
+
+
+def _free_values(trajectory: Trajectory) -> Iterator[Any]:
+    """The values of any type: the fields of the task and the arguments of the calls."""
+    yield trajectory.task.fields
+    for message in (*trajectory.task.messages, *trajectory.messages):
+        yield from (call.arguments for call in message.tool_calls)
+    for turn in trajectory.turns:
+        yield from (call.arguments for call in (*turn.calls, *turn.completion.tool_calls))
+
+
+def _holds_bytes(value: Any) -> bool:
+    if type(value) in _SCALARS:
+        return False
+    if isinstance(value, dict):
+        return any(_holds_bytes(key) or _holds_bytes(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return any(map(_holds_bytes, value))
+    return isinstance(value, bytes)
+
+
+def _simplify(trajectory: Trajectory) -> Trajectory:
+    """A copy that the codec can encode."""
+    task = trajectory.task
+    fields = {name: simplify(value) for name, value in task.fields.items()}
+    return replace(
+        trajectory,
+        task=replace(task, messages=tuple(map(_simplify_message, task.messages)), fields=fields),
+        messages=[_simplify_message(message) for message in trajectory.messages],
+        turns=[_simplify_turn(turn) for turn in trajectory.turns],
+    )
+
+
+def _simplify_message(message: Message) -> Message:
+    return replace(message, tool_calls=_simplify_calls(message.tool_calls), images=tuple(map(_left_out, message.images)))
+
+
+def _simplify_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    return tuple(replace(call, arguments=simplify(call.arguments)) for call in calls)
+
+
+def _simplify_turn(turn: Turn) -> Turn:
+    reply = turn.completion
+    completion = replace(
+        reply,
+        token_ids=[int(token) for token in reply.token_ids],
+        logprobs=[float(logprob) for logprob in reply.logprobs],
+        versions=[int(version) for version in reply.versions],
+        tool_calls=_simplify_calls(reply.tool_calls),
+    )
+    results = (result if result.image is None else replace(result, image=_left_out(result.image)) for result in turn.results)
+    return replace(
+        turn,
+        context_ids=[int(token) for token in turn.context_ids],
+        completion=completion,
+        calls=_simplify_calls(turn.calls),
+        results=tuple(results),
+    )
+
+
+def simplify(value: Any, depth: int = 0) -> Any:
+    """The value made of None, bool, int, float, str, list, tuple, dict and `Opaque` only. Applying it twice changes nothing."""
+    if type(value) in _SCALARS or isinstance(value, Opaque):
+        return value
+    if depth >= MAX_DEPTH:
+        return Opaque(_type_name(value), "nested too deep to be stored")
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of numpy or torch
+        return simplify(value.item(), depth + 1)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, list):
+        return [simplify(part, depth + 1) for part in value]
+    if isinstance(value, tuple):
+        return tuple(simplify(part, depth + 1) for part in value)
+    if isinstance(value, Mapping):
+        return {_hashable(simplify(key, depth + 1)): simplify(part, depth + 1) for key, part in value.items()}
+    return Opaque(_type_name(value), _safe_repr(value))
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
-    """Plain JSON values; what `export_jsonl` writes, too."""
+    """The trajectory as JSON values of format 1, as `export_jsonl` writes them."""
     return {
-        "format": FORMAT,
+        "format": JSON_FORMAT,
         "id": trajectory.id,
         "task": {
             "id": trajectory.task.id,
@@ -64,8 +187,8 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Trajectory:
-    if data["format"] != FORMAT:
-        raise ValueError(f"format {data['format']}, but this version reads format {FORMAT}")
+    if data["format"] != JSON_FORMAT:
+        raise ValueError(f"format {data['format']}, but this version reads the JSON format {JSON_FORMAT}")
     task = data["task"]
     return Trajectory(
         id=data["id"],
@@ -87,7 +210,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectory:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    # Most fields of most messages are empty; they are left out.
+    # Empty fields are left out: most messages have only a role and a content.
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         found["tool_calls"] = [_call(call) for call in message.tool_calls]
@@ -175,31 +298,29 @@ def _read_result(data: Mapping[str, Any]) -> ToolResult:
     )
 
 
-def pack(value: Any, depth: int = 0) -> Any:
-    """A value as JSON, with tags where JSON has no word for it. A repeated pack changes nothing more."""
-    if value is None or isinstance(value, (str, bool, float)):
-        return value
-    if isinstance(value, int):
-        # Python refuses to print the digits of a huge one.
-        return value if value.bit_length() <= 10_000 else {_TAG: "int", "v": hex(value)}
+def pack(value: Any) -> Any:
+    """The value in JSON, with tags for what JSON cannot express."""
+    return _tag(simplify(value))
+
+
+def _tag(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_tag(part) for part in value]
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "v": [_tag(part) for part in value]}
+    if isinstance(value, dict):
+        if _TAG not in value and all(isinstance(key, str) for key in value):
+            return {key: _tag(part) for key, part in value.items()}
+        return {_TAG: "dict", "v": [[_tag(key), _tag(part)] for key, part in value.items()]}
     if isinstance(value, Opaque):
         return {_TAG: "opaque", "v": [value.type, value.text]}
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of numpy or torch
-        return pack(value.item(), depth)
-    if depth >= MAX_DEPTH:
-        return pack(Opaque(_type_name(value), "nested too deep to be stored"))
-    if isinstance(value, list):
-        return [pack(part, depth + 1) for part in value]
-    if isinstance(value, tuple):
-        return {_TAG: "tuple", "v": [pack(part, depth + 1) for part in value]}
-    if isinstance(value, Mapping):
-        if _TAG not in value and all(isinstance(key, str) for key in value):
-            return {key: pack(part, depth + 1) for key, part in value.items()}
-        return {_TAG: "dict", "v": [[pack(key, depth + 1), pack(part, depth + 1)] for key, part in value.items()]}
-    return pack(Opaque(_type_name(value), _safe_repr(value)))
+    if type(value) is int and value.bit_length() > 10_000:  # json refuses to write this many digits
+        return {_TAG: "int", "v": hex(value)}
+    return value
 
 
 def unpack(value: Any) -> Any:
+    """The value that `pack` was called with. Raises ValueError for an unknown tag."""
     if isinstance(value, list):
         return [unpack(part) for part in value]
     if not isinstance(value, dict):
@@ -224,7 +345,7 @@ def _hashable(key: Any) -> Any:
 
 
 def _left_out(image: Any) -> Opaque:
-    """Images would make a run of gigabytes; what is kept is a note of what stood there."""
+    """A note in place of an image: a run that stores its images grows to gigabytes."""
     if isinstance(image, Opaque):
         return image
     size = getattr(image, "size", None)
@@ -239,6 +360,6 @@ def _type_name(value: Any) -> str:
 def _safe_repr(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a repr is anybody's code, and a trajectory must not be lost to it
+    except Exception as error:  # noqa: BLE001 - a user's repr may raise anything, and the trajectory must still be stored
         return f"<its repr failed: {type(error).__name__}>"
     return text if len(text) <= MAX_REPR else text[:MAX_REPR] + "..."

@@ -1,4 +1,4 @@
-"""Where a run lies.
+"""The folder of a run.
 
     runs/<name>/
         config.toml      the config as used
@@ -6,13 +6,11 @@
         metrics.jsonl    the same metrics, a line per step (JsonlTracker)
         checkpoints/     step-N, each in Hugging Face format
 
-Comes in: a path. Goes out: the paths inside it. Refuses to make a new run in a folder that has something in it: a run is
-resumed on purpose or not at all.
+A new run is refused in a folder that is not empty, so a run is never overwritten by mistake.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -25,13 +23,13 @@ _BAD = re.compile(r"[^A-Za-z0-9._+-]+")
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The folder of one run. Made by `create`, `fresh` or `existing`."""
+    """The paths inside the folder of one run. Made by `create`, `fresh` or `existing`, which raise ConfigError."""
 
     path: Path
 
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
-        """A new run in exactly this folder, which is not there yet or is empty."""
+        """A new run in this folder, which must be absent or empty."""
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file; a run needs a folder")
@@ -41,12 +39,12 @@ class RunDirectory:
         try:
             directory.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the run folder {path} cannot be made: {error.strerror}") from error
+            raise ConfigError(f"the run folder {path} cannot be created: {error.strerror}") from error
         return directory
 
     @classmethod
     def fresh(cls, name: str, *, root: str | Path = "runs", stamp: str | None = None) -> RunDirectory:
-        """A new run `<root>/<name>-<stamp>`; the stamp is the time, and a second run within the second gets a number."""
+        """A new run `<root>/<name>-<stamp>`. The default stamp is the time; a second run in the same second gets a number."""
         clean = _BAD.sub("-", name).strip("-.") or "run"
         if stamp is not None:
             return cls.create(Path(root) / f"{clean}-{stamp}")
@@ -59,7 +57,7 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: str | Path) -> RunDirectory:
-        """A run to resume or to look at."""
+        """The folder of a run that exists."""
         directory = cls(Path(path))
         if not directory.path.is_dir():
             raise ConfigError(f"there is no run folder {directory.path}")
@@ -82,9 +80,3 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
-
-    def write_config(self, text: str) -> None:
-        """Whole or not at all."""
-        temporary = self.path / ".config.toml.writing"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.config)

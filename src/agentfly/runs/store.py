@@ -1,8 +1,8 @@
-"""The store of one run: SQLite, one file, every metric and every trajectory.
+"""The store of one run: all metrics and trajectories in one SQLite file.
 
-Comes in: metrics and trajectories, step by step. Goes out: the same, by step, split or outcome, while the run goes on (WAL:
-readers never wait for the writer). Each call is one transaction, so a kill at any moment leaves whole steps. Any thread of the
-process may call; one process writes. It refuses a file of another format instead of guessing.
+Each call that writes is one transaction, so a process killed at any moment leaves complete steps. One process writes, from any
+of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of another format is
+refused.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import ConfigError
 from ..types import Trajectory
 from .codec import decode, encode, from_json, to_json
 
-Split = Literal["train", "validation"]
+StoredSplit = Literal["train", "validation"]
 FORMAT = 1
 BUSY_S = 30.0
 
 _SCHEMA = f"""
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE metrics (step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID;
 CREATE TABLE trajectories (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
@@ -52,7 +51,7 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """What a list shows of a trajectory, without decoding it."""
+    """A summary of a trajectory. Reading it does not decode the trajectory."""
 
     id: str
     step: int
@@ -69,8 +68,19 @@ class TrajectoryRow:
     seconds: float
 
 
+class TrajectoryQuery(TypedDict, total=False):
+    """Which trajectories to read. A condition of None selects all; `limit` is 100 and `offset` 0 unless given."""
+
+    step: int | None
+    split: str | None
+    outcome: str | None
+    task_id: str | None
+    limit: int
+    offset: int
+
+
 class RunStore:
-    """Opens the file, or makes it. `readonly` is for those who watch a run that another process writes."""
+    """Opens or creates the file. `readonly` opens a run that another process is writing. Raises ConfigError."""
 
     def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
         self.path = Path(path)
@@ -84,7 +94,7 @@ class RunStore:
             raise ConfigError(f"{self.path} cannot be opened as a run store: {error}") from error
 
     def _connect(self, readonly: bool) -> sqlite3.Connection:
-        # Autocommit: transactions begin and end where this file says so.
+        # Autocommit mode: `_transaction` begins and ends transactions itself.
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
 
@@ -96,82 +106,57 @@ class RunStore:
         if readonly:
             return
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")  # a kill loses nothing; a power cut at most the last steps
+        self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a power cut at most the last steps
         if found == 0:
             self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
 
     # ---- writing ---------------------------------------------------------------------------------------------------------
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A name that the step already has gets the new value."""
+        """Adds the metrics of a step; a new value replaces an earlier one of the same name."""
         rows = [(step, name, float(value)) for name, value in metrics.items()]
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", rows)
 
-    def add_trajectories(self, step: int, split: Split, trajectories: Sequence[Trajectory]) -> None:
-        """All of them, or, where this fails, none."""
+    def add_trajectories(self, step: int, split: StoredSplit, trajectories: Sequence[Trajectory]) -> None:
+        """Adds all trajectories, or none if one of them cannot be stored."""
         rows = [_row(step, split, trajectory) for trajectory in trajectories]
         with self._transaction() as db:
             db.executemany(
                 f"INSERT INTO trajectories ({_COLUMNS}, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
 
-    def set_meta(self, key: str, value: Any) -> None:
-        """`value` is anything JSON can hold."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
-
     def truncate_after(self, step: int) -> None:
-        """Forget what came after a step: a resumed run writes it again."""
+        """Deletes everything after a step; a resumed run writes those steps again."""
         with self._transaction() as db:
             db.execute("DELETE FROM metrics WHERE step > ?", (step,))
             db.execute("DELETE FROM trajectories WHERE step > ?", (step,))
 
     # ---- reading ---------------------------------------------------------------------------------------------------------
 
-    def get_meta(self, key: str, default: Any = None) -> Any:
-        found = self._fetch("SELECT value FROM meta WHERE key = ?", (key,))
-        return json.loads(found[0][0]) if found else default
-
     def metrics(self, name: str | None = None) -> list[MetricRow]:
-        """Every value in the order of steps; of one metric where a name is given."""
+        """All values, or those of one metric, in the order of the steps."""
         where, values = _where(name=name)
         found = self._fetch(f"SELECT step, name, value FROM metrics{where} ORDER BY step, name", values)
-        # SQLite has no NaN: it comes back as NULL.
+        # SQLite stores NaN as NULL.
         return [MetricRow(step, name, math.nan if value is None else value) for step, name, value in found]
 
-    def rows(
-        self,
-        *,
-        step: int | None = None,
-        split: str | None = None,
-        outcome: str | None = None,
-        task_id: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[TrajectoryRow]:
+    def rows(self, **query: Unpack[TrajectoryQuery]) -> list[TrajectoryRow]:
         """Summaries of trajectories, newest step first, within a step in the order they were added."""
-        where, values = _where(step=step, split=split, outcome=outcome, task_id=task_id)
-        query = f"SELECT {_COLUMNS} FROM trajectories{where} ORDER BY step DESC, key LIMIT ? OFFSET ?"
-        return [_read_row(row) for row in self._fetch(query, (*values, limit, offset))]
+        return [_read_row(row) for row in self._select(_COLUMNS, query)]
 
-    def trajectories(
-        self,
-        *,
-        step: int | None = None,
-        split: str | None = None,
-        outcome: str | None = None,
-        task_id: str | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[Trajectory]:
-        """Whole trajectories, in the order of `rows`."""
-        where, values = _where(step=step, split=split, outcome=outcome, task_id=task_id)
-        query = f"SELECT body FROM trajectories{where} ORDER BY step DESC, key LIMIT ? OFFSET ?"
-        return [decode(body) for (body,) in self._fetch(query, (*values, limit, offset))]
+    def trajectories(self, **query: Unpack[TrajectoryQuery]) -> list[Trajectory]:
+        """Trajectories in the order of `rows`."""
+        return [decode(body) for (body,) in self._select("body", query)]
 
-    def trajectory(self, id: str) -> Trajectory:  # noqa: A002 - it is what a trajectory calls it
-        """The newest trajectory of that id."""
+    def _select(self, columns: str, query: TrajectoryQuery) -> list[Any]:
+        limit, offset = query.pop("limit", 100), query.pop("offset", 0)
+        where, values = _where(**query)
+        statement = f"SELECT {columns} FROM trajectories{where} ORDER BY step DESC, key LIMIT ? OFFSET ?"
+        return self._fetch(statement, (*values, limit, offset))
+
+    def trajectory(self, id: str) -> Trajectory:  # noqa: A002 - the name of the field
+        """The newest trajectory with this id. Raises ConfigError if there is none."""
         found = self._fetch("SELECT body FROM trajectories WHERE id = ? ORDER BY key DESC LIMIT 1", (_text(id),))
         if not found:
             raise ConfigError(f"{self.path} has no trajectory {id!r}")
@@ -182,13 +167,15 @@ class RunStore:
         return int(self._fetch(f"SELECT count(*) FROM trajectories{where}", values)[0][0])
 
     def export_jsonl(self, path: str | Path, *, split: str | None = None) -> int:
-        """Write every trajectory as one line of JSON, in the order of time; returns how many. The file appears whole or not
-        at all."""
+        """Writes one line of JSON per trajectory, oldest first, and returns their number.
+
+        The file is complete or absent: it is written under another name and then moved.
+        """
         path = Path(path)
         temporary = path.with_name(f".{path.name}.writing")
         where, values = _where(split=split)
         num_written = 0
-        # A connection of its own: an export of gigabytes does not hold up the run.
+        # A separate connection: a long export must not hold the lock that the run writes under.
         with closing(self._connect(readonly=True)) as db, temporary.open("w", encoding="utf-8") as file:
             for step, its_split, body in db.execute(f"SELECT step, split, body FROM trajectories{where} ORDER BY key", values):
                 trajectory = decode(body)
@@ -201,7 +188,7 @@ class RunStore:
         return num_written
 
     def close(self) -> None:
-        """Closing twice is fine."""
+        """May be called twice."""
         with self._lock:
             self._db.close()
 
@@ -228,7 +215,7 @@ class RunStore:
 
 
 def import_jsonl(path: str | Path) -> Iterator[tuple[int, str, Trajectory]]:
-    """Read back what `export_jsonl` wrote: step, split and trajectory, line by line."""
+    """Reads a file of `export_jsonl`: step, split and trajectory of each line."""
     with Path(path).open(encoding="utf-8") as file:
         for line in file:
             data = json.loads(line)
@@ -270,5 +257,5 @@ def _read_row(row: tuple[Any, ...]) -> TrajectoryRow:
 
 
 def _text(text: str) -> str:
-    """SQLite takes no half surrogates; the body keeps them."""
+    """SQLite refuses half of a surrogate pair; the body keeps it."""
     return text.encode("utf-8", "replace").decode("utf-8")

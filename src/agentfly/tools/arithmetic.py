@@ -1,8 +1,8 @@
-"""Arithmetic: `add`, `subtract`, `multiply`, `divide` on two numbers, and `calculator` on a written expression.
+"""The arithmetic tools: `add`, `subtract`, `multiply` and `divide` on two numbers, and `calculator` on an expression.
 
-Whole numbers stay whole, as far as the result is. Floats are shown with 12 significant digits. Nothing is evaluated as
-Python: the expression is parsed and only numbers, operators, a few functions and constants are understood. Sizes are bounded,
-so no input takes long: results of more than 3,000 digits, long expressions and deep ones are refused.
+Results of integers stay integers where possible; floats are rounded to 12 significant digits. An expression is parsed, never
+executed as Python: it may hold numbers, operators, and the functions and constants listed below. Its length, its depth and the
+size of results (3,000 digits) are limited, so every input takes little time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from ..errors import ToolError
 from .definition import tool
 
-Number = int | float
+RealNumber = int | float
 _MAX_BITS = 10_000
 _MAX_LENGTH = 1_000
 _MAX_DEPTH = 100
 
 
-def _tidy(value: Any) -> Number:
-    """A result that can be shown: finite, real, not huge, and without the noise of binary fractions."""
+def _tidy(value: Any) -> RealNumber:
+    """The result, rounded to 12 digits if it is a float. Raises ToolError if it is not finite, not real or too large."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ToolError("the result is too large")
@@ -35,7 +35,7 @@ def _tidy(value: Any) -> Number:
     return value
 
 
-def _divide(a: Number, b: Number) -> Number:
+def _divide(a: RealNumber, b: RealNumber) -> RealNumber:
     if b == 0:
         raise ToolError("division by zero")
     if isinstance(a, int) and isinstance(b, int) and a % b == 0:
@@ -43,20 +43,20 @@ def _divide(a: Number, b: Number) -> Number:
     return a / b
 
 
-def _round(a: Number, digits: Number = 0) -> Number:
+def _round(a: RealNumber, digits: RealNumber = 0) -> RealNumber:
     if not isinstance(digits, int) or abs(digits) > 100:
         raise ToolError("the number of digits must be a whole number, at most 100")
     return round(a, digits) if digits else round(a)
 
 
-def _power(a: Number, b: Number) -> Any:
+def _power(a: RealNumber, b: RealNumber) -> Any:
     if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and abs(b) * a.bit_length() > _MAX_BITS:
         raise ToolError("the result is too large")
     return a**b
 
 
-def _apply(fn: Callable[..., Any], *numbers: Number) -> Number:
-    """One operation; what Python calls an error becomes a sentence."""
+def _apply(fn: Callable[..., Any], *numbers: RealNumber) -> RealNumber:
+    """Applies one operation. Errors of Python become a ToolError."""
     try:
         return _tidy(fn(*numbers))
     except ZeroDivisionError:
@@ -67,7 +67,7 @@ def _apply(fn: Callable[..., Any], *numbers: Number) -> Number:
         raise ToolError(f"this cannot be computed: {error}") from None
 
 
-# They are coroutines because they never wait: a plain function would be sent to a thread for nothing.
+# Coroutines run on the event loop; a plain function would be sent to a thread, which costs more than the arithmetic.
 
 
 @tool(register=False)
@@ -125,7 +125,7 @@ async def calculator(expression: str) -> float:
     return _evaluate(tree.body, 0)
 
 
-def _evaluate(node: ast.expr, depth: int) -> Number:
+def _evaluate(node: ast.expr, depth: int) -> RealNumber:
     if depth > _MAX_DEPTH:
         raise ToolError("the expression is nested too deeply")
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):

@@ -1,7 +1,7 @@
-"""The calls of one turn in, their results out, in the same order.
+"""Executes the calls of one turn and returns their results in the same order.
 
-Calls run together, up to a bound; those of one stateful tool run one after the other, in the order the model wrote them. The
-model's mistakes and the tools' own errors are results. A failure of the world (RolloutError) is raised, after the other calls
+Calls run concurrently, at most MAX_TOGETHER at a time; the calls of one stateful tool run in the order the model wrote them.
+Mistakes of the model and errors of a tool become results. A failure of the world (RolloutError) is raised after the other calls
 have been cancelled and awaited.
 """
 
@@ -22,11 +22,11 @@ from .text import clean, cut, quote
 
 log = logging.getLogger(__name__)
 MAX_TOGETHER = 64
-"""How many calls of one turn run at the same time; a model can write thousands."""
+"""Limit of concurrent calls of one turn; a model can write thousands of calls."""
 
 
 async def call_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context) -> tuple[ToolResult, ...]:
-    """Run the calls of one turn. Raises only RolloutError, CancelledError, and what must stop the run (ConfigError)."""
+    """Executes the calls of one turn. Raises RolloutError, CancelledError, ConfigError or InvariantError, nothing else."""
     if len(calls) == 1:
         call = calls[0]
         tool = tools.get(call.name)
@@ -65,19 +65,19 @@ async def _together(tools: Mapping[str, Tool], calls: Sequence[ToolCall], contex
             if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
                 raise failure
         if not all(task.done() and not task.cancelled() for task in tasks):
-            raise asyncio.CancelledError  # nobody failed, yet someone has ended our tasks
+            raise asyncio.CancelledError  # no call failed, but a task was cancelled from outside
     return tuple(result for result in results if result is not None)
 
 
 def _lane(tool: Tool, index: int) -> Any:
-    """Calls with equal lanes wait for each other."""
+    """The key of a sequence: calls with the same key run one after the other."""
     if not tool.stateful:
         return index
     return ("owner", id(tool.owner)) if tool.owner is not None else ("tool", id(tool))
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel what still runs and wait for it, though not for ever."""
+    """Cancels the tasks that still run and waits for them for a limited time."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
@@ -87,11 +87,11 @@ async def _stop(tasks: list[asyncio.Task[None]]) -> None:
             log.warning("%d tool calls would not be cancelled and were left behind", len(stuck))
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # only the first is raised; this marks the others as seen
+            task.exception()  # only the first exception is raised; retrieving the others silences asyncio's warning
 
 
 def _refuse(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:
-    """A call that could not be read, or that names no tool."""
+    """The result of a call that could not be parsed or whose tool does not exist."""
     if call.error is not None:
         return ToolResult(observation=cut(clean(call.error), MAX_LENGTH), error="bad_arguments")
     names = list(tools)

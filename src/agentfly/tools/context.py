@@ -1,7 +1,7 @@
-"""What a chain lends to its tools: the task, the trajectory so far, the environment, and its own instances of stateful tools.
+"""`Context`: what one chain provides to its tools, namely task, trajectory, environments and instances of stateful tools.
 
-One `Context` per chain. `close` ends the instances; it has a deadline, reports what goes wrong to the log, and never raises
-for them: a chain that is over must not be lost because a tool would not close.
+`close` closes the instances within a time limit. It logs failures and never raises: a finished chain must not be lost because a
+tool cannot be closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLOSE_S = 10.0
 
 @dataclass(slots=True)
 class Context:
-    """`instances` maps the class of a stateful tool (or a name of one's own) to this chain's instance."""
+    """`instances` maps the class of a stateful tool (or any other key) to the instance of this chain."""
 
     task: Task
     trajectory: Trajectory
@@ -35,13 +35,13 @@ class Context:
     closed: bool = False
 
     async def environment(self, kind: type) -> Any:
-        """This chain's environment of a class, lent when it is first asked for and the same one ever after."""
+        """The environment of a class that is leased to this chain: acquired on the first call, the same one afterwards."""
         if self.lend is None:
             raise WorldError(f"a tool or reward asks for a {kind.__name__}, but this chain has no environments")
         return await self.lend(kind)
 
     async def close(self) -> None:
-        """Close every instance that has a `close`; calling it twice is fine."""
+        """Closes all instances that have a `close`. May be called twice."""
         self.closed = True
         instances, self.instances = list(self.instances.values()), {}
         if instances:
@@ -49,7 +49,7 @@ class Context:
 
 
 async def close_instance(instance: Any) -> None:
-    """Call `instance.close()`, sync or async, within its deadline."""
+    """Calls `instance.close()`, sync or async, for at most CLOSE_S seconds."""
     close = getattr(instance, "close", None)
     if not callable(close):
         return
@@ -57,7 +57,7 @@ async def close_instance(instance: Any) -> None:
         await within(_close(close), CLOSE_S)
     except Expired:
         log.warning("closing %s took longer than %g s and was given up", type(instance).__name__, CLOSE_S)
-    except Exception as error:  # noqa: BLE001 - see the module's docstring
+    except Exception as error:  # noqa: BLE001 - `close` may raise anything, and the chain must not be lost
         log.warning("closing %s failed: %s", type(instance).__name__, describe_error(error))
 
 

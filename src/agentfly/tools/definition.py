@@ -1,12 +1,11 @@
-"""`@tool`: a function, a class or a method in, a `Tool` out, which describes itself to the model and runs the model's calls.
+"""`@tool` turns a function, a class or a method into a `Tool`, which describes itself to the model and executes its calls.
 
     @tool                                   the docstring is the description, the annotations are the schema
-    @tool(name="search", timeout_s=5)       no docstring and no description: ConfigError
+    @tool(name="search", timeout_s=5)       options; a tool without any description raises ConfigError
 
-A class is a tool through its `__call__`: one instance for everybody, or, when `stateful`, one per chain, which the chain's
-Context closes. A tool in a class body binds to its instance as a method does: `shop.search` is a Tool. `Tool.run` never
-raises for what the model or the tool did wrong; failures of the world (RolloutError), a config that cannot work and
-cancellation pass.
+The tool of a class is its `__call__`, on one shared instance or, with `stateful`, on one instance per chain, which the Context
+of the chain closes. A tool in a class body binds as a method: `shop.search` is a Tool. `Tool.run` turns mistakes of the model
+and exceptions of the tool into results; it raises only RolloutError, ConfigError, InvariantError and CancelledError.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import re
 import threading
 import types
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import plugins
 from ..errors import ConfigError, InvariantError, RolloutError, ToolError, WorldError
@@ -32,14 +31,14 @@ from .text import clean, cut, describe_error, finite, render
 from .threads import run_in_thread
 
 PASSED_ON = (RolloutError, ConfigError, InvariantError)
-"""What a tool may raise past the model: the world's failure ends the chain, a bad config or a broken promise the run."""
+"""Exceptions of a tool that are not shown to the model: RolloutError ends the chain, the others end the run."""
 MAX_LENGTH = 10_000
 TIMEOUT_S = 30.0
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Tool:
-    """Something a model can call. Calling the object itself calls the user's function, as if it had not been decorated."""
+    """Something a model can call. Calling the object calls the decorated function directly."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class Tool:
     __wrapped__: Any
 
     def _read_env_cls(self, env_cls: type | None, pool_size: int | None) -> dict[type, dict[str, int]]:
-        """`env_cls` says what the parameter `env` is; `pool_size` how many instances of it there may be."""
+        """`env_cls` is the class of the parameter `env`; `pool_size` limits its instances."""
         if env_cls is None:
             if pool_size is not None:
                 raise ConfigError(f"tool {self.name!r}: pool_size is the size of env_cls's pool; give env_cls too")
@@ -119,11 +118,11 @@ class Tool:
 
     @property
     def envs(self) -> frozenset[type]:
-        """The environments that it asks for."""
+        """The classes of environments that the tool asks for."""
         return frozenset(self.signature.envs.values())
 
     def __get__(self, owner: Any, cls: type | None = None) -> Tool:
-        """Methods bind to their instance; everything else, and a look-up on the class, is the tool itself."""
+        """Binds a method to its instance. Other tools, and a method looked up on the class, stay as they are."""
         if owner is None or not self.is_method:
             return self
         bound = object.__new__(Tool)
@@ -144,7 +143,7 @@ class Tool:
         return f"<Tool {self}>"
 
     async def run(self, arguments: Mapping[str, Any], context: Context) -> ToolResult:
-        """One call of the model: bind, call within the deadline, and show what came back."""
+        """Executes one call of the model: binds its arguments, calls within `timeout_s`, converts the result to text."""
         try:
             kwargs = self.signature.bind(arguments, context)
         except BadArguments as error:
@@ -153,7 +152,7 @@ class Tool:
             raise WorldError(f"tool {self.name!r} is a method; pass it bound to an instance")
         try:
             for name, kind in self.signature.envs.items():
-                if kwargs.get(name) is None:  # `env` is the agent's own where it has one
+                if kwargs.get(name) is None:  # the parameter `env` may be filled already, by the environment of the agent
                     kwargs[name] = await context.environment(kind)
             if self.is_async:
                 fn = self._fn if self.cls is None else self._instance(context)
@@ -168,14 +167,15 @@ class Tool:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return self._failed(describe_error(error), "raised")  # the tool's own: it awaited something that was cancelled
+            # The chain itself is not cancelled: the tool awaited something that was.
+            return self._failed(describe_error(error), "raised")
         except Expired:
             return self._failed(f"{self.name} did not finish within {self.timeout_s:g} s and was stopped.", "timeout")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tool raises is told to the model
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told about any exception of a tool
             return self._raised(error)
 
     def _work(self, kwargs: dict[str, Any], context: Context) -> ToolResult | Awaitable[Any]:
-        """The whole of a sync call, in its thread: showing a large result takes time too."""
+        """A sync call in its thread, including the conversion of the result, which takes time if it is large."""
         try:
             fn = self._fn if self.cls is None else self._instance(context)
             value = fn(**kwargs)
@@ -186,7 +186,7 @@ class Tool:
             return self._raised(error)
 
     def _shown(self, value: Any) -> ToolResult:
-        """What a tool returned, as a result whose observation is text of bounded length."""
+        """The return value of the tool as a ToolResult with at most `max_length` characters."""
         if type(value) is not ToolResult:
             try:
                 text = render(value)
@@ -205,7 +205,7 @@ class Tool:
         return ToolResult(observation=text, image=value.image, reward=value.reward, done=value.done, error=value.error)
 
     def _raised(self, error: BaseException) -> ToolResult:
-        """ToolError speaks to the model; the world's failure is not the model's business; anything else is named in short."""
+        """The result of an exception: the text of a ToolError, or the type and message of another. Raises PASSED_ON."""
         if isinstance(error, BaseExceptionGroup):
             failures = error.subgroup(PASSED_ON)
             while isinstance(failures, BaseExceptionGroup):
@@ -220,7 +220,7 @@ class Tool:
         return ToolResult(observation=cut(clean(text), self.max_length), error=error)
 
     def _instance(self, context: Context) -> Any:
-        """The object whose `__call__` is the tool: the chain's own when stateful, else everybody's."""
+        """The object whose `__call__` is the tool: one per chain if stateful, else one for all."""
         assert self.cls is not None
         if not self.stateful:
             return self._shared_instance()
@@ -257,7 +257,7 @@ def _call_of(target: Any) -> Any:
 
 
 def _looks_like_method(target: Any) -> bool:
-    """A function in a class body is still a plain function when it is decorated; its name and its first parameter tell."""
+    """Whether a function is defined in a class body. It is not bound yet, so its name and first parameter decide."""
     if not inspect.isfunction(target):
         return False
     first = next(iter(inspect.signature(target).parameters), "")
@@ -266,7 +266,7 @@ def _looks_like_method(target: Any) -> bool:
 
 
 def _init_signature(cls: type, stateful: bool, inject: Collection[str]) -> Signature | None:
-    """What a tool class's constructor asks of the chain. It cannot ask for anything else: nobody would pass it."""
+    """The signature of a tool class's constructor, which may only have parameters that the framework fills."""
     if cls.__init__ is object.__init__:  # type: ignore[misc]
         return None
     names = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
@@ -281,7 +281,7 @@ def _init_signature(cls: type, stateful: bool, inject: Collection[str]) -> Signa
 
 
 def _description(target: Any, fn: Any) -> str:
-    """The docstring's summary; a class without one has that of its base."""
+    """The summary of the docstring; a class without a docstring uses that of its base."""
     if isinstance(target, functools.partial):
         target = target.func
     if inspect.isroutine(target):
@@ -305,38 +305,25 @@ def _check(name: str, max_length: Any, timeout_s: Any, inject: Any) -> None:
             raise ConfigError(f"tool {name!r}: {sentence}")
 
 
+class ToolOptions(TypedDict, total=False):
+    """The options of `@tool`; the defaults are those of `Tool`."""
+
+    name: str | None
+    description: str | None
+    max_length: int
+    timeout_s: float
+    stateful: bool
+    inject: Collection[str]
+    env_cls: type | None
+    pool_size: int | None
+
+
 @overload
-def tool(target: Callable[..., Any] | type, /) -> Tool: ...
+def tool(target: Callable[..., Any] | type, /, *, register: bool = True, **options: Unpack[ToolOptions]) -> Tool: ...
 @overload
-def tool(
-    target: Callable[..., Any] | type,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    max_length: int = MAX_LENGTH,
-    timeout_s: float = TIMEOUT_S,
-    stateful: bool = False,
-    inject: Collection[str] = (),
-    env_cls: type | None = None,
-    pool_size: int | None = None,
-    register: bool = True,
-) -> Tool: ...
-@overload
-def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    max_length: int = MAX_LENGTH,
-    timeout_s: float = TIMEOUT_S,
-    stateful: bool = False,
-    inject: Collection[str] = (),
-    env_cls: type | None = None,
-    pool_size: int | None = None,
-    register: bool = True,
-) -> Callable[[Callable[..., Any] | type], Tool]: ...
+def tool(*, register: bool = True, **options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any] | type], Tool]: ...
 def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Tool | Callable[[Any], Tool]:
-    """Make a tool and, unless it is a method or `register` is false, let it be found by its name (`tools=["search"]`)."""
+    """Makes a tool and registers its name (`tools=["search"]`), unless it is a method or `register` is false."""
     if target is None:
         return lambda later: tool(later, register=register, **options)
     made = target if isinstance(target, Tool) and not options else Tool(target, **options)
@@ -346,19 +333,19 @@ def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Too
 
 
 def as_tool(thing: Any) -> Tool:
-    """A Tool, a function, a class, an object with `__call__`, or a name."""
+    """The tool of a Tool, a function, a class, an object with `__call__`, or a name."""
     if isinstance(thing, str):
         thing = plugins.resolve("tools", thing)
     return thing if isinstance(thing, Tool) else Tool(thing)
 
 
 def tools_of(thing: Any) -> list[Tool]:
-    """The tools in an object's class body, bound to it, base classes first."""
+    """The tools that the class of an object defines, bound to the object; those of base classes come first."""
     found: dict[str, Tool] = {}
     for cls in reversed(type(thing).__mro__):
         for name, value in vars(cls).items():
             if isinstance(value, Tool):
                 found[name] = getattr(thing, name)
             elif name in found:
-                del found[name]  # a subclass has put something else in its place
+                del found[name]  # a subclass has replaced it by something else
     return list(found.values())

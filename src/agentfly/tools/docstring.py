@@ -1,8 +1,7 @@
-"""A docstring in, its summary and the description of each argument out.
+"""Reads the summary and the descriptions of the arguments from a docstring.
 
-Understood: Google style (`Args:`), NumPy style (`Parameters` underlined), and `:param name:` lines. Everything before the
-first section is the summary. Types written in a docstring are ignored: the annotations say them. It never raises and takes
-linear time.
+It accepts Google style (`Args:`), NumPy style (`Parameters`, underlined) and `:param name:` lines. The text before the first
+section is the summary. Types in a docstring are ignored in favour of the annotations. It never raises and takes linear time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _FIELD = re.compile(r":\w+[^:]*:")
 
 
 def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """`(summary, {argument: description})`; the lines of a paragraph are joined, paragraphs stay apart."""
+    """Returns `(summary, {argument: description})`. The lines of a paragraph are joined; paragraphs stay separate."""
     lines = inspect.cleandoc(text or "").splitlines()
     summary: list[str] = []
     arguments: dict[str, list[str]] = {}
@@ -73,7 +72,7 @@ def parse_docstring(text: str | None) -> tuple[str, dict[str, str]]:
 
 
 def _header(word: str, following: str) -> str | None:
-    """The section that a line opens, or None. NumPy headers are underlined, Google headers end with a colon."""
+    """The name of the section that a line begins, or None. NumPy headers are underlined, Google headers end with a colon."""
     name = word.rstrip(":").lower()
     if (first := word.partition(":")[0].lower()) in ("returns", "raises", "yields") and ":" in word:
         return first  # `Returns: the sum.` on one line

@@ -1,4 +1,4 @@
-"""`final_answer`: a call that ends the chain. An answer comes in; it goes out as the text of a result that is `done`."""
+"""The tool `final_answer`, whose call ends the chain."""
 
 from __future__ import annotations
 

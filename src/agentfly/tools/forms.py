@@ -1,8 +1,7 @@
-"""A type annotation in, a `Form` out: the JSON schema that the model reads and the conversion that its arguments go through.
+"""Compiles a type annotation to a `Form`: a JSON schema for the model, and a conversion from JSON to the Python value.
 
-Both come from the same place, so they cannot drift apart. A conversion takes a JSON value and returns the Python value, or
-raises `Mismatch`, which says where, what was expected and what came. JSON text is taken for a list or an object. Whatever a
-model sends, a conversion takes time in proportion to it. Records (dataclasses and their like) are in `records`.
+A conversion raises `Mismatch` if the value does not fit; its text gives the place, the expected type and the value. A list or
+object may also arrive as JSON text. Conversion takes time proportional to the value. `records` compiles types with fields.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import typing
 from typing import Any, Literal, Union
 
 from ..errors import ConfigError
+from . import records
 from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, again, kind_of, phrase, read_json
 
 _LISTS = {list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Set, abc.MutableSet}
@@ -23,7 +23,7 @@ _SETS = {set, frozenset, abc.Set, abc.MutableSet}
 
 
 class Compiler:
-    """Compiles the annotations of one tool. `defs` collects the schemas that refer to themselves."""
+    """Compiles the annotations of one tool. `defs` collects the schemas of recursive types."""
 
     def __init__(self) -> None:
         self.defs: dict[str, Schema] = {}
@@ -31,7 +31,7 @@ class Compiler:
         self.open: dict[Any, list[Any]] = {}  # records being compiled: [name in defs or None, finished form or None]
 
     def hints(self, owner: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The annotations of a class, or of anything with `__annotations__`, with postponed ones evaluated."""
+        """The annotations of a class or function, with strings evaluated. Raises ConfigError."""
         while True:
             try:
                 return typing.get_type_hints(owner, globalns, self.names, include_extras=True)
@@ -45,7 +45,7 @@ class Compiler:
                 raise ConfigError(f"an annotation cannot be read: {error}") from None
 
     def compile(self, annotation: Any) -> Form:
-        """The form of one annotation, or ConfigError where it has none."""
+        """The form of an annotation. Raises ConfigError if the type has no JSON form."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is typing.Annotated:
             return self._annotated(annotation, args)
@@ -69,8 +69,6 @@ class Compiler:
             return self.compile(annotation.__supertype__)
         if hasattr(annotation, "__value__"):  # the `type X = ...` statement
             return self.compile(annotation.__value__)
-        from . import records
-
         if (form := records.compile_record(self, annotation)) is not None:
             return form
         raise ConfigError(
@@ -79,11 +77,9 @@ class Compiler:
         )
 
     def _annotated(self, annotation: Any, args: tuple[Any, ...]) -> Form:
-        """`Annotated[int, "how many"]`; constraints of pydantic or annotated_types are pydantic's to check."""
+        """`Annotated[int, "how many"]`. Constraints of pydantic and annotated_types are checked by pydantic."""
         inner, *notes = args
         if any(type(note).__module__.partition(".")[0] in ("pydantic", "pydantic_core", "annotated_types") for note in notes):
-            from . import records
-
             return records.compile_pydantic(self, annotation)
         form = self.compile(inner)
         for note in notes:
@@ -101,7 +97,7 @@ class Compiler:
         return self._options(list(named), {"members": members}, cls)
 
     def _options(self, options: list[Any], extra: dict[str, Any], annotation: Any) -> Form:
-        """One of a few scalars. `extra` maps them to enum members, which may also be asked for by their names."""
+        """One of several scalars. `extra` maps them to enum members, which the model may also give by name."""
         members: list[Any] = extra.get("members", options)
         named: dict[str, Any] = extra.get("named", {})
         if not options or any(type(option) not in KIND or type(option) in (list, dict) for option in options):
@@ -249,7 +245,7 @@ class Compiler:
 
 
 def _find_local(name: str) -> Any:
-    """A name as the frames around the decorator know it: a postponed annotation may name a class defined in a function."""
+    """Looks a name up in the frames around the decorator: an annotation may name a class that is local to a function."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if name in frame.f_locals and not str(frame.f_globals.get("__name__", "")).startswith(__package__):

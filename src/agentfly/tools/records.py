@@ -1,7 +1,7 @@
-"""Types with named fields in, a `Form` out: dataclasses, TypedDicts and pydantic models.
+"""Compiles types with named fields to a `Form`: dataclasses, TypedDicts and pydantic models.
 
-A record that contains itself is put into `$defs` once and referred to; any other is written in place, which is shorter for
-the model. pydantic is touched only where an annotation already belongs to it, so it is never imported for nothing.
+The schema of a recursive type is put into `$defs` and referenced; other schemas are written in place, which is shorter for the
+model. pydantic is imported only if an annotation belongs to it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .docstring import parse_docstring
-from .scalars import Form, Memo, Mismatch, Schema, read_json
+from .scalars import Form, FormCompiler, Memo, Mismatch, Schema, read_json
 from .text import describe_error, quote
-
-if TYPE_CHECKING:
-    from .forms import Compiler
 
 _REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
 
 
-def compile_record(compiler: Compiler, annotation: Any) -> Form | None:
-    """The form of a record type, or None where the annotation is not one."""
+def compile_record(compiler: FormCompiler, annotation: Any) -> Form | None:
+    """The form of a type with fields, or None for another type."""
     if not isinstance(annotation, type):
         return None
     if hasattr(annotation, "__pydantic_validator__"):
@@ -42,7 +39,7 @@ class _Field:
     schema: Schema
 
 
-def _dataclass_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
+def _dataclass_fields(compiler: FormCompiler, cls: type) -> dict[str, _Field]:
     hints = compiler.hints(cls)
     made: dict[str, _Field] = {}
     for field in dataclasses.fields(cls):
@@ -57,13 +54,13 @@ def _dataclass_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
     return made
 
 
-def _typed_dict_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
+def _typed_dict_fields(compiler: FormCompiler, cls: type) -> dict[str, _Field]:
     made: dict[str, _Field] = {}
     required_keys: frozenset[str] = cls.__required_keys__  # type: ignore[attr-defined]
     for name, hint in compiler.hints(cls).items():
         required = name in required_keys
         while (mark := getattr(typing.get_origin(hint), "_name", None)) in (_REQUIRED, _NOT_REQUIRED, "ReadOnly"):
-            # Under postponed annotations the class itself could not see these marks, so they are read here.
+            # With postponed annotations `__required_keys__` ignores these markers, so they are read here.
             required = required if mark == "ReadOnly" else mark == _REQUIRED
             hint = typing.get_args(hint)[0]
         form = compiler.compile(hint)
@@ -71,8 +68,8 @@ def _typed_dict_fields(compiler: Compiler, cls: type) -> dict[str, _Field]:
     return made
 
 
-def _once(compiler: Compiler, cls: type, fields_of: Callable[[Compiler, type], dict[str, _Field]]) -> Form:
-    """Compile a record; where it is met again inside itself, refer to it."""
+def _once(compiler: FormCompiler, cls: type, fields_of: Callable[[FormCompiler, type], dict[str, _Field]]) -> Form:
+    """Compiles a type with fields; a reference to it inside itself becomes a `$ref`."""
     if cls in compiler.open:
         entry = compiler.open[cls]
         entry[0] = entry[0] or _free_name(compiler, cls.__name__)
@@ -90,7 +87,7 @@ def _once(compiler: Compiler, cls: type, fields_of: Callable[[Compiler, type], d
 
 def _object_schema(cls: type, fields: dict[str, _Field]) -> Schema:
     doc = cls.__doc__ or ""
-    own_doc = "" if doc.startswith(f"{cls.__name__}(") else doc  # a dataclass without a docstring gets its signature as one
+    own_doc = "" if doc.startswith(f"{cls.__name__}(") else doc  # Python gives a dataclass without a docstring its signature
     summary, described = parse_docstring(own_doc if own_doc != dict.__doc__ else "")
     properties = {
         name: {**field.schema, "description": described[name]} if name in described else field.schema
@@ -125,7 +122,7 @@ def _converter(cls: type, fields: dict[str, _Field]) -> Callable[[Any, Memo], An
             return cls(**made)
         except RecursionError:
             raise
-        except Exception as error:  # noqa: BLE001 - a record that checks itself refuses a value in its own words
+        except Exception as error:  # noqa: BLE001 - the checks of a user's class may raise anything
             raise Mismatch("", value, because=f"is refused: {describe_error(error)}") from None
 
     return convert
@@ -139,13 +136,13 @@ def unknown(name: Any, known: typing.Iterable[str], what: str) -> str:
     return f"an unknown {what} {quote(str(name))} ({hint})"
 
 
-def _free_name(compiler: Compiler, name: str) -> str:
+def _free_name(compiler: FormCompiler, name: str) -> str:
     taken = set(compiler.defs) | {entry[0] for entry in compiler.open.values()}
     return next(free for n in range(1, len(taken) + 3) if (free := name if n == 1 else f"{name}{n}") not in taken)
 
 
-def compile_pydantic(compiler: Compiler, annotation: Any) -> Form:
-    """Anything pydantic understands: its own schema and its own validation."""
+def compile_pydantic(compiler: FormCompiler, annotation: Any) -> Form:
+    """The form of a type that pydantic describes and validates."""
     import pydantic
 
     adapter: Any = pydantic.TypeAdapter(annotation)
@@ -167,7 +164,7 @@ def compile_pydantic(compiler: Compiler, annotation: Any) -> Form:
             raise mismatch from None
         except RecursionError:
             raise
-        except Exception as error:  # noqa: BLE001 - a validator of the user's model may raise anything
+        except Exception as error:  # noqa: BLE001 - a validator of a user's model may raise anything
             raise Mismatch("", value, because=f"is refused: {describe_error(error)}") from None
 
     kind = schema.get("type", "object" if "$ref" in schema else None)
@@ -177,7 +174,7 @@ def compile_pydantic(compiler: Compiler, annotation: Any) -> Form:
 
 
 def _untitled(schema: Any, in_properties: bool = False) -> Any:
-    """Without pydantic's titles, which repeat the names and lengthen every prompt."""
+    """The schema without the titles of pydantic, which repeat the names and lengthen every prompt."""
     if isinstance(schema, dict):
         return {
             key: _untitled(part, key in ("properties", "$defs") and not in_properties)

@@ -1,8 +1,7 @@
-"""The values of JSON in, the scalars of Python out: `Form`, what a conversion that fails says, and the forms of str, int,
-float, bool and None.
+"""`Form`, the error `Mismatch`, and the forms of str, int, float, bool and None.
 
-Exact types pass at once; what is clearly meant is coerced ("12" for a number, 1.0 for an integer, "true" for a boolean). A
-boolean is never a number, and NaN and infinity are refused.
+A value of the exact type passes unchanged. Unambiguous values are converted: "12" to a number, 1.0 to an integer, "true" to a
+boolean. A boolean is never converted to a number, and NaN and infinity are refused.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from .text import clean, quote
 
-# What a union has already made of a value, by (id of the value, id of the union): a recursive union stays linear.
+# Results of unions by (id of the value, id of the union). Without it a recursive union would take exponential time.
 Memo = dict[tuple[int, int], Any]
 Convert = Callable[[Any, Memo], Any]
 Schema = dict[str, Any]
 
 
 class Mismatch(Exception):
-    """A JSON value does not fit. `path` grows from the inside out while the error rises."""
+    """A JSON value does not fit. Each enclosing conversion appends its key or index to `path`."""
 
     def __init__(self, expected: str, value: Any, *, because: str = "") -> None:
         super().__init__(expected)
@@ -39,11 +38,22 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Form:
-    """`kinds` are the JSON kinds that fit without coercion (None: any): a union tries those members first."""
+    """`kinds` are the JSON types that fit without conversion (None: any); a union tries members that fit first."""
 
     schema: Schema
     convert: Convert
     kinds: frozenset[str] | None = None
+
+
+class FormCompiler(Protocol):
+    """What compiles the annotations of one tool (`forms.Compiler`), as `records` sees it."""
+
+    defs: dict[str, Schema]
+    open: dict[Any, list[Any]]
+
+    def hints(self, owner: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]: ...
+
+    def compile(self, annotation: Any) -> Form: ...
 
 
 KIND = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array", dict: "object"}
@@ -63,7 +73,7 @@ def kind_of(value: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as an error message names it: short, whatever it is."""
+    """A short description of a value for an error message."""
     kind = kind_of(value)
     if kind == "string":
         return f"the string {quote(value, 40)}"
@@ -77,7 +87,7 @@ def show(value: Any) -> str:
 
 
 def phrase(schema: Schema) -> str:
-    """What a schema asks for, in words."""
+    """The schema in words, for an error message."""
     if "enum" in schema:
         options = [quote(option) if isinstance(option, str) else json.dumps(option) for option in schema["enum"][:20]]
         return f"one of {', '.join(options)}{', ...' if len(schema['enum']) > 20 else ''}"
@@ -114,7 +124,7 @@ def _string(value: Any, memo: Memo) -> Any:
 def _number(value: Any, memo: Memo) -> Any:
     kind = type(value)
     if kind is int:
-        return value  # as in Python itself, an int is a float that is exact: 12 stays 12
+        return value  # an int is a valid float in Python: 12 stays 12
     if kind is float and value - value == 0.0:
         return value
     if kind is str and (number := _read_number(value)) is not None:
@@ -154,7 +164,7 @@ def _anything(value: Any, memo: Memo) -> Any:
 
 def _read_number(text: str) -> int | float | None:
     if len(text) > 400 or not text.isascii() or "_" in text:
-        return None  # int() is quadratic in the digits
+        return None  # int() takes quadratic time in the number of digits
     try:
         return int(text)
     except ValueError:
@@ -179,14 +189,14 @@ SCALARS: dict[Any, Form] = {
 
 
 def again(mismatch: Mismatch) -> Mismatch:
-    """A fresh copy: the remembered one must not grow a path each time it is raised."""
+    """A copy: each time the stored one was raised, its path would grow."""
     copy = Mismatch(mismatch.expected, None, because=mismatch.because)
     copy.got, copy.path = mismatch.got, list(mismatch.path)
     return copy
 
 
 def read_json(value: Any, bracket: str, wanted: type, memo: Memo) -> Any:
-    """JSON text where a list or an object was asked for: XML-like call formats send every argument as text."""
+    """Parses JSON text where a list or object is expected: XML-like call formats send every argument as text."""
     if type(value) is not str or value[:64].lstrip()[:1] != bracket:
         return value
     try:
@@ -195,5 +205,5 @@ def read_json(value: Any, bracket: str, wanted: type, memo: Memo) -> Any:
         return value
     if type(read) is not wanted:
         return value
-    memo[id(read), 0] = read  # keeps it alive, so that the ids of its parts stay unique
+    memo[id(read), 0] = read  # keeps the value alive, so that the ids in the memo stay unique
     return read

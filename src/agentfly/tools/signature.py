@@ -1,9 +1,8 @@
-"""A function in, its `Signature` out: what the model may pass, what the framework passes, and how a call's arguments are bound.
+"""`Signature`: which parameters of a function the model fills, which the framework fills, and how a call is bound.
 
-The model passes what has a JSON form. The framework passes `task`, `trajectory`, `env` and `context` wherever a parameter has
-such a name, and the dataset fields that are asked for by `FromTask[T]` or `inject=(...)`; these are hidden from the schema,
-and a model that names one is told that it is unknown. `bind` refuses a bad call with one sentence for the model
-(`BadArguments`).
+The framework fills parameters named `task`, `trajectory`, `env` and `context`, parameters whose type is an environment, and the
+data fields marked by `FromTask[T]` or `inject=(...)`. These are hidden from the model; a call that names one is refused as
+unknown. The model fills all others. `bind` raises `BadArguments`, whose text is written for the model.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _MISSING = inspect.Parameter.empty
 
 
 class BadArguments(Exception):
-    """The model's call does not fit; the text is for the model."""
+    """The arguments of a call do not fit; the text is written for the model."""
 
 
 class Signature:
-    """What a callable takes. `needs` are the dataset fields without a default; `parameters` is the schema the model sees."""
+    """The parameters of a callable. `needs` are the required data fields; `parameters` is the schema for the model."""
 
     def __init__(self, fn: Callable[..., Any], inject: Collection[str] = (), skip_first: bool = False) -> None:
         try:
@@ -50,7 +49,7 @@ class Signature:
         _, described = parse_docstring(getattr(fn, "__doc__", None))
         if absent := [name for name in inject if name not in {parameter.name for parameter in given}]:
             raise ConfigError(f"inject names {absent[0]!r}, which is not a parameter")
-        self.injected: list[tuple[str, bool]] = []  # name, may be left out
+        self.injected: list[tuple[str, bool]] = []  # name, and whether it has a default
         self.reserved: list[str] = []
         self.envs: dict[str, type] = {}
         self.extra: Convert | None = None
@@ -99,7 +98,7 @@ class Signature:
         self.hidden = frozenset(self.reserved) | {name for name, _ in self.injected} | self.envs.keys()
 
     def bind(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
-        """The keyword arguments of one call, converted and with what the framework adds."""
+        """The keyword arguments of a call, converted, with the parameters that the framework fills. Raises BadArguments."""
         converters = self.converters
         memo: Memo = {}
         made = {}
@@ -115,7 +114,7 @@ class Signature:
         return made
 
     def fill(self, made: dict[str, Any], context: Context) -> None:
-        """Add what the framework passes."""
+        """Adds the parameters that the framework fills. Raises WorldError if the task lacks a field."""
         for name in self.reserved:
             made[name] = context if name == "context" else getattr(context, name)
         if self.injected:
@@ -127,7 +126,7 @@ class Signature:
                     raise WorldError(f"a tool needs the dataset field {name!r}, which task {context.task.id} does not have")
 
     def _bind_slowly(self, arguments: Any) -> dict[str, Any]:
-        """Bind again, collecting what is wrong: reached only by calls that the quick path refused."""
+        """Binds again and collects all problems; called only after the fast path has failed."""
         if not isinstance(arguments, Mapping):
             raise BadArguments(f"the arguments must be a JSON object, got {show(arguments)}")
         made: dict[str, Any] = {}
@@ -165,12 +164,12 @@ class Signature:
 
 
 def is_environment(hint: Any) -> bool:
-    """A class with `reset` and `close`: the chain's lease of it is passed, and the model never sees the parameter."""
+    """Whether an annotation is a class with `reset` and `close`, which the framework fills with a leased environment."""
     return isinstance(hint, type) and callable(getattr(hint, "reset", None)) and callable(getattr(hint, "close", None))
 
 
 def _class_of(compiler: Compiler, fn: Any, annotation: Any) -> Any:
-    """What an annotation names, or nothing where only a type checker can tell."""
+    """The class that an annotation names, or None if the name cannot be resolved at run time."""
     try:
         return _resolve(compiler, fn, "env", annotation)
     except ConfigError:
@@ -178,7 +177,7 @@ def _class_of(compiler: Compiler, fn: Any, annotation: Any) -> Any:
 
 
 def env_parameters(fn: Callable[..., Any]) -> dict[str, type]:
-    """The parameters of a function that ask for an environment by their annotation."""
+    """The parameters of a function whose annotation is an environment."""
     try:
         given = inspect.signature(fn).parameters.values()
     except (ValueError, TypeError):
@@ -194,7 +193,7 @@ def env_parameters(fn: Callable[..., Any]) -> dict[str, type]:
 
 
 def _resolve(compiler: Compiler, fn: Any, name: str, annotation: Any) -> Any:
-    """One parameter's annotation, evaluated; each on its own, since injected ones may name what only a type checker imports."""
+    """Evaluates the annotation of one parameter. Others may name types that only a type checker imports."""
     if annotation is _MISSING:
         return _MISSING
     inner = inspect.unwrap(getattr(fn, "__func__", fn))
@@ -213,13 +212,13 @@ def _property(form: Form, description: str | None, default: Any) -> Schema:
         try:
             schema["default"] = json.loads(json.dumps(getattr(default, "value", default), allow_nan=False))
         except (TypeError, ValueError, RecursionError):
-            # A default that has no JSON form is still the default; the model only learns that the argument may be left out.
+            # The default has no JSON form, so the model is told only that the argument is optional.
             schema.setdefault("description", f"optional, {phrase(form.schema)}")
     return schema
 
 
 def _without_null(schema: Schema) -> Schema:
-    """The schema of an optional argument, less the null that leaving it out already says."""
+    """The schema without null: an optional argument is marked by `?` already."""
     if isinstance(schema.get("type"), list):
         kinds = [kind for kind in schema["type"] if kind != "null"]
         return {**schema, "type": kinds[0] if len(kinds) == 1 else kinds}

@@ -1,7 +1,6 @@
-"""Values in, text for the model out: JSON where there is structure, cut at a length, and free of what breaks later.
+"""Text for the model: results as text or JSON, cut to a length, and without characters that cannot be encoded.
 
-`render` raises ValueError with one sentence where a value cannot be shown. It never shows a memory address and never a
-traceback.
+The text never holds a memory address or a traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Text that can be encoded: half a surrogate pair (models write them) becomes U+FFFD, two halves become their character."""
+    """Text that can be encoded: half of a surrogate pair becomes U+FFFD, two halves become their character."""
     if text.isascii():
         return text
     try:
@@ -25,19 +24,19 @@ def clean(text: str) -> str:
 
 
 def quote(text: str, length: int = 60) -> str:
-    """A short piece of the model's text inside a message to it."""
+    """The beginning of a text in quotes, for a message to the model."""
     return json.dumps(clean(text[:length]) + ("..." if len(text) > length else ""), ensure_ascii=False)
 
 
 def cut(text: str, max_length: int) -> str:
-    """The first `max_length` characters, and a marker that says how many are missing."""
+    """The first `max_length` characters, and a note on how many are missing."""
     if len(text) <= max_length:
         return text
     return f"{text[:max_length]}\n[... cut: {len(text) - max_length:,} of {len(text):,} characters left out]"
 
 
 def render(value: Any) -> str:
-    """What a tool returned, as the model reads it."""
+    """The result of a tool as text. Raises ValueError if it has no text form."""
     kind = type(value)
     if kind is str:
         return value if value.isascii() else clean(value)
@@ -57,22 +56,22 @@ def render(value: Any) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """`Type: message`, short."""
+    """`Type: message`, at most 500 characters."""
     try:
         message = clean(str(error)).strip()
-    except Exception:  # noqa: BLE001 - an exception whose __str__ raises still has a name
+    except Exception:  # noqa: BLE001 - `__str__` of an exception may raise anything
         message = ""
     name = type(error).__name__
     return cut(f"{name}: {message}" if message else name, 500)
 
 
 def finite(value: Any) -> bool:
-    """Whether a value can be a step reward."""
+    """Whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _simpler(value: Any) -> Any:
-    """What `json` does not know, one level at a time, so that nothing is copied deeply."""
+    """Converts one level of a value that `json` cannot write, without a deep copy."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):

@@ -1,4 +1,4 @@
-"""Watching a run: what the metrics mean, where they go, and what a terminal shows."""
+"""Observing a run: the meaning of its metrics, the trackers that receive them, and the display in a terminal."""
 
 from __future__ import annotations
 

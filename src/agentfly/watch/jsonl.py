@@ -1,7 +1,7 @@
-"""Metrics as JSON lines: the tracker that is always on.
+"""The tracker that every run has: one line of JSON per step in `metrics.jsonl`, flushed at once.
 
-Comes in: metrics and a step. Goes out: one line of `metrics.jsonl`, flushed at once. NaN and infinities are written as null,
-because other readers of JSON refuse them. A line that a kill cut in half is removed when the file is opened again.
+NaN and infinities are written as null, because JSON has no form for them. An incomplete last line, left by a killed process, is
+removed when the file is opened again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 
 class JsonlTracker:
-    """Appends to `<directory>/metrics.jsonl`. `config` and `name` are not repeated there: the run folder has them."""
+    """Appends to `<directory>/metrics.jsonl`. `config` and `name` are part of the tracker interface and not written."""
 
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None, name: str = "") -> None:
         self.path = Path(directory) / "metrics.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _mend(self.path)
+        _remove_incomplete_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -31,7 +31,7 @@ class JsonlTracker:
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Rewrite the file without the lines after a step; whole or not at all."""
+        """Removes the lines after a step. The file is replaced in one operation, so it is never half written."""
         self._file.close()
         temporary = self.path.with_name(".metrics.jsonl.writing")
         with self.path.open(encoding="utf-8") as old, temporary.open("w", encoding="utf-8") as new:
@@ -45,7 +45,7 @@ class JsonlTracker:
         self._file.close()
 
 
-def _mend(path: Path) -> None:
+def _remove_incomplete_line(path: Path) -> None:
     if not path.exists():
         return
     with path.open("rb+") as file:

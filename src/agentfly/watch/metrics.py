@@ -1,8 +1,7 @@
-"""Every metric by name, with its meaning and unit; and those that can be read off a step's trajectories.
+"""The table of all metrics with meaning and unit, and the metrics that are computed from the trajectories of a step.
 
-Comes in: names, or trajectories. Goes out: descriptions (docs/metrics.md is made from them), or a flat dict of floats. A chain
-that the world failed has no reward: it is left out of reward and success, never counted as 0, and seen in rollout/outcome.
-Nothing is measured here; what a learner measures it returns itself, under names of this table.
+docs/metrics.md is generated from the table. A chain whose world failed has no reward: reward and success leave it out instead
+of counting it as 0, and rollout/outcome counts it. The learner computes its own metrics, under names of this table.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..types import Outcome, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`name` may have a part in angle brackets, which stands for anything."""
+    """A row of the table. A part of `name` in angle brackets matches any text."""
 
     name: str
     description: str
@@ -46,66 +45,99 @@ _UNITS = {
 METRICS: dict[str, Metric] = {
     name: Metric(name, description, unit)
     for name, unit, description in [
-        ("reward/mean", "reward", "Mean total reward (final score and turn rewards) of the chains that were scored."),
-        ("reward/std", "reward", "Standard deviation of that reward over the chains of the step."),
-        ("reward/component/<name>", "score", "Mean of one named component of the reward, unweighted."),
+        ("reward/mean", "reward", "Mean total reward (final score plus turn rewards) of the chains that have a score."),
+        ("reward/std", "reward", "Standard deviation of the total reward over the chains of the step that have a score."),
+        ("reward/component/<name>", "score", "Mean of one named component of the reward, before its weight is applied."),
         (
             "rollout/success",
             "share",
-            "Share of scored chains that succeeded: component `success`, else a reward of success_at.",
+            "Share of scored chains that succeeded: the reward's component `success` is at least 0.5, or, for a reward without "
+            "this component, the reward is at least `agent.success_at`.",
         ),
-        ("rollout/turns", "turns", "Replies per chain."),
-        ("rollout/tool_calls", "calls", "Calls per chain that reached a tool."),
-        ("rollout/tool_calls/<tool>", "calls", "Calls per chain that reached this tool."),
-        ("rollout/invalid_calls", "calls", "Calls per chain that could not be made: unknown tool, bad arguments."),
-        ("rollout/invalid_call_rate", "share", "The same as a share of all calls; left out where there were none."),
-        ("rollout/outcome/<outcome>", "share", "Share of all chains that ended this way."),
+        ("rollout/turns", "turns", "Mean number of replies per chain."),
+        ("rollout/tool_calls", "calls", "Mean number of calls per chain that reached a tool."),
+        ("rollout/tool_calls/<tool>", "calls", "Mean number of calls per chain that reached this tool."),
+        (
+            "rollout/invalid_calls",
+            "calls",
+            "Mean number of calls per chain with an unknown tool or bad arguments.",
+        ),
+        ("rollout/invalid_call_rate", "share", "Invalid calls as a share of all calls; absent if there were no calls."),
+        ("rollout/outcome/<outcome>", "share", "Share of all chains that ended with this outcome."),
         ("rollout/envs", "count", "Environments allocated for the step."),
-        ("rollout/chains", "count", "Chains that were played."),
-        ("rollout/trainable", "count", "Chains that can be trained on: the world held, there is a reward and there are ids."),
+        ("rollout/chains", "count", "Chains of the step."),
+        (
+            "rollout/trainable",
+            "count",
+            "Chains that can be trained on: no world failure, a reward, and token ids.",
+        ),
         ("rollout/tokens", "tokens", "Tokens sampled in the step."),
-        ("rollout/tokens_per_s", "tokens/s", "Tokens sampled per second of rollout, tools and environments included."),
-        ("rollout/reply_tokens", "tokens", "Tokens per reply."),
-        ("resources/<kind>/allocated", "count", "Environments of a kind that are lent; `total` is all kinds."),
-        ("resources/<kind>/idle", "count", "Environments that wait to be lent."),
+        (
+            "rollout/tokens_per_s",
+            "tokens/s",
+            "Sampled tokens per second of rollout, which includes tools and environments.",
+        ),
+        ("rollout/reply_tokens", "tokens", "Mean number of tokens per reply."),
+        (
+            "resources/<kind>/allocated",
+            "count",
+            "Environments of this kind that are leased; `total` is the sum of all kinds.",
+        ),
+        ("resources/<kind>/idle", "count", "Environments that are ready and not leased."),
         ("resources/<kind>/warming", "count", "Environments that are being started."),
         ("resources/<kind>/closing", "count", "Environments that are being closed."),
         ("resources/<kind>/started", "count", "Environments started since the run began."),
-        ("resources/<kind>/reaped", "count", "Leases taken back: held too long, or no sign of life."),
-        ("resources/<kind>/waiting", "count", "Chains that wait for one."),
-        ("resources/<kind>/most_allocated", "count", "The most that were lent at the same time in the step."),
-        ("resources/<kind>/most_waiting", "count", "The most chains that waited for one at the same time in the step."),
-        ("resources/<kind>/recycled", "count", "Environments closed and replaced: used up, too old, grown too large."),
-        ("resources/<kind>/failed", "count", "Environments that died, hung or could not be reset."),
-        ("resources/<kind>/acquire_s", "s", "Mean time from asking to having one."),
-        ("resources/<kind>/acquire_p95_s", "s", "The same, 95th percentile."),
-        ("resources/<kind>/lease_s", "s", "Mean time that one is held."),
+        ("resources/<kind>/reaped", "count", "Leases revoked because they were held too long or the chain stopped responding."),
+        ("resources/<kind>/waiting", "count", "Chains that wait for an environment of this kind."),
+        ("resources/<kind>/most_allocated", "count", "Largest number leased at the same time during the step."),
+        ("resources/<kind>/most_waiting", "count", "Largest number of chains that waited at the same time during the step."),
+        (
+            "resources/<kind>/recycled",
+            "count",
+            "Environments replaced after many uses, for their age or for their memory.",
+        ),
+        ("resources/<kind>/failed", "count", "Environments that crashed, hung or could not be reset."),
+        ("resources/<kind>/acquire_s", "s", "Mean time from the request to the lease."),
+        (
+            "resources/<kind>/acquire_p95_s",
+            "s",
+            "95th percentile of the time from the request to the lease.",
+        ),
+        ("resources/<kind>/lease_s", "s", "Mean duration of a lease."),
         *((name, _UNITS.get(name, ""), text) for name, text in LEARNED.items()),
-        ("handover/gap", "nats", "Mean difference of the engine's and the learner's log-probs on a probe, after a hand-over."),
-        ("handover/moved", "nats", "Mean change of the learner's log-probs on that probe since the hand-over before."),
-        ("time/rollout_s", "s", "Time to sample and score."),
+        (
+            "handover/gap",
+            "nats",
+            "Mean difference of engine and learner log-probs on a probe, after new weights.",
+        ),
+        ("handover/moved", "nats", "Mean change of the learner's log-probs on that probe since the previous hand-over."),
+        ("time/rollout_s", "s", "Time to sample and score the chains of the step."),
         ("time/learn_s", "s", "Time to update the weights."),
-        ("time/handover_s", "s", "Time until the engine samples from the new weights, with its proof where it holds its own."),
+        (
+            "time/handover_s",
+            "s",
+            "Time until the engine samples from the new weights, checks included.",
+        ),
         ("time/validate_s", "s", "Time to validate."),
         ("time/save_s", "s", "Time to write a checkpoint."),
         ("time/step_s", "s", "Time of the whole step."),
         ("validation/success", "share", "Share of held-out chains that succeeded."),
         ("validation/reward", "reward", "Mean total reward on held-out tasks."),
-        ("validation/turns", "turns", "Replies per held-out chain."),
-        ("validation/tool_calls", "calls", "Calls per held-out chain that reached a tool."),
-        ("validation/pass_at_<k>", "share", "Chance that at least one of k chains of a held-out task succeeds."),
+        ("validation/turns", "turns", "Mean number of replies per held-out chain."),
+        ("validation/tool_calls", "calls", "Mean number of calls per held-out chain that reached a tool."),
+        ("validation/pass_at_<k>", "share", "Estimated probability that at least one of k chains of a held-out task succeeds."),
         ("warm_start/loss_before", "nats", "Loss per reply token on held-out demonstrations before the warm start."),
-        ("warm_start/loss_after", "nats", "The same after it."),
+        ("warm_start/loss_after", "nats", "Loss per reply token on held-out demonstrations after the warm start."),
         ("validation/nll", "nats", "Loss per token on held-out demonstrations (supervised)."),
     ]
 }
 
-# "reward/component/<name>" matches any rest, slashes included: a mixed reward's components are called "part/component".
+# <name> also matches slashes: the components of a mixed reward are called "part/component".
 _PATTERNS = [(re.compile(re.sub(r"<\w+>", ".+", re.escape(name))), metric) for name, metric in METRICS.items() if "<" in name]
 
 
 def describe(name: str) -> Metric:
-    """What a metric is, by its name or by a name that a pattern stands for."""
+    """The row of a metric, or of the pattern that matches its name. Raises UnknownName."""
     found = _find(name)
     if found is None:
         near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5)
@@ -114,7 +146,7 @@ def describe(name: str) -> Metric:
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """The names that are not in the table."""
+    """The names that the table does not have."""
     return [name for name in names if _find(name) is None]
 
 
@@ -125,7 +157,8 @@ def _find(name: str) -> Metric | None:
 
 
 def is_success(trajectory: Trajectory, success_at: float = 1.0) -> bool:
-    """By the reward's own component `success` where there is one (in a mix, "part/success"), else by the reward itself."""
+    """Whether the component `success` is at least 0.5 (in a mix, the only "part/success"); without it, whether the reward is at
+    least `success_at`."""
     if trajectory.reward is None:
         return False
     own = trajectory.components.get("success")
@@ -140,7 +173,7 @@ def is_success(trajectory: Trajectory, success_at: float = 1.0) -> bool:
 def rollout_metrics(
     trajectories: Sequence[Trajectory], seconds: float, success_at: float = 1.0, *, num_envs: int = 0
 ) -> dict[str, float]:
-    """Every reward/* and rollout/* metric of a step. What has nothing to be a mean of is NaN."""
+    """All reward/* and rollout/* metrics of a step. The mean of no values is NaN."""
     scored = [trajectory for trajectory in trajectories if trajectory.scored]
     rewards = [trajectory.total_reward for trajectory in scored]
     num_chains, num_turns = len(trajectories), sum(len(trajectory.turns) for trajectory in trajectories)
@@ -159,7 +192,7 @@ def rollout_metrics(
         **{f"rollout/tool_calls/{name}": _share(count, num_chains) for name, count in sorted(calls.items())},
         "rollout/invalid_calls": _share(invalid, num_chains),
         **({"rollout/invalid_call_rate": invalid / tried} if tried else {}),
-        # Every outcome, also those that did not happen: a curve that begins at its first failure hides when it was 0.
+        # Outcomes that did not occur are logged as 0, so that the curve of a failure has a beginning.
         **{f"rollout/outcome/{outcome.value}": _share(outcomes[outcome], num_chains) for outcome in Outcome},
         "rollout/envs": float(num_envs),
         "rollout/chains": float(num_chains),
@@ -171,7 +204,7 @@ def rollout_metrics(
 
 
 def _components(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Over the chains that have the component: a reward may leave one out where it means nothing."""
+    """Mean of each component over the chains that have it: a reward may omit a component for some chains."""
     values: dict[str, list[float]] = {}
     for trajectory in scored:
         for name, value in trajectory.components.items():

@@ -1,8 +1,6 @@
-"""How a run looks while it runs.
+"""The display of a running job: live (rich) in a terminal, one plain line per step elsewhere.
 
-Comes in: finished chains, finished steps with their metrics, notes. Goes out: on a terminal a live display (rich), anywhere
-else one plain line per step without any control codes, so that a log file stays readable. It never measures anything and never
-raises because of what it is shown.
+The plain lines have no control codes, so a log file stays readable. Metrics of any value are accepted, NaN included.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-# What a line shows, in order, where the step has it: metric, words before, words after, decimals.
+# The metrics of a step that are shown, in order: name, text before, text after, decimals.
 SHOWN = (
     ("reward/mean", "reward ", "", 3),
     ("rollout/success", "success ", "", 2),
@@ -28,9 +26,9 @@ SHOWN = (
     ("validation/success", "held-out success ", "", 2),
     ("validation/nll", "held-out loss ", "", 4),
 )
-# What is shown of the environments: metric of a kind, words after.
+# The counts of environments that are shown: last part of the metric, word after the number.
 ENVIRONMENTS = (
-    ("allocated", "lent"),
+    ("allocated", "leased"),
     ("idle", "idle"),
     ("warming", "warming"),
     ("waiting", "waiting"),
@@ -41,7 +39,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Progress:
-    """Usable as a context manager. `directory` is where the run lies, for whoever has to say so at the end."""
+    """A context manager. `directory` is the folder of the run, set when the run has one."""
 
     def __init__(
         self, total_steps: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -60,7 +58,7 @@ class Progress:
         self._last = clock()
 
     def start(self) -> None:
-        """Begin the display; starting twice is fine."""
+        """Starts the display. May be called twice."""
         self._last = self._clock()
         if self._live is None and self._on_terminal():
             from rich.console import Console
@@ -71,19 +69,19 @@ class Progress:
             self._live.start()
 
     def chains(self, done: int, total: int) -> None:
-        """So many chains of this step are finished. Cheap: the display looks when it wants to."""
+        """Sets how many chains of the step are finished. Cheap: the display reads it at its own rate."""
         self._chains = (done, total)
 
     def environments(self, metrics: Mapping[str, float]) -> None:
-        """How the environments are (`resources/<kind>/...`). Cheap, too."""
+        """Sets the metrics of the environments (`resources/<kind>/...`). Cheap, as `chains`."""
         self._environments = dict(metrics)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is finished."""
+        """Shows the metrics of a finished step."""
         now = self._clock()
         self._durations.append(metrics.get("time/step_s", now - self._last))
         self._last = now
-        # A validation does not happen at every step: the last one stays in sight.
+        # Not every step validates, so the metrics of the last validation stay visible.
         self._metrics = {**{k: v for k, v in self._metrics.items() if k.startswith("validation/")}, **metrics}
         self._step, self._chains = step, (0, 0)
         if math.isfinite(metrics.get("reward/mean", math.nan)):
@@ -94,7 +92,7 @@ class Progress:
             self._live.refresh()
 
     def note(self, text: str) -> None:
-        """Something a person should read; it stays above the display."""
+        """Prints a text above the display."""
         if self._live is None:
             self._print(text)
         else:
@@ -103,7 +101,7 @@ class Progress:
             self._live.console.print(Text(text))
 
     def stop(self) -> None:
-        """End the display and give the terminal back; stopping twice is fine."""
+        """Ends the display. May be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -117,7 +115,7 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """By the mean of the last steps; None before the first and after the last."""
+        """Estimated from the mean of the last ten steps; None before the first step and after the last."""
         left = self.total_steps - self._step
         return left * sum(self._durations) / len(self._durations) if self._durations and left > 0 else None
 
@@ -156,7 +154,7 @@ class Progress:
 
 
 def summary_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> str:
-    """One step as one line of plain text."""
+    """A step as one line of plain text."""
     parts = [f"step {step}/{total_steps}", *shown(metrics)]
     if seconds_left is not None:
         parts.append(f"{duration(seconds_left)} left")
@@ -175,7 +173,7 @@ def shown(metrics: Mapping[str, float]) -> list[str]:
 
 
 def environment_lines(metrics: Mapping[str, float]) -> list[str]:
-    """One line per kind of environment: what it is doing, how long a chain waits for one and how long it keeps it."""
+    """One line per kind of environment: counts by state, mean waiting time and mean lease."""
     kinds = [name.split("/")[1] for name in metrics if name.startswith("resources/") and name.endswith("/allocated")]
     lines = []
     for kind in (kind for kind in kinds if kind != "total"):

@@ -1,16 +1,15 @@
-"""What is printed once: a trajectory, the closing table, a list of figures.
+"""Prints a trajectory, the table at the end of a run, and lists of metrics on a rich console.
 
-Comes in: a rich console and the values. Goes out: text on that console; in colours where it has them, and readable without. A
-model's text is shown as text: markup in it means nothing here, and control codes are made visible instead of obeyed.
+A model's text is printed literally: markup in it is not interpreted, and control codes are replaced by visible characters.
 
-    assistant · turn 1 · 23 tokens trained          the bar marks what the policy sampled, and what is trained on;
-    ▌ Thought: multiply                             all else is context
+    assistant · turn 1 · 23 tokens trained          the bar marks tokens that the policy sampled; the rest is context
+    ▌ Thought: multiply
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..types import Trajectory, Turn
@@ -26,7 +25,7 @@ _VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the eight-bit control co
 
 
 def show_trajectory(console: Console, trajectory: Trajectory) -> None:
-    """Print one chain: how it ended, every message in its role's colour, and what of it is trained on."""
+    """Prints the outcome and the messages of a chain, and marks the replies that are trained on."""
     from rich.text import Text
 
     plain = console.options.ascii_only
@@ -53,25 +52,8 @@ def show_trajectory(console: Console, trajectory: Trajectory) -> None:
     _print(console, Text(f"{mark} sampled by the policy" + (" and trained on" if trajectory.trainable else ""), style="dim"))
 
 
-def show_tokens(console: Console, trajectory: Trajectory, decode: Callable[[Sequence[int]], str]) -> None:
-    """Print the training rows as the model saw them: context plain, sampled tokens between marks, end-of-turn included."""
-    from rich.text import Text
-
-    plain = console.options.ascii_only
-    before, after = ("[[", "]]") if plain else ("⟦", "⟧")
-    row = Text()
-    for turn in trajectory.turns:
-        if turn.restarts and row:
-            _print(console, row)
-            _print(console, Text("--- a new row: the template rewrote history ---", style="dim"))
-            row = Text()
-        row.append(clean(decode(turn.context_ids), plain), style="dim")
-        row.append(f"{before}{clean(decode(turn.completion.token_ids), plain)}{after}", style="green bold")
-    _print(console, row)
-
-
 def before_after(console: Console, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-    """The closing table: each figure before the first step and after the last."""
+    """Prints each metric of the held-out tasks before the first step and after the last."""
     from rich.table import Table
 
     table = Table("", "before", "after", "change", title="held-out tasks", title_justify="left")
@@ -86,7 +68,7 @@ def before_after(console: Console, before: Mapping[str, float], after: Mapping[s
 
 
 def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
-    """Figures with what they mean."""
+    """Prints metrics with their meaning."""
     from rich.table import Table
 
     table = Table("metric", "value", "meaning")
@@ -98,14 +80,14 @@ def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
 
 
 def sampled_turns(trajectory: Trajectory) -> dict[int, tuple[int, Turn]]:
-    """Which message is the reply of which turn. Assistant messages before the first turn were given, not sampled."""
+    """The turn of each sampled message, by the index of the message. Assistant messages of the task are not sampled."""
     replies = [index for index, message in enumerate(trajectory.messages) if message.role == "assistant"]
     given = max(0, len(replies) - len(trajectory.turns))
     return dict(zip(replies[given:], enumerate(trajectory.turns), strict=False))
 
 
 def clean(text: str, ascii_only: bool = False) -> str:
-    """Control codes as pictures of themselves: a model that learns to clear the screen clears nothing."""
+    """The text with control codes replaced by visible characters, so that a model's output cannot control the terminal."""
     text = text.replace("\r\n", "\n").translate(_VISIBLE)
     encoding, errors = ("ascii", "backslashreplace") if ascii_only else ("utf-8", "replace")
     return text.encode(encoding, errors).decode(encoding)
@@ -122,7 +104,7 @@ def _headline(trajectory: Trajectory) -> str:
 
 
 def _ordered(names: Mapping[str, float]) -> list[str]:
-    """In the order of the table of metrics, the rest after it by name."""
+    """Sorted by the order of the table of metrics; names that it does not have come last."""
     place = {name: index for index, name in enumerate(METRICS)}
     return sorted(
         names, key=lambda name: (place.get(name, place.get(describe(name).name, 99) if not unknown([name]) else 99), name)
@@ -130,5 +112,5 @@ def _ordered(names: Mapping[str, float]) -> list[str]:
 
 
 def _print(console: Console, text: object) -> None:
-    # Long lines run on instead of being cut: what is shown can be copied.
+    # Soft wrap: long lines are not cut, so they can be copied.
     console.print(text, soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Where metrics go: JSON lines always, TensorBoard and Weights & Biases by name.
+"""The trackers of a run: JSON lines always, TensorBoard and Weights & Biases by name.
 
-Comes in: names of trackers, then metrics step by step. Goes out: the same metrics, to each of them. A tracker that cannot be
-opened stops the run before it begins; one that fails later is dropped with one warning: no run should die of its curves.
-A tracker is a class `T(directory, config, name)` with `log(metrics, step)` and `close()`, and `truncate_after(step)` if it can.
+A tracker that cannot be opened stops the run before it begins. A tracker that fails later is dropped with one warning, and the
+run continues. A tracker is a class `T(directory, config, name)` with `log(metrics, step)`, `close()` and, optionally,
+`truncate_after(step)`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..types import Tracker
 
 
 class Trackers:
-    """Several trackers as one."""
+    """Several trackers as one. `warn` receives the text when a tracker is dropped."""
 
     def __init__(self, trackers: Mapping[str, Tracker], warn: Callable[[str], None] | None = None) -> None:
         self._open = dict(trackers)
@@ -33,7 +33,7 @@ class Trackers:
         name: str,
         warn: Callable[[str], None] | None = None,
     ) -> Trackers:
-        """Open each by its name; "jsonl" is there whether it is named or not."""
+        """Opens the trackers of these names, and "jsonl" always. Raises ConfigError if one cannot be opened."""
         opened: dict[str, Tracker] = {}
         try:
             for kind in dict.fromkeys(["jsonl", *names]):
@@ -45,7 +45,7 @@ class Trackers:
 
     @property
     def names(self) -> list[str]:
-        """Those that still work."""
+        """The trackers that have not failed."""
         return list(self._open)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -53,7 +53,7 @@ class Trackers:
             self._try(name, "log", metrics, step)
 
     def truncate_after(self, step: int) -> None:
-        """For a resumed run: forget what came after its checkpoint, where the tracker can."""
+        """For a resumed run: deletes what came after its checkpoint from the trackers that support it."""
         for name, tracker in list(self._open.items()):
             if hasattr(tracker, "truncate_after"):
                 self._try(name, "truncate_after", step)
@@ -66,13 +66,9 @@ class Trackers:
     def _try(self, name: str, method: str, *args: Any) -> None:
         try:
             getattr(self._open[name], method)(*args)
-        except Exception as error:  # noqa: BLE001 - a tracker talks to disks and servers, and the run must outlive them
+        except Exception as error:  # noqa: BLE001 - a failing disk or server of a tracker must not end the run
             del self._open[name]
             self.warn(f"the tracker {name!r} failed in {method} and is dropped: {type(error).__name__}: {error}")
-
-
-def open_trackers(names: Iterable[str], directory: str | Path, config: Mapping[str, Any], name: str) -> Trackers:
-    return Trackers.open(names, directory, config, name)
 
 
 def _open_one(kind: str, directory: Path, config: Mapping[str, Any], name: str) -> Tracker:
@@ -84,3 +80,6 @@ def _open_one(kind: str, directory: Path, config: Mapping[str, Any], name: str) 
     except Exception as error:
         raise ConfigError(f"the tracker {kind!r} could not be opened: {type(error).__name__}: {error}") from error
     return tracker
+
+
+open_trackers = Trackers.open

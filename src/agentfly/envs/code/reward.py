@@ -22,10 +22,10 @@ from typing import Any
 from ...errors import ConfigError, WorldError, blame
 from ...rewards import Reward
 from ...rewards.answers import alternatives
-from ...rewards.code_tests import RUN_TESTS, count_reported, extract_code, output_lines, read_tests
+from ...rewards.code_execution import RUN_TESTS, count_reported, extract_code, output_lines, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
-from ...rewards.math_equal import math_equal
+from ...rewards.math_answer import math_equal
 from ...types import Trajectory
 from .env import read_code
 from .isolated.run import count_isolated

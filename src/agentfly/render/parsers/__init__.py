@@ -1,9 +1,8 @@
-"""Tool-call parsers: the text of a reply to prose and calls, one small file per family of models.
+"""Tool-call parsers: split a reply into prose and calls, with one file per model family.
 
-In: text, whatever it is. Out: `ParsedReply(content, calls)`. A parser never raises and takes linear time on any input: a call
-that cannot be read becomes a `ToolCall` with an `error`, a short sentence that is told to the model. The names are in the table
-of `agentfly.plugins` under "parsers"; `detect_parser` chooses one by what the model's chat template says. Refuses to guess: a
-template whose format is not known here is an error that says so.
+A parser never raises and takes linear time on any text: a call that cannot be parsed becomes a `ToolCall` whose `error` is
+shown to the model. The kind "parsers" of `agentfly.plugins` lists the names. `detect_parser` chooses one by the chat
+template of the model and raises ConfigError if the format is unknown.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ __all__ = ["ParsedReply", "Parser", "after_thinking", "detect_parser", "get_pars
 
 
 class Signs(NamedTuple):
-    """What a chat template shows of a family: any of `has`, and none of `lacks`."""
+    """A chat template of this family contains one of `has` and none of `lacks`."""
 
     parser: str
     has: tuple[str, ...]
     lacks: tuple[str, ...] = ()
 
 
-# In this order: the first row that fits decides. Other XML dialects write <tool_call> too, and mean something else by it.
+# The first row that fits decides. Other formats write <tool_call>, too, with another content.
 FAMILIES = (
     Signs("qwen3_coder", ("<function=",)),
     Signs("deepseek", ("<｜tool▁call▁begin｜>",)),
@@ -37,7 +36,7 @@ FAMILIES = (
 
 
 def detect_parser(chat_template: str) -> str:
-    """The name of the parser for a chat template."""
+    """The name of the parser for a chat template. Raises ConfigError if its format is unknown."""
     for row in FAMILIES:
         if any(sign in chat_template for sign in row.has) and not any(sign in chat_template for sign in row.lacks):
             return row.parser
@@ -52,7 +51,7 @@ def detect_parser(chat_template: str) -> str:
 
 
 def get_parser(parser: str | Parser) -> Parser:
-    """A parser by name, or a function as it is."""
+    """The parser of a name; a function is returned unchanged."""
     if isinstance(parser, str):
         found: Parser = plugins.resolve("parsers", parser)
         return found

@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1: calls between marks; V3 fences its JSON, V3.1 does not.
+"""DeepSeek V3, R1 and V3.1: calls between marks, with the JSON in a code fence (V3) or bare (V3.1).
 
     V3     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>multiply
            ```json
@@ -6,7 +6,7 @@
            ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
     V3.1   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>multiply<｜tool▁sep｜>{"a": 12}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-Refuses the XML of V3.2 and later: that is another format.
+The XML format of V3.2 and later is not supported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Hermes, Qwen2.5, Qwen3: one JSON object between tags, as often as there are calls.
+"""Hermes, Qwen2.5, Qwen3: each call is one JSON object between tags.
 
     <tool_call>
     {"name": "multiply", "arguments": {"a": 12, "b": 7}}
     </tool_call>
 
-A `</tool_call>` inside a JSON string does not end the call. Refuses a call that is not closed: half a call is not run.
+A `</tool_call>` inside a JSON string does not end the call. A call that is not closed is an error and is not executed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Llama 3: the reply is the call, bare or after a tag; several are set apart by semicolons.
+"""Llama 3: the reply is a call, bare or after a tag; several calls are separated by semicolons.
 
     {"name": "multiply", "parameters": {"a": 12, "b": 7}}
     <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}
 
-A bare JSON object is a call only if it has a name and parameters, or sets out to: an answer may be JSON as well.
+A bare JSON object is a call only if it has (or, if broken, begins with) a name and parameters: an answer may be JSON, too.
 """
 
 from __future__ import annotations

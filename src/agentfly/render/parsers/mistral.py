@@ -4,7 +4,7 @@
     [TOOL_CALLS]multiply[ARGS]{"a": 12, "b": 7}
     [TOOL_CALLS]multiply[CALL_ID]9Ae3bDc2F[ARGS]{"a": 12, "b": 7}
 
-Where a detokenizer has dropped the marks inside, `[TOOL_CALLS]multiply{"a": 12, "b": 7}` is understood too.
+`[TOOL_CALLS]multiply{"a": 12, "b": 7}` is accepted as well: some detokenizers drop the inner marks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _read_list(body: str) -> list[ToolCall]:
 
 
 def _read_named(reader: ReplyReader) -> ToolCall:
-    """NAME, perhaps its id, then a JSON object. All but the object is short, so only a little is looked at."""
+    """A name, optionally an id, then a JSON object. Only the first characters are searched for the name and the id."""
     head = reader.text[reader.pos : reader.pos + REACH].partition(CALLS)[0].partition("{")[0]
     name, _, rest = head.partition(CALL_ID)
     name, marked, _ = name.partition(ARGS)

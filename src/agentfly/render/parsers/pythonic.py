@@ -3,8 +3,8 @@
     [multiply(a=12, b=7), search(query="rivers of Peru")]
     <|tool_call_start|>[multiply(a=12, b=7)]<|tool_call_end|>
 
-Read by hand: numbers, strings, lists, dicts, True, False and None. `ast.parse` is not used, because its recursion and memory on
-a hostile text are not ours to bound. Refuses anything that would have to be computed, and arguments without a name.
+Arguments are numbers, strings, lists, dicts, True, False and None. `ast.parse` is not used, because its recursion and memory on
+hostile text cannot be bounded. Expressions, and arguments without a name, are errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ESCAPED = {"\n": "", "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t"
 
 
 class BadCall(Exception):
-    """What is wrong, in words for the model."""
+    """A call cannot be parsed; the text is written for the model."""
 
 
 def parse_tool_calls(text: str) -> ParsedReply:
@@ -191,7 +191,7 @@ def _unescape(text: str) -> str:
     if "\\" in text:
         text = _ESCAPE.sub(_character, text)
     try:
-        # Two escapes may spell one character; half of such a pair is none.
+        # Two escapes may form one character; half of such a pair is not a character.
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
         raise BadCall("a string has half a surrogate pair, which is no character") from None

@@ -8,8 +8,9 @@
     </function>
     </tool_call>
 
-Without the tool's schema nobody can tell the number 12 from the text "12": values come out as text (`typed` is false), and
-`type_arguments` turns them into what the schema asks for. A value ends at the first `</parameter>`; it cannot hold one.
+Only the schema of the tool tells the number 12 from the text "12". Values are therefore returned as text (`typed` is
+false), and `type_arguments` converts them by the schema. A value ends at the first `</parameter>`, so it cannot contain
+one.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _read(reader: ReplyReader) -> ToolCall:
 
 
 def _tag_name(reader: ReplyReader) -> str:
-    """The rest of a tag `<function=NAME>`; moves behind it. "" where the tag does not end soon."""
+    """The name in a tag `<function=NAME>`; moves past the tag. Returns "" if the tag does not end soon."""
     end = reader.text.find(">", reader.pos, reader.pos + MAX_NAME)
     if end < 0:
         return ""
@@ -74,7 +75,7 @@ def _tag_name(reader: ReplyReader) -> str:
 
 
 def _give_up(reader: ReplyReader, name: str, why: str) -> ToolCall:
-    """Leave a broken call where it ends, or where the next one begins."""
+    """Moves past a broken call, to its end or to the next call."""
     end, following = reader.find(FUNCTION_END), reader.find(FUNCTION)
     if end >= 0 and not 0 <= following < end:
         reader.pos = end + len(FUNCTION_END)
@@ -84,7 +85,7 @@ def _give_up(reader: ReplyReader, name: str, why: str) -> ToolCall:
 
 
 def type_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
-    """Raw text to what the tool's schema asks for. What does not fit stays text: the tool then says what it wanted."""
+    """Converts raw text to the types of the schema. A value that does not fit stays text, and the tool refuses it."""
     function = schema.get("function", schema)
     properties = function.get("parameters", {}).get("properties", {})
     typed = {name: _typed(value, properties.get(name, {})) for name, value in call.arguments.items()}

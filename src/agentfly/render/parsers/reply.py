@@ -1,9 +1,8 @@
-"""A reply, walked once from left to right: the common half of every parser.
+"""`ReplyReader`, which every parser uses: walks a reply once from left to right and collects prose and calls.
 
-In: the text of a reply. Out: a `ParsedReply`, the prose and the calls. Thinking (`<think>...</think>`) is neither: a call
-inside it was thought about, not made. A template may have opened the thinking in the prompt, so a reply whose first such tag is
-`</think>` begins inside it. Refuses to look at anything twice: whatever is searched for, its next place is remembered, and the
-whole costs one pass per marker however often it is asked.
+Thinking (`<think>...</think>`) is neither prose nor call. A template may open the thinking in the prompt, so a reply whose
+first such tag is `</think>` begins inside it. The next position of each marker is cached, so the reader makes one pass per
+marker, however often it searches.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_NAME = 128
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """The prose of a reply, without thinking and calls, and the calls. `typed` false: argument values are raw text still."""
+    """The prose of a reply, without thinking and calls, and the calls. If `typed` is false, arguments are raw text."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()
@@ -45,7 +44,7 @@ class ReplyReader:
         self._too_many = False
 
     def find(self, marker: str, start: int | None = None) -> int:
-        """Where `marker` comes next at or after `start` (here); -1 for never. Starts may only grow."""
+        """The next position of `marker` at or after `start` (default: here), or -1. `start` must not decrease."""
         start = self.pos if start is None else start
         at = self._next.get(marker, -2)
         if at != -1 and at < start:
@@ -53,10 +52,9 @@ class ReplyReader:
         return at
 
     def seek(self, *markers: str, skip: tuple[str, ...] = ()) -> str:
-        """Move behind the first marker that stands outside thinking, and say which; "" for none, or when there are calls
-        enough.
+        """Moves past the first marker outside thinking and returns it, or "" if there is none or MAX_CALLS calls were read.
 
-        What is passed on the way is prose, but for the marks in `skip`, which are dropped.
+        The text before it is prose. Marks in `skip` are dropped.
         """
         while True:
             at, marker = len(self.text), ""
@@ -86,10 +84,10 @@ class ReplyReader:
             self.pos += 1
 
     def take_json(self, stop: str) -> str:
-        """The object or list that begins here, as far as it goes; moves behind it. It may not go past `stop` outside a string.
+        """The object or list that begins here; moves past it. It ends at the latest at a `stop` outside a string.
 
-        A quote that never closes hides every later `stop`. That can be found out once for the price of one pass; from then on a
-        value ends at the next `stop`, whatever the quotes say, so that the calls after a broken one are still read.
+        A quote that never closes hides every later `stop`. Finding that costs one pass over the text. After it happened once, a
+        value ends at the next `stop` regardless of quotes, so that calls after a broken one are still read in linear time.
         """
         start = self.pos
         complete = False
@@ -102,9 +100,9 @@ class ReplyReader:
         return self.text[start : self.pos]
 
     def close(self, call: ToolCall, opener: str, closer: str, between: str = "") -> ToolCall:
-        """Move behind the call's closing marker.
+        """Moves past the closing marker of a call.
 
-        The call is broken if that is missing, or if text other than `between` is before it.
+        The call is broken if the marker is missing, or if text other than `between` precedes it.
         """
         end, following = self.find(closer), self.find(opener)
         if end < 0 or 0 <= following < end:
@@ -117,7 +115,7 @@ class ReplyReader:
         return broken(call.name, "there is other text after its JSON object")
 
     def add(self, *calls: ToolCall) -> bool:
-        """Keep calls, as many as there is room for. False: there were more."""
+        """Adds calls up to MAX_CALLS. Returns False if there were more."""
         room = MAX_CALLS - len(self._calls)
         self._calls += calls[:room]
         self._too_many |= len(calls) > room
@@ -132,7 +130,7 @@ class ReplyReader:
 
 
 def after_thinking(text: str) -> int:
-    """Where a reply begins in earnest: behind the thinking at its front, if there is any."""
+    """The position after the thinking at the beginning of a reply; 0 if there is none."""
     if THINK_END not in text and THINK not in text:
         return 0
     opened, closed = text.find(THINK), text.find(THINK_END)
@@ -147,14 +145,14 @@ def after_thinking(text: str) -> int:
 
 
 def without_thinking(text: str) -> str:
-    """The reply without any of its thinking."""
+    """The reply without its thinking."""
     reader = ReplyReader(text)
     reader.seek()
     return reader.done().content
 
 
 def clean_name(name: str) -> str:
-    """A tool's name as a model wrote it: short, one line, and able to be encoded."""
+    """The name of a tool as the model wrote it, made short, one line and encodable."""
     if name.isidentifier() and len(name) <= MAX_NAME:
         return name
     name = name.strip().strip("`\"'").strip()
@@ -162,12 +160,12 @@ def clean_name(name: str) -> str:
 
 
 def broken(name: str, why: str) -> ToolCall:
-    """A call that could not be read: it is told to the model, not run."""
+    """A call that could not be parsed. It is not executed; the model is shown the reason."""
     return ToolCall(clean_name(name), error=f"This tool call could not be read: {why}.")
 
 
 def call_from_parts(name: str, arguments: str) -> ToolCall:
-    """A call whose name stands apart from its JSON arguments."""
+    """A call with a name and separate JSON arguments."""
     if not clean_name(name) or len(name) > MAX_NAME:
         return broken(name, "it needs the name of a tool" if not name.strip() else "the name of the tool is too long")
     try:
@@ -187,7 +185,7 @@ def call_from_json(text: str, key: str = "arguments") -> ToolCall:
 def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
     """A call from a decoded object.
 
-    `arguments` and `parameters` are both understood; a string in their place is JSON once more.
+    The key may be `arguments` or `parameters`; its value may also be a string with JSON.
     """
     if not isinstance(value, dict):
         return broken("", f"a JSON object is expected, not {json_kind(value)}")
@@ -209,7 +207,7 @@ def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
 
 
 def guess_name(text: str) -> str:
-    """The name in JSON that cannot be read, so that the model is told which call it was."""
+    """The name in JSON that cannot be parsed, so that the error can tell the model which call it was."""
     _, key, rest = text[:400].partition('"name"')
     name = rest.lstrip(" :\n\t")
     return name[1:].partition('"')[0] if key and name.startswith('"') else ""

@@ -1,8 +1,8 @@
-"""JSON that a model wrote, read without its traps.
+"""Strict parsing of JSON that a model wrote.
 
-In: text that may be anything. Out: a value that is safe to pass on and to write down again, or `BadJson` whose text is a short
-sentence for the model. Refuses what `json.loads` lets through or dies of: deep nesting, numbers too long or not finite, NaN, a
-key given twice, half a surrogate pair. `json_end` finds where a value ends in one pass, so that nobody has to guess by trying.
+`load_json` raises `BadJson`, whose text is written for the model, for what `json.loads` accepts or crashes on: deep
+nesting, very long or infinite numbers, NaN, a repeated key, half of a surrogate pair. `json_end` finds the end of a value
+in one pass.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MARKS = re.compile(r'["{}\[\]]')
 
 
 class BadJson(Exception):
-    """What is wrong with the text, in words for the model."""
+    """The text is not valid JSON; the message is written for the model."""
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text, or `BadJson`. Line breaks inside strings are let through: what they mean is plain."""
+    """The value of a JSON text. Line breaks inside strings are accepted. Raises BadJson."""
     if _too_deep(text):
         raise BadJson(f"the JSON is nested deeper than {MAX_DEPTH} levels")
     decoder = _decoder if len(text) <= MAX_DIGITS else _careful_decoder
@@ -44,18 +44,18 @@ def load_json(text: str) -> Any:
 
 
 def _decode(decoder: Any, text: str) -> Any:
-    """As `decoder.decode`, without its two searches for white space where the text is one bare value."""
+    """`decoder.decode` without its two searches for white space, if the text is exactly one value."""
     try:
         value, end = decoder.scan_once(text, 0)
         if end == len(text):
             return value
     except StopIteration:
-        pass  # nothing begins here: the full way says what is wrong
+        pass  # no value begins here; decode() below raises the error
     return decoder.decode(text)
 
 
 def load_object(text: str) -> dict[str, Any]:
-    """As `load_json`, for a JSON object alone."""
+    """As `load_json`, for a JSON object only."""
     value = load_json(text)
     if not isinstance(value, dict):
         raise BadJson(f"a JSON object is expected, not {json_kind(value)}")
@@ -63,7 +63,7 @@ def load_object(text: str) -> dict[str, Any]:
 
 
 def json_kind(value: Any) -> str:
-    """What to call a value in a sentence."""
+    """The type of a value in words."""
     if value is None:
         return "null"
     kinds: list[tuple[type, str]] = [(bool, "true or false"), (str, "a string"), (dict, "an object"), (list, "a list")]
@@ -73,8 +73,8 @@ def json_kind(value: Any) -> str:
 def json_end(text: str, start: int, stop: str = "") -> tuple[int, bool]:
     """Where the object or list that begins at `start` ends, and whether it is complete.
 
-    It is cut short by `stop` outside a string (the end is then where `stop` begins) or by the end of the text. One pass;
-    strings and their escapes are stepped over, so a brace or a `stop` inside a string counts for nothing.
+    An incomplete value ends at the first `stop` outside a string, or at the end of the text. Braces and `stop` inside
+    strings are ignored. Takes one pass.
 
         {"a": "}"} tail  ->  10, True        {"a": [1 </tool_call>  ->  9, False
     """
@@ -103,7 +103,7 @@ def _marks(stop: str) -> re.Pattern[str]:
 
 
 def _string_end(text: str, at: int) -> int:
-    """After the closing quote of the string whose inside begins at `at`; -1 where there is none."""
+    """The position after the closing quote of the string whose content begins at `at`, or -1."""
     while found := _QUOTE.search(text, at):
         if found[0] == '"':
             return found.end()

@@ -19,7 +19,7 @@ from typing import Any
 
 from .answers import alternatives
 from .function import FunctionReward
-from .math_read import MAX_LENGTH, Tree, read_math
+from .math_parse import MAX_LENGTH, Expression, read_math
 from .math_value import is_rational, same_value, scaled
 
 MAX_PREDICTION = 20_000
@@ -225,7 +225,7 @@ def _same_number(found: str, reference: str) -> bool:
     return any(_same_trees(a, b) for a in _trees(found) for b in _trees(reference))
 
 
-def _same_trees(left: tuple[Tree, bool], right: tuple[Tree, bool]) -> bool:
+def _same_trees(left: tuple[Expression, bool], right: tuple[Expression, bool]) -> bool:
     (a, a_percent), (b, b_percent) = left, right
     if same_value(a, b):
         return True
@@ -235,7 +235,7 @@ def _same_trees(left: tuple[Tree, bool], right: tuple[Tree, bool]) -> bool:
     return bool(same_value(scaled(a, hundredth), b) if a_percent else same_value(a, scaled(b, hundredth)))
 
 
-def _trees(text: str) -> list[tuple[Tree, bool]]:
+def _trees(text: str) -> list[tuple[Expression, bool]]:
     """The text as mathematics, and again without its unit where it has one; with each whether it is a percentage."""
     percent = text.endswith("%")
     if percent:

@@ -1,9 +1,7 @@
-"""LLM-as-judge: another model reads the result and gives a mark.
+"""LLM-as-judge: another model reads the result and gives a mark, which becomes a reward from 0 to 1.
 
-Comes in: an engine (or the name of a model), a prompt with `{placeholders}` and a scale. Goes out: a reward from 0 to 1. A
-judge that is down or gives no readable mark is the world's failure (the chain is masked out), never reward 0. It does not
-defend the judge: a policy that is trained long enough against one learns what sways it, so read its transcripts and mix it
-with a rule.
+If the judge fails or gives no readable mark, the chain counts as a world failure and is not trained on; it never gets reward 0.
+A policy can learn to exploit a judge: read its transcripts, and mix the judge with a rule.
 """
 
 from __future__ import annotations
@@ -120,7 +118,7 @@ async def _ask(engine: Engine, renderer: Renderer | None, message: Message, samp
 def read_mark(reply: str, low: float, high: float) -> float | None:
     """The mark in a judge's reply: JSON, [[7]], "Score: 7", "7/10" or a bare number. The last one counts; outside the scale
     is none."""
-    tail = reply[-4000:]  # a mark comes last, and a judge that rambles must not cost more than one that does not
+    tail = reply[-4000:]  # the mark comes last, and a long reply must not take longer to search
     for found in (_from_json(tail), *(_last(pattern, tail) for pattern in _MARKS)):
         if found is not None:
             return found if low <= found <= high else None
@@ -167,5 +165,5 @@ def _text(value: Any) -> str:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The conversation as text, for a judge that marks the way and not only the result."""
+    """The conversation as text, for a judge that also marks the intermediate steps."""
     return "\n\n".join(f"[{message.role}]\n{message.content}" for message in trajectory.messages)

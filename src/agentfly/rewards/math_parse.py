@@ -1,8 +1,7 @@
-"""Read mathematics: a short text, LaTeX or plain, becomes a small tree that can be evaluated.
+"""Parses short mathematical text, LaTeX or plain, to a tree of tuples that `math_value` evaluates.
 
-Comes in: "3 1/2", "1,234.50", "\\frac{\\sqrt{3}}{2}", "2x^2(y+1)". Goes out: a tree of tuples, or None where it cannot
-be read (too long, too deep, not mathematics). One pass over the tokens; nothing is computed here, so "10^{10^{10}}" is a
-tree of five nodes and no more.
+Examples are "3 1/2", "1,234.50", "\\frac{\\sqrt{3}}{2}" and "2x^2(y+1)". Nothing is computed here, so "10^{10^{10}}" is a tree
+of five nodes.
 
     ("num", Fraction, written_as_decimal)   ("var", name)   ("neg", a)   ("fn", name, a)
     ("add" | "sub" | "mul" | "div" | "pow", a, b)
@@ -14,7 +13,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-Tree = tuple[Any, ...]
+Expression = tuple[Any, ...]
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50  # of brackets in the text
@@ -53,8 +52,8 @@ class _Unreadable(Exception):
     """The text is not an expression this file knows. Never leaves it."""
 
 
-def read_math(text: str) -> Tree | None:
-    """The tree of an expression, or None."""
+def read_math(text: str) -> Expression | None:
+    """The tree of an expression, or None if the text is too long, too deep or not mathematics."""
     if not text or len(text) > MAX_LENGTH:
         return None
     try:
@@ -65,8 +64,8 @@ def read_math(text: str) -> Tree | None:
     return tree if reader.kind() == "end" and _is_shallow(tree) else None
 
 
-def _is_shallow(tree: Tree) -> bool:
-    """A sum of a thousand terms is a tree a thousand deep, and those who walk it recurse."""
+def _is_shallow(tree: Expression) -> bool:
+    """Whether recursion over the tree is safe: a sum of a thousand terms is a thousand levels deep."""
     level = [tree]
     for _ in range(MAX_TREE_DEPTH):
         level = [part for node in level for part in node[1:] if isinstance(part, tuple)]
@@ -135,7 +134,7 @@ class _Reader:
         self.at += 1
         return self.tokens[self.at - 1][1]
 
-    def sum(self, depth: int) -> Tree:
+    def sum(self, depth: int) -> Expression:
         if depth > MAX_DEPTH:
             raise _Unreadable
         tree = self.product(depth)
@@ -144,7 +143,7 @@ class _Reader:
             tree = (operator, tree, self.product(depth))
         return tree
 
-    def product(self, depth: int) -> Tree:
+    def product(self, depth: int) -> Expression:
         tree = self.signed(depth)
         while True:
             kind = self.kind()
@@ -156,7 +155,7 @@ class _Reader:
             else:
                 return tree
 
-    def juxtaposed(self, tree: Tree, depth: int) -> Tree:
+    def juxtaposed(self, tree: Expression, depth: int) -> Expression:
         """Things side by side: a product, or "3 1/2" and 3\\frac{1}{2}, which are sums."""
         whole = tree[0] == "num" and not tree[2] and tree[1].denominator == 1
         spaced = self.tokens[self.at][2]
@@ -173,14 +172,14 @@ class _Reader:
             return ("add", tree, right)
         return ("mul", tree, right)
 
-    def signed(self, depth: int) -> Tree:
+    def signed(self, depth: int) -> Expression:
         negative = False
         while self.kind() in ("+", "-"):  # a loop, so that a line of a thousand minus signs is no recursion
             negative ^= self.take() == "-"
         tree = self.power(depth)
         return ("neg", tree) if negative else tree
 
-    def power(self, depth: int) -> Tree:
+    def power(self, depth: int) -> Expression:
         if depth > MAX_DEPTH:
             raise _Unreadable
         tree = self.atom(depth + 1)
@@ -196,7 +195,7 @@ class _Reader:
             tree = ("pow", tree, ("neg", exponent) if negative else exponent)
         return tree
 
-    def atom(self, depth: int) -> Tree:
+    def atom(self, depth: int) -> Expression:
         if depth > MAX_DEPTH:
             raise _Unreadable
         kind = self.kind()
@@ -222,7 +221,7 @@ class _Reader:
             return self.function(self.take(), depth)
         raise _Unreadable
 
-    def function(self, name: str, depth: int) -> Tree:
+    def function(self, name: str, depth: int) -> Expression:
         if name == "frac":
             top = self.argument(depth)
             return ("div", top, self.argument(depth))
@@ -243,7 +242,7 @@ class _Reader:
             return ("pow", ("fn", name, self.power(depth + 1)), exponent)
         return ("fn", name, self.power(depth + 1))
 
-    def argument(self, depth: int) -> Tree:
+    def argument(self, depth: int) -> Expression:
         """A braced argument, or what TeX takes without braces: one digit or letter, as in \\frac12."""
         if self.kind() == "num":
             _, digits, spaced = self.tokens[self.at]
@@ -262,7 +261,7 @@ class _Reader:
         return "".join(parts)
 
 
-def _number(text: str) -> Tree:
+def _number(text: str) -> Expression:
     """Exact, whatever its size; a power of ten that would not fit stays a power."""
     digits, _, power = text.replace(",", "").lower().partition("e")
     exact = Fraction(digits)

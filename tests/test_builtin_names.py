@@ -1,0 +1,53 @@
+"""Every built-in tool and reward can be imported by its name, and importing the packages loads none of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from agentfly import plugins, rewards, tools
+from agentfly.rewards import Factory, Reward
+from agentfly.tools import Tool
+
+
+@pytest.mark.parametrize("name", [name for name in plugins.BUILTIN["tools"] if name != "python"])
+def test_a_built_in_tool_can_be_imported_by_its_name(name: str) -> None:
+    found = getattr(tools, name)
+    assert isinstance(found, Tool)
+    assert found is plugins.resolve("tools", name)
+    assert name in dir(tools)
+
+
+@pytest.mark.parametrize("name", plugins.BUILTIN["rewards"])
+def test_a_built_in_reward_can_be_imported_by_its_name(name: str) -> None:
+    found = getattr(rewards, name)
+    assert isinstance(found, Reward | Factory)
+    assert name in dir(rewards)
+
+
+def test_the_name_python_is_the_tool() -> None:
+    """In a process without other tests: the submodule `agentfly.tools.python`, once imported, has the same name."""
+    code = "from agentfly.tools import Tool, python; assert isinstance(python, Tool)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_no_module_of_rewards_has_the_name_of_a_reward() -> None:
+    """Importing a submodule sets it as an attribute of its package, which would hide the reward of that name."""
+    targets = {target.partition(":")[0] for target in plugins.BUILTIN["rewards"].values()}
+    assert not [name for name in plugins.BUILTIN["rewards"] if f"agentfly.rewards.{name}" in targets]
+
+
+def test_open_has_a_name_that_hides_no_builtin_of_python_and_unknown_names_are_refused() -> None:
+    assert tools.open_passage is tools.open
+    with pytest.raises(ImportError, match="no_such_tool"):
+        from agentfly.tools import no_such_tool  # noqa: F401
+    with pytest.raises(AttributeError, match=r"module 'agentfly.rewards' has no attribute 'nothing'"):
+        _ = rewards.nothing
+
+
+def test_importing_the_packages_loads_no_world() -> None:
+    code = "import sys, agentfly.tools, agentfly.rewards; print([m for m in sys.modules if m.startswith('agentfly.envs')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
