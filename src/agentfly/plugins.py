@@ -119,7 +119,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "transformers": "agentfly.ext.embeddings:TransformersEncoder",
     },
     "caches": {
-        "disk": "agentfly.envs.search.web_cache:DiskCache",
+        "disk": "agentfly.envs.search.web.cache:DiskCache",
         "redis": "agentfly.ext.redis_cache:RedisCache",
     },
     "engines": {

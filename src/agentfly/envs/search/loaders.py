@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from .passages import read_lines
-from .reward import named
+from .retrieve.passages import read_lines
 
-Row = dict[str, Any]
+QuestionRow = dict[str, Any]
 ANSWERS = ("answer", "golden_answers", "answers", "output")
 MAX_FILE = 4 << 30
 
 
-def load_questions(path: str | Path) -> list[Row]:
+def load_questions(path: str | Path) -> list[QuestionRow]:
     """The questions of a file, each checked."""
-    rows: list[Row] = []
+    rows: list[QuestionRow] = []
     seen: dict[str, str] = {}
     for place, (where, row) in enumerate(_items(Path(path))):
         made = to_row(row, place, f"{path}: {where}")
@@ -40,14 +39,14 @@ def load_questions(path: str | Path) -> list[Row]:
     return rows
 
 
-def to_row(row: Any, place: int, where: str) -> Row:
+def to_row(row: Any, place: int, where: str) -> QuestionRow:
     """One question in our own shape."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: a question is an object with fields, this is a {type(row).__name__}")
     question = next((row[name] for name in ("question", "input", "query") if name in row), None)
     if not isinstance(question, str) or not question.strip():
         raise DataError(f"{where}: 'question' must be a non-empty string; its fields: {', '.join(map(str, row)) or 'none'}")
-    made: Row = {
+    made: QuestionRow = {
         "id": str(next((row[name] for name in ("_id", "id", "qid") if row.get(name) is not None), place)),
         "question": question.strip(),
         "answer": _answer(row, where),
@@ -80,7 +79,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _answer(row: Row, where: str) -> str | list[str]:
+def _answer(row: QuestionRow, where: str) -> str | list[str]:
     name = next((name for name in ANSWERS if name in row), None)
     if name is None:
         raise DataError(f"{where}: has no field 'answer'; its fields: {', '.join(map(str, row)) or 'none'}")
@@ -96,7 +95,7 @@ def _answer(row: Row, where: str) -> str | list[str]:
     return texts[0] if len(texts) == 1 else texts
 
 
-def _titles(row: Row, where: str) -> list[str]:
+def _titles(row: QuestionRow, where: str) -> list[str]:
     """The pages that hold the answer, each once, in order."""
     about = row.get("metadata")
     facts = row.get("supporting_facts") or (about.get("supporting_facts") if isinstance(about, dict) else None)
@@ -112,4 +111,13 @@ def _titles(row: Row, where: str) -> list[str]:
         found = row.get("gold_titles") or []
     if not isinstance(found, str | list) or any(not isinstance(title, str) for title in found):
         raise DataError(f"{where}: the titles of its pages must be a list of texts, not {found!r}"[:400])
-    return list(dict.fromkeys(named(found)))
+    return list(dict.fromkeys(names_of(found)))
+
+
+def names_of(value: Any) -> list[str]:
+    """A list of names from one name, a list, or one text with " | " between the names."""
+    if hasattr(value, "tolist"):  # a column of a Parquet file
+        value = value.tolist()
+    if isinstance(value, str):
+        value = value.split(" | ")
+    return [text for each in value or () if (text := str(each).strip())]

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...types import Task
-from .articles import read_fact
-from .world import RELATIONS
+from .generated.articles import read_fact
+from .generated.world import RELATIONS
 
 Call = tuple[str, dict[str, str]]
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError, DataError
-from .easy import easy_questions
+from .generated.easy import easy_questions
+from .generated.questions import Question, all_questions
 from .loaders import load_questions
-from .questions import Question, all_questions
-from .sources import name_corpus
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
@@ -70,7 +69,6 @@ def search_questions(
         rows = [row for row in rows if _bucket(row["question"]) == split]
     if corpus is not None:
         rows = [{"corpus": str(corpus), **row} for row in rows]
-        name_corpus(str(corpus))
     random.Random(f"questions {split} {seed}").shuffle(rows)
     if not rows:
         raise DataError(f"{file}: no question of it belongs to the split {split!r}")

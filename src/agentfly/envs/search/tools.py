@@ -12,7 +12,7 @@ from typing import Any
 from ...tools import Tool, tool
 from ...types import ToolResult
 from .env import SearchEnv
-from .retrieval import MAX_DEADLINE_S
+from .retrieve.types import MAX_DEADLINE_S
 
 SYSTEM = (
     "You answer questions by searching. Search for one name at a time, read what is found, follow it from page to page, "

@@ -8,17 +8,14 @@ refused in one sentence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from ...tools.text import clean
-from .retrieval import Hit, Passage
+from .retrieve.passages import MAX_ID, one_line, plain_id
+from .retrieve.types import Hit, Passage
 
 MAX_QUERY = 1_000
-MAX_ID = 2_000
 NOTHING = "Nothing was found. Try other words."
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def read_query(query: Any) -> tuple[str, str]:
@@ -42,16 +39,6 @@ def read_id(id: Any) -> tuple[str, str]:  # noqa: A002
     return (text, "") if text else ("", "The id is empty. Give one of those that a search shows in brackets.")
 
 
-def plain_id(text: str) -> str:
-    """An id as it is kept, shown and asked for: on one line, without the brackets that it is shown in."""
-    if text.isalnum():
-        return text
-    text = one_line(text)
-    while len(text) > 1 and text[0] == "[" and text[-1] == "]":
-        text = text[1:-1].strip()
-    return text
-
-
 def show_hits(hits: Sequence[Hit], *, ids: bool = True, cut: int = 300) -> str:
     """One line per hit; with `ids` its id and title stand before its text."""
     if not hits:
@@ -65,10 +52,6 @@ def show_passage(passage: Passage, cut: int) -> str:
     lines = [one_line(line) for line in passage.text.split("\n")]
     text = shorten("\n".join(line for line in lines if line), cut)
     return f"{title}\n{text}" if title else text
-
-
-def one_line(text: str) -> str:
-    return " ".join(_CONTROL.sub(" ", clean(text)).split())
 
 
 def shorten(text: str, length: int) -> str:

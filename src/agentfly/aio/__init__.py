@@ -1,0 +1,7 @@
+"""Building blocks for asyncio: deadlines, waiting lines and threads.
+
+deadline    within(coroutine, timeout_s): a timeout for one await
+deadlines   Deadlines: the deadlines of an event loop in one heap, under one timer
+wait_line   WaitLine: a FIFO queue of waiters with deadlines and safe cancellation
+threads     WorkerThread: a dedicated thread; run_in_thread: a call in a pooled thread
+"""
