@@ -1,12 +1,12 @@
-"""Question files in, rows for training out: HotpotQA-, 2Wiki-, NQ- and KILT-shaped, as a JSON list, JSONL, or either gzipped.
+"""Question files: HotpotQA-, 2Wiki-, NQ- and KILT-shaped rows from a JSON list or JSONL, gzipped or not.
 
     HotpotQA, 2Wiki   _id, question, answer, type, supporting_facts [["Title", 0], ...] or {"title": [...]}
     NQ                question, answer ["..."] or golden_answers ["..."]
     KILT              id, input, output [{"answer": ..., "provenance": [{"title": ...}]}]
     plain             question, answer, gold_titles ["..."] or "One | Other"
 
-A row becomes `id`, `question`, `answer` (one text, or a list of alternatives), `kind` and, where the file names them,
-`gold_titles`. A malformed row is refused by its line, or in a list by its row, counted from 1. Nothing is fetched.
+A row becomes `id`, `question`, `answer` (one text, or a list of alternatives), `kind` and, if the file has them,
+`gold_titles`. A malformed row raises DataError with its line or row number.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_FILE = 4 << 30
 
 
 def load_questions(path: str | Path) -> list[QuestionRow]:
-    """The questions of a file, each checked."""
+    """The questions of a file. Raises DataError for a malformed row or a repeated id."""
     rows: list[QuestionRow] = []
     seen: dict[str, str] = {}
     for place, (where, row) in enumerate(_items(Path(path))):
-        made = to_row(row, place, f"{path}: {where}")
+        made = question_row(row, place, f"{path}: {where}")
         if made["id"] in seen:
             raise DataError(f"{path}: {seen[made['id']]} and {where} have the same id {made['id']!r}")
         seen[made["id"]] = where
@@ -39,8 +39,8 @@ def load_questions(path: str | Path) -> list[QuestionRow]:
     return rows
 
 
-def to_row(row: Any, place: int, where: str) -> QuestionRow:
-    """One question in our own shape."""
+def question_row(row: Any, place: int, where: str) -> QuestionRow:
+    """One question with the fields that the world uses. `place` is its id if the row has none."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: a question is an object with fields, this is a {type(row).__name__}")
     question = next((row[name] for name in ("question", "input", "query") if name in row), None)
@@ -58,7 +58,7 @@ def to_row(row: Any, place: int, where: str) -> QuestionRow:
 
 
 def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file and where each stands."""
+    """The rows of a file, each with its line or row number as text."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     if ".json" not in path.suffixes:
@@ -96,7 +96,7 @@ def _answer(row: QuestionRow, where: str) -> str | list[str]:
 
 
 def _titles(row: QuestionRow, where: str) -> list[str]:
-    """The pages that hold the answer, each once, in order."""
+    """The titles of the pages that contain the answer, without duplicates, in order."""
     about = row.get("metadata")
     facts = row.get("supporting_facts") or (about.get("supporting_facts") if isinstance(about, dict) else None)
     if isinstance(facts, dict):

@@ -1,8 +1,7 @@
-"""The invented world written down: entities in, articles of an encyclopaedia out, in several wordings; and read again.
+"""The articles of the invented encyclopaedia: written from entities in several wordings, and read again.
 
-Every fact of an entity stands in exactly one sentence of its own article. `read_fact` finds it there, by the same patterns
-that wrote it: that is what the solver reads with. What other articles say about an entity is a mention and never a fact that
-is asked.
+Every fact of an entity is in exactly one sentence of its article. `read_fact` finds it with the patterns that wrote it; the
+solver reads with it. Articles may mention other entities, but no question depends on a mention.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import lru_cache
 from ..retrieve.types import Passage
 from .world import Entity, make_world
 
-# Per kind: groups of sentences, one of each group is written. A slot is a fact, a trait, the name, or (in `mentions`) a link.
+# Per kind: groups of sentences; an article has one sentence of each group. A slot is a fact, a trait or the name.
 SENTENCES: dict[str, tuple[tuple[str, ...], ...]] = {
     "region": (
         ("{name} is one of the eight regions of the Long Coast.", "{name} is a region of wide valleys and old roads."),
@@ -78,7 +77,7 @@ SENTENCES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 _SUBJECT = "\x00"
-"""Stands for the name of an article's subject while the article is read."""
+"""Replaces the name of an article's subject while the article is read."""
 MENTIONS = {
     ("birthplace", "person"): ("Among its sons and daughters is {other}.", "A street there is named after {other}."),
     ("author", "work"): ("One of the best known works is {other}.", "{other} made the name known abroad."),
@@ -87,7 +86,7 @@ MENTIONS = {
 
 
 def write_article(entity: Entity, rng: random.Random, mentions: Mapping[str, tuple[str, str]]) -> str:
-    """The text of one article. `mentions` gives, by name, a thing that leads here and how."""
+    """The text of one article. `mentions` maps an entity's name to a relation and the entity that names it."""
     slots = _slots(entity)
     text = [rng.choice(group).format_map(slots) for group in SENTENCES[entity.kind]]
     if entity.name in mentions:
@@ -98,7 +97,7 @@ def write_article(entity: Entity, rng: random.Random, mentions: Mapping[str, tup
 
 
 def encyclopaedia_passages(seed: int = 0) -> list[Passage]:
-    """One passage per entity, in an order that says nothing."""
+    """One passage per entity, in random order."""
     world, rng = make_world(seed), random.Random(f"articles {seed}")
     mentions: dict[str, tuple[str, str]] = {}
     for entity in world.values():
@@ -111,7 +110,7 @@ def encyclopaedia_passages(seed: int = 0) -> list[Passage]:
 
 
 def read_fact(kind: str, name: str, relation: str, text: str) -> str | None:
-    """What an article says about its own subject; None where it does not say."""
+    """The value of a relation in the article of its subject; None if the text does not contain it."""
     text = text.replace(name, _SUBJECT)
     for pattern in _patterns(kind, relation):
         if found := pattern.search(text):
@@ -131,7 +130,7 @@ def _patterns(kind: str, relation: str) -> tuple[re.Pattern[str], ...]:
 
 
 def _pattern(sentence: str, relation: str) -> str:
-    """A sentence as a regular expression: the wanted slot is a group, other slots are any words."""
+    """A sentence as a regular expression: the wanted slot is a group, other slots match any words."""
     made = ""
     for part in re.split(r"(\{\w+\})", sentence):
         if part == "{name}":

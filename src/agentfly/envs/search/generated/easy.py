@@ -1,9 +1,9 @@
-"""A small world for small models: people with short names, one page each, two facts a page. A seed in, pages and questions out.
+"""The small world for small models: people with short names, and one page with two facts for each.
 
     Bolo     The friend of Bolo is Kadi. The city of Bolo is Lumo.
     asked    What is the city of Bolo?       What is the color of the friend of Bolo?
 
-The people of a split know only each other, so nothing that is asked in one split is told on a page of another.
+The people of a split know only each other, so no page of one split contains a fact of another split.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def _person(rng: random.Random, name: str, people: list[str], cities: list[str])
 
 
 def easy_passages(seed: int = 0) -> list[Passage]:
+    """One page per person, in random order."""
     rng = random.Random(f"easy pages {seed}")
     people = [person for split in easy_world(seed).values() for person in split.values()]
     rng.shuffle(people)

@@ -1,8 +1,7 @@
-"""Questions about the invented world: entities in, questions with answers and the path to them out.
+"""Questions about the invented encyclopaedia, with their answers and the paths to them.
 
 A question follows one fact ("In which town was Mael Dorn born?") or two ("Which river flows through the town where Mael Dorn
-was born?"). Its split is that of its subject, by a hash of the name: no subject is asked about in two splits, in whatever
-words.
+was born?"). Its split is a hash of its subject's name, so no subject is asked about in two splits.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import lru_cache
 
 from .world import RELATIONS, Entity, make_world
 
-# How a fact is asked for; {x} is a name or a description.
+# The questions for a fact; {x} is a name or a description.
 ASKS: dict[tuple[str, str], tuple[str, ...]] = {
     ("region", "capital"): ("What is the capital of {x}?", "Which town is the capital of {x}?"),
     ("mountain", "region"): ("In which region does {x} rise?", "Which region is {x} in?"),
@@ -39,7 +38,7 @@ ASKS: dict[tuple[str, str], tuple[str, ...]] = {
     ("school", "founder"): ("Who founded {x}?", "Who was the founder of {x}?"),
     ("school", "opened"): ("In what year did {x} open?", "When did {x} open?"),
 }
-# How an entity is described through a fact of another.
+# The description of an entity through a fact of another.
 DESCRIBED: dict[tuple[str, str], str] = {
     ("region", "capital"): "the capital of {x}",
     ("mountain", "region"): "the region in which {x} rises",
@@ -61,7 +60,7 @@ WITH_ARTICLE = ("river", "event", "school")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`path` is the subject and the relations to follow from it; `pages` are the articles that hold the answer, in order."""
+    """`path` is the subject and the relations to follow from it; `pages` are the articles on that path, in order."""
 
     text: str
     answer: str
@@ -79,7 +78,7 @@ class Question:
 
 
 def split_of(subject: str) -> str:
-    """The one split that a subject belongs to: 80 % train, 10 % validation, 10 % test."""
+    """The split of a subject: 80 % train, 10 % validation, 10 % test."""
     bucket = zlib.crc32(subject.encode()) % 10
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
@@ -109,7 +108,7 @@ def _ask(world: Mapping[str, Entity], entity: Entity, relations: tuple[str, ...]
         Question(ask.format(x=shown), answer, kind, (entity.name, *relations), tuple(pages))
         for ask in ASKS[at.kind, relations[-1]]
     ]
-    # A path that leads back to where it began would be answered by its own question.
+    # The question must not contain its answer, as on a path that leads back to its subject.
     return [question for question in asked if answer not in question.text and len(set(pages)) == len(pages)]
 
 

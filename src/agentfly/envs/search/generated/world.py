@@ -1,8 +1,8 @@
-"""An invented world: a seed in, entities with facts out. Nobody can have read about it.
+"""An invented world: entities with facts, generated from a seed.
 
-Eight regions with mountains, rivers and towns; people who were born and taught there; what they wrote, painted and composed;
-what happened, and the schools they founded. A fact is a value (a year, a craft) or the name of another entity, so facts can be
-followed. Names are unique, and no name of an entity says where it lies or when it was. Text is written in `articles.py`.
+Eight regions have mountains, rivers and towns; people were born and taught there; they made works, led events and founded
+schools. A fact is a value (a year, a craft) or the name of another entity, so facts can be followed. Names are unique, and do
+not reveal places or dates. `articles.py` writes the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-# What a fact leads to: a kind of entity, or "" for a value.
+# Per kind and relation: the kind of the entity that the fact names, or "" for a value.
 RELATIONS: dict[str, dict[str, str]] = {
     "region": {"capital": "town"},
     "mountain": {"region": "region", "height": ""},
@@ -63,7 +63,7 @@ SCHOOL_KINDS = _list("Academy College Observatory Conservatory Institute Library
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """One thing of the world. `facts` maps relations to values; `traits` holds what prose needs and nobody asks about."""
+    """One subject of an article. `facts` maps relations to values; `traits` are for the wording, and are never asked about."""
 
     name: str
     kind: str
@@ -73,7 +73,7 @@ class Entity:
 
 @lru_cache(maxsize=4)
 def make_world(seed: int = 0) -> dict[str, Entity]:
-    """Every entity by its name, the same for the same seed."""
+    """Every entity by its name. The same seed gives the same world."""
     return _Maker(random.Random(f"encyclopaedia {seed}")).make()
 
 
@@ -86,9 +86,9 @@ class _Maker:
 
     def make(self) -> dict[str, Entity]:
         titles = [f"The {adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]
-        stirrings = [f"{noun} {kind}" for noun in (*ADJECTIVES, *NOUNS) for kind in EVENT_KINDS]
+        events = [f"{noun} {kind}" for noun in (*ADJECTIVES, *NOUNS) for kind in EVENT_KINDS]
         self.rng.shuffle(titles)
-        self.rng.shuffle(stirrings)
+        self.rng.shuffle(events)
         namers: dict[str, Callable[[], str]] = {
             "region": lambda: self.word(3),
             "mountain": lambda: f"Mount {self.word(2)}",
@@ -96,7 +96,7 @@ class _Maker:
             "town": lambda: self.word(1) + self.rng.choice(PLACE_ENDINGS),
             "person": lambda: f"{self.word(2, fresh=False)} {self.word(2)}",
             "work": titles.pop,
-            "event": stirrings.pop,
+            "event": events.pop,
             "school": lambda: f"{self.word(2)} {self.rng.choice(SCHOOL_KINDS)}",
         }
         for kind, size in SIZES.items():
@@ -111,7 +111,7 @@ class _Maker:
         return self.world
 
     def word(self, syllables: int, *, fresh: bool = True) -> str:
-        """A word that sounds like a name; a fresh one is used once."""
+        """A word that sounds like a name. A `fresh` word was not used before."""
         while True:
             parts = [self.rng.choice(ONSETS) + self.rng.choice(VOWELS) for _ in range(syllables)]
             made = ("".join(parts) + self.rng.choice(CODAS)).capitalize()
@@ -137,14 +137,14 @@ class _Maker:
         return {"source": self.pick("mountain"), "length": self.year(61, 986)}, {}
 
     def _town(self, number: int) -> tuple[dict[str, str], dict[str, str]]:
-        # The first towns are the capitals, each of its own region.
+        # The first towns are the capitals, one per region.
         region = self.names["region"][number] if number < SIZES["region"] else self.pick("region")
         facts = {"region": region, "river": self.pick("river"), "founded": self.year(402, 1390)}
         inhabitants = f"{self.rng.randint(9_000, 310_999):,}"
         return {**facts, "craft": self.rng.choice(CRAFTS)}, {"people": inhabitants}
 
     def _person(self, number: int) -> tuple[dict[str, str], dict[str, str]]:
-        """People are listed by age, so that a teacher is one who came before; the first ones taught each other."""
+        """People are listed by age, so a teacher has a lower number; the first ones taught each other."""
         occupation = self.rng.choice([*OCCUPATIONS.values(), *OTHERS])
         people = self.names["person"]
         older = people[max(0, number - 60) : number - 12] if number > 12 else [people[(number + 1) % 13]]

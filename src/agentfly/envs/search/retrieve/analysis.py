@@ -1,7 +1,6 @@
-"""Text in, the words that a search index counts out: lower case, no accents, no stop words, plural and tense cut off.
+"""Text analysis for the index: lower case, no accents, no stop words, English plural and tense endings removed.
 
-The same for passages and queries, whichever retriever asks. Anything can be analysed; control characters and half surrogate
-pairs are simply not words. No dictionary, no language but English in the endings and the stop words.
+Passages and queries are analysed alike. Every text is accepted; control characters and surrogates are not words.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ _STOPPED = (
 )
 STOP_WORDS = frozenset(_STOPPED.split())
 VERSION = 1
-"""Part of every index's fingerprint: an index made with other words is made again."""
+"""Part of the key of every stored index: a change of the analysis invalidates them."""
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in order, as the index knows them."""
+    """The stemmed words of a text, in order, without stop words."""
     if not text.isascii():
         text = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
     return [stem(word) for word in _WORD.findall(text.lower()) if word not in STOP_WORDS]
@@ -29,7 +28,7 @@ def words(text: str) -> list[str]:
 
 @lru_cache(maxsize=200_000)
 def stem(word: str) -> str:
-    """A light stem: "rivers" and "river", "painted" and "painting" meet; names are left as they are, mostly."""
+    """A light stem: "rivers" and "river" are equal, and so are "painted" and "painting"; most names do not change."""
     if len(word) < 4 or not word.isalpha():
         return word
     if word.endswith("ies") and len(word) > 4:

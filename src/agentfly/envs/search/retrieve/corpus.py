@@ -1,8 +1,8 @@
-"""A corpus: places to passages, and ids to places. In memory where it was generated here, memory-mapped where it is a file.
+"""A corpus: passages by position, and positions by id. Generated passages are in memory, files are memory-mapped.
 
-A file is read once and kept in the cache as it is needed: one line per passage, where each line begins, and a sorted table of
-hashed ids. So a corpus of millions costs no memory but what is read of it. A file with a malformed row, or with one id twice,
-is refused by its line; one that has changed is read again.
+A file is converted once and cached: one line per passage, the offset of each line, and a sorted table of hashed ids. A corpus
+of millions of passages therefore takes little memory. A malformed row or a repeated id raises DataError with its line number. A
+file that has changed is converted again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .types import Corpus, Passage
 
 FORMAT = 2
 CHECK_BYTES = 2 << 30
-"""Up to this size a stored corpus or index is checked byte by byte when it is opened; beyond it by its sizes."""
+"""Up to this size a stored corpus or index is checked by its hashes when it is opened; above it by file sizes."""
 WAIT_S = 86_400.0
-"""How long a run waits for another that makes the same: vectors of millions of passages take hours."""
+"""How long a process waits for another that builds the same: vectors of millions of passages take hours."""
 
 
 class MemoryCorpus:
-    """Passages that are already here."""
+    """Passages in memory."""
 
     def __init__(self, passages: Sequence[Passage], key: str = "") -> None:
         if not passages:
@@ -53,7 +53,7 @@ class MemoryCorpus:
 
 
 class FileCorpus:
-    """A folder that `_write` made, mapped into memory."""
+    """A folder that `_write` created, memory-mapped."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self.key = key
@@ -63,7 +63,7 @@ class FileCorpus:
         with open(folder / "passages.jsonl", "rb") as stream:
             self.lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         if len(self.starts) < 2 or int(self.starts[-1]) != len(self.lines):
-            raise Damaged("its table of lines does not fit its lines")
+            raise Damaged("its table of lines does not match its lines")
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -86,7 +86,7 @@ class FileCorpus:
 
 
 def open_corpus(path: str | Path) -> FileCorpus:
-    """The corpus of a file of passages, from the cache where it is there."""
+    """The corpus of a file of passages, converted once and cached. Raises DataError for a malformed file."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path}: no such file of passages")
@@ -117,10 +117,10 @@ def _write(path: Path, folder: Path) -> None:
     np.save(folder / "starts.npy", np.frombuffer(starts, dtype=np.uint64))
     np.save(folder / "hashes.npy", hashed[order])
     np.save(folder / "places.npy", order.astype(np.uint32 if len(order) < 1 << 32 else np.uint64))
-    _refuse_twins(FileCorpus(folder, ""), lines, path)
+    _refuse_duplicates(FileCorpus(folder, ""), lines, path)
 
 
-def _refuse_twins(corpus: FileCorpus, lines: array[int], path: Path) -> None:
+def _refuse_duplicates(corpus: FileCorpus, lines: array[int], path: Path) -> None:
     same = np.flatnonzero(corpus.hashes[1:] == corpus.hashes[:-1])
     for at in same:
         one, other = (int(corpus.places[at + step]) for step in (0, 1))

@@ -1,9 +1,8 @@
-"""Dense retrieval: passages as vectors, a query as a vector, the nearest by inner product.
+"""Dense retrieval: passages and queries as vectors, ranked by inner product.
 
-In: a corpus and an encoder, which is the directory of an embedding model (through transformers, see `ext/embeddings.py`) or
-"hashing", a model-free one that hashes words and pieces of words. Out: a retriever. Vectors are made once, kept on disk and
-mapped into memory; FAISS searches them where it is installed, NumPy in blocks where it is not, with the same answers. The
-search is exact: it looks at every vector.
+The encoder is the directory of an embedding model (through transformers, see `ext/embeddings.py`), or "hashing", which needs no
+model. Vectors are computed once, stored on disk and memory-mapped. FAISS searches them if it is installed, else NumPy in
+blocks, with the same results. The search is exhaustive.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ BLOCK = 65_536
 BATCH = 64
 PASSAGE_CHARACTERS = 4_000
 PROBE = ("one", "two words", "a long text " * 400)
-"""What a model must be able to encode together before it is used: texts of different lengths, one beyond every limit."""
+"""Texts that a model must encode in one batch before it is used: of different lengths, one longer than every limit."""
 
 
 class Encoder(Protocol):
-    """Texts to vectors of length 1. `key` names everything that its vectors depend on."""
+    """Maps texts to unit vectors. `key` is a fingerprint of everything that the vectors depend on."""
 
     key: str
     size: int
@@ -41,7 +40,7 @@ class Encoder(Protocol):
 
 
 class HashingEncoder:
-    """Words and their pieces of three letters, hashed into a vector: no model, no download, no meaning beyond spelling."""
+    """Hashes words and their trigrams into a vector. It needs no model, and compares spelling only."""
 
     def __init__(self, size: int = 256) -> None:
         self.size, self.key = size, f"hashing-{size}-{VERSION}"
@@ -59,7 +58,7 @@ class HashingEncoder:
 
 
 class Dense(LocalRetriever):
-    """Nearness of meaning. `library` is "faiss", "numpy", or None for what is there."""
+    """Ranks passages by inner product. `library` is "faiss", "numpy", or None for FAISS if it is installed."""
 
     name = "dense"
 
@@ -128,7 +127,7 @@ class Dense(LocalRetriever):
 
 
 def nearest(vectors: Any, queries: Any, k: int) -> tuple[Any, Any]:
-    """The k largest inner products of each query, block by block, equal ones in the order of their places."""
+    """The k largest inner products of each query, computed in blocks; equal ones are ordered by position."""
     scores = np.full((len(queries), 0), -np.inf, dtype=np.float32)
     places = np.zeros((len(queries), 0), dtype=np.int64)
     for start in range(0, len(vectors), BLOCK):
@@ -141,13 +140,13 @@ def nearest(vectors: Any, queries: Any, k: int) -> tuple[Any, Any]:
 
 
 def unit(vectors: Any) -> Any:
-    """Each row with length 1; a row of zeros stays one."""
+    """Each row scaled to length 1; rows of zeros stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
 def open_encoder(model: str | None, **options: Any) -> Encoder:
-    """An encoder by name: "hashing", or the directory of an embedding model."""
+    """The encoder "hashing", or the embedding model in a directory. Raises ConfigError if it cannot encode texts."""
     if not model:
         raise ConfigError("dense retrieval needs `model`: the directory of an embedding model, or 'hashing'")
     if model == "hashing":

@@ -1,7 +1,6 @@
-"""Several retrievers as one: reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009).
+"""Hybrid retrieval: reciprocal rank fusion of several retrievers (Cormack, Clarke and Buettcher, SIGIR 2009).
 
-A passage earns 1 / (60 + rank) from each ranking it is in, so scores of different kinds never meet. All retrievers must search
-the same corpus.
+A passage scores 1 / (60 + rank) in each ranking that contains it, so scores of different scales are never compared.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from .types import MAX_K, LocalRetriever, Ranking
 
 SMOOTHING = 60
 DEPTH = 4
-"""How many times more passages are asked of each retriever than are wanted."""
+"""Each retriever is asked for this many times more passages than are wanted."""
 
 
 class Hybrid(LocalRetriever):
@@ -35,7 +34,7 @@ class Hybrid(LocalRetriever):
 
 
 def fuse(rankings: Sequence[Ranking], k: int) -> Ranking:
-    """The best k of all rankings together; equal ones in the order of their places."""
+    """The best k of all rankings together; equal scores are ordered by position."""
     earned: dict[int, float] = {}
     for ranking in rankings:
         for rank, (place, _) in enumerate(ranking, 1):

@@ -1,13 +1,12 @@
-"""Files of passages in, `Passage` values out, one by one: JSONL or gzipped JSONL in the shapes that are published.
+"""Files of passages, read row by row: JSONL or gzipped JSONL in the published shapes.
 
     wiki-18      {"id": "0", "contents": "\\"Title\\"\\nText"}
     KILT         {"_id": "290", "wikipedia_title": "A", "text": ["A\\n", "First paragraph.\\n", ...]}
     HotpotQA     {"id": "12", "title": "Anarchism", "text": [["First sentence.", ...], ...]}
     plain, BEIR  {"id" or "_id": ..., "title": ..., "text": ...}
 
-An id may be a number; a row without one is called by its place in the file. Ids are kept as they are shown: on one line,
-without control characters or brackets around them. A row that has no text, or is no row, is refused by its line. A file is
-never held in memory as a whole.
+A row without an id gets its position as id. Ids are stored in the form in which they are shown (see `plain_id`). A row without
+text raises DataError with its line number.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_passages(path: str | Path) -> Iterator[tuple[int, Passage]]:
-    """The passages of a file, each with its line."""
+    """The passages of a file, each with its line number. Raises DataError for a malformed row."""
     for place, (number, row) in enumerate(read_lines(path)):
         yield number, to_passage(row, place, f"{path}: line {number}")
 
@@ -88,7 +87,7 @@ def to_passage(row: Any, place: int, where: str) -> Passage:
         title, text = first.strip().strip('"'), rest.strip()
     elif title and first.strip() == title and rest.strip():  # KILT's first paragraph is the title again
         text = rest.strip()
-    return Passage(_whole(known), _whole(title.strip()), _whole(text))
+    return Passage(_encodable(known), _encodable(title.strip()), _encodable(text))
 
 
 def plain_id(text: str) -> str:
@@ -107,7 +106,7 @@ def one_line(text: str) -> str:
 
 
 def _joined(value: Any) -> str | None:
-    """Text, or paragraphs, or paragraphs of sentences."""
+    """The text of a string, of a list of paragraphs, or of paragraphs that are lists of sentences; None for other types."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -123,8 +122,8 @@ def _joined(value: Any) -> str | None:
     return joined.replace("BULLET::::", "- ")
 
 
-def _whole(text: str) -> str:
-    """Half a surrogate pair (JSON can hold one) is no character and cannot be written to a file."""
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which JSON can contain and UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -1,8 +1,8 @@
-"""What search providers said, remembered: on disk (SQLite) by default, in Redis where `REDIS_URL` is set and it answers.
+"""A cache of providers' answers: on disk (SQLite), or in Redis before the disk if `REDIS_URL` is set.
 
-Keys are digests, so no query stands in them in the clear; values are text. A cache never fails its caller: what cannot be
-read is a miss, what cannot be written is dropped, and the log says so once. Old entries are not given out, and swept out now
-and then.
+Keys are digests, so they do not contain queries. A cache does not fail its caller: an entry that cannot be read is a miss, one
+that cannot be written is dropped, and a warning is logged once. Expired entries are not returned, and are deleted from time to
+time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ROWS = 1_000_000
 
 
 class Cache(Protocol):
-    """Blocking, thread-safe, and never raising. `usable`: whether it is worth asking now."""
+    """Blocking and thread-safe; its methods do not raise. `usable`: whether it is worth asking now."""
 
     @property
     def usable(self) -> bool: ...
@@ -77,12 +77,12 @@ class DiskCache:
                 return None
             try:
                 return self._connected().execute(statement, values).fetchone()
-            except sqlite3.OperationalError as error:  # locked, or no room: it may pass
+            except sqlite3.OperationalError as error:  # locked, or the disk is full: this may pass
                 if not self._said:
                     log.warning("the cache %s cannot be used now (%s): searches are asked again", self.path, error)
                 self._said = True
             except (sqlite3.Error, OSError) as error:
-                self._failed = not self._renewed(error)
+                self._failed = not self._replace(error)
         return None
 
     def _connected(self) -> sqlite3.Connection:
@@ -99,8 +99,8 @@ class DiskCache:
             self._connection = made
         return self._connection
 
-    def _renewed(self, error: Exception) -> bool:
-        """A file that is no database any more is put aside once; a second failure ends the cache."""
+    def _replace(self, error: Exception) -> bool:
+        """Move a damaged file aside and start an empty one. Returns False if that failed too, which disables the cache."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -118,7 +118,7 @@ class DiskCache:
 
 
 class Layered:
-    """The first cache that is usable answers; what it does not know, the next one may."""
+    """Caches in order: reads ask each usable one until one knows the key, writes go to the first that accepts them."""
 
     def __init__(self, *caches: Cache) -> None:
         self.caches = caches
@@ -137,7 +137,7 @@ class Layered:
         for cache in self.caches:
             if cache.usable:
                 cache.put(key, text)
-                if cache.usable:  # it took it
+                if cache.usable:  # a cache that failed to write is not usable any more
                     return
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Layered:
 
 
 def open_cache(kind: str = "auto", ttl_s: float = 7 * 86_400.0) -> Cache | None:
-    """The cache of a kind; None for "none". `auto` is Redis in front of the disk where REDIS_URL is set, else the disk."""
+    """The cache of a kind; None for "none". "auto" is Redis before the disk if REDIS_URL is set, else the disk."""
     if kind not in KINDS:
         raise ConfigError(f"no cache is called {kind!r}; there are {', '.join(KINDS)}")
     if not ttl_s > 0:
