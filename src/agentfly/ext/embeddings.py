@@ -1,8 +1,8 @@
 """An embedding model as an encoder: texts in, unit vectors out, through transformers.
 
 `pooling` is "mean" (over the tokens), "cls" (the first token), "lasttoken", or "auto": as `1_Pooling/config.json` in the
-directory says, else mean. Models such as E5 need `query_prefix` and `passage_prefix`. A text is cut at `max_length` tokens, or at the
-model's limit. The model is a local directory: nothing is downloaded.
+directory says, else mean. Models such as E5 need `query_prefix` and `passage_prefix`. A text is cut at `max_length` tokens, or
+at the model's limit. The model is a local directory: nothing is downloaded.
 """
 
 from __future__ import annotations

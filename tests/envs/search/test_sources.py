@@ -1,4 +1,4 @@
-"""Opening what is searched: before the chains, outside their deadlines, never on the loop, and never in vain."""
+"""Opening sources: before the chains, outside their deadlines, and off the event loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_while_one_source_is_made_the_loop_runs_and_others_are_opened(gate, writ
     asyncio.run(main())
 
 
-def test_whoever_gives_up_does_not_end_the_making_and_it_is_made_once(gate, write_jsonl):
+def test_a_cancelled_caller_does_not_stop_the_building_and_it_is_built_once(gate, write_jsonl):
     source = Source(str(write_jsonl(ROWS, "slow.jsonl")))
 
     async def main() -> None:

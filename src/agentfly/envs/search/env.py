@@ -79,7 +79,7 @@ class SearchEnv(Environment):
         model: str | None = None,
         options: Mapping[str, Any] | None = None,
         **others: Any,
-    ) -> Awaitable[None] | None:
+    ) -> Awaitable[Any] | None:
         """Open what will be searched, and build its index if it is missing, outside the deadlines of chains.
 
         With `source` this opens the source; without it, the corpus that the task names, or nothing if there is no task.
@@ -87,7 +87,7 @@ class SearchEnv(Environment):
         if source is None and task is None:
             return None
         wanted = Source(source or _corpus_of(task), retriever, model, tuple(sorted((options or {}).items())))
-        return _open_ahead(wanted) if wanted.local and not is_open(wanted) else None
+        return opened(wanted) if wanted.local and not is_open(wanted) else None
 
     async def reset(self, task: Task | None = None) -> None:
         """Clear the record of shown passages, and open what the task searches unless it is open already."""
@@ -183,10 +183,6 @@ class SearchEnv(Environment):
 
 def _corpus_of(task: Task | None) -> str:
     return str((task.fields.get("corpus") if task else None) or DEFAULT)
-
-
-async def _open_ahead(source: Source) -> None:
-    await opened(source)
 
 
 async def _open(source: Source) -> Retriever:

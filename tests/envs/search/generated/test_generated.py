@@ -123,7 +123,7 @@ def test_the_solver_answers_every_held_out_question_of_the_small_world():
         assert play(tasks) == [(task.fields["answer"], 1.0) for task in tasks]
 
 
-def test_a_question_that_nobody_generated_has_no_solution():
+def test_a_question_that_was_not_generated_has_no_solution():
     with pytest.raises(ConfigError, match="did not make"):
         play([Task("t", (), {"question": "?", "answer": "x"})])
 

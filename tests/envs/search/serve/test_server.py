@@ -1,4 +1,4 @@
-"""The search server and its client: the same answers as at home, batches, limits, and a server that is dead."""
+"""The search server and its client: answers, batches, limits, refused requests, and an unreachable server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_server_answers_as_the_retriever_does_at_home():
+def test_a_server_gives_the_same_answers_as_its_retriever():
     async def main() -> None:
         async with SearchServer(home(), port=0) as server:
             client = ServerRetriever(server.url, **QUICK)
@@ -140,6 +140,7 @@ def test_wants_of_different_sizes_in_one_batch_each_get_theirs():
     ("method", "path", "body", "status", "says"),
     [
         ("GET", "/nothing", None, 404, "/health, /search, /retrieve"),
+        ("POST", "/search/", "{}", 404, "/health, /search, /retrieve"),
         ("GET", "/search", None, 405, "POST"),
         ("POST", "/search", "{", 400, "not JSON"),
         ("POST", "/search", "[" * 50_000, 400, "not JSON"),
@@ -182,7 +183,7 @@ def test_bad_requests_are_answered_with_a_sentence_and_the_server_goes_on(method
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"200"),
     ],
 )
-def test_what_is_no_request_ends_the_connection_with_a_status(raw, status):
+def test_an_invalid_or_refused_request_is_answered_with_a_status(raw, status):
     async def main() -> None:
         async with SearchServer(home(), port=0) as server, asyncio.timeout(60):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -248,7 +249,7 @@ def test_a_retriever_that_fails_is_the_servers_failure_and_the_next_query_is_ans
     asyncio.run(main())
 
 
-def test_one_query_that_cannot_be_ranked_fails_nobody_else(caplog):
+def test_a_query_that_cannot_be_ranked_fails_alone(caplog):
     class Picky(Gated):
         def rank(self, queries, k):
             found = super().rank(queries, k)
@@ -271,7 +272,7 @@ def test_one_query_that_cannot_be_ranked_fails_nobody_else(caplog):
     asyncio.run(main())
 
 
-def test_half_characters_in_a_query_reach_no_retriever_and_fail_nobody():
+def test_lone_surrogates_in_a_query_do_not_reach_the_retriever():
     class Strict(LocalRetriever):
         """As a tokenizer does, it refuses what is no text."""
 

@@ -241,7 +241,7 @@ def test_more_queries_than_the_rate_allows_are_refused_at_once_and_the_others_ar
         asyncio.run(main(server))
 
 
-def test_a_query_that_everybody_has_left_is_not_sent_and_takes_no_turn():
+def test_a_query_whose_callers_were_all_cancelled_is_not_sent_and_uses_no_turn():
     async def main(server: FakeProvider) -> None:
         search = WebSearch("serper", url=server.url, rate=1.0, cache="none")
         await search.search(["first"], 1)

@@ -84,12 +84,12 @@ class SearchServer:
 
     async def start(self) -> SearchServer:
         """Listen. Raises ConfigError if the address cannot be bound."""
+        self._batcher = asyncio.create_task(self._work())
         try:
             await self.web.start()
         except BaseException:
-            self._thread.shutdown()
+            await self.close()
             raise
-        self._batcher = asyncio.create_task(self._work())
         return self
 
     async def close(self) -> None:
@@ -157,12 +157,16 @@ class SearchServer:
         async def failed(request: Request, _: Exception) -> Response:
             return JSONResponse({"error": "the search server failed; its log says how"}, 500)
 
-        return Starlette(routes=routes, exception_handlers={404: not_found, 405: wrong_method, 500: failed})
+        app = Starlette(routes=routes, exception_handlers={404: not_found, 405: wrong_method, 500: failed})
+        app.router.redirect_slashes = False
+        return app
 
     async def _search(self, body: dict[str, Any]) -> dict[str, Any]:
         queries, k = _texts(body, "queries", MAX_QUERY), body.get("k", 3)
         if type(k) is not int or not 1 <= k <= MAX_K:
             raise BadRequest(f"'k' must be a whole number from 1 to {MAX_K}")
+        if self._batcher is None:  # `close` has ended it: this search would wait until its connection is aborted
+            raise Unavailable(STOPPING)
         if self.num_waiting + len(queries) > self._max_waiting:
             raise Unavailable("too many queries are waiting; try again")
         pending = PendingSearch(queries, k, asyncio.get_running_loop().create_future())
