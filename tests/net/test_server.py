@@ -63,7 +63,7 @@ def test_a_body_is_counted_while_it_arrives() -> None:
 
 def test_a_chunked_body_cannot_pass_the_bound() -> None:
     async def body(server: WebServer) -> bytes:
-        chunks = b"".join(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(50))
+        chunks = b"".join(b"64\r\n" + b"x" * 100 + b"\r\n" for _ in range(50)) + b"0\r\n\r\n"
         return await raw(server, b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
 
     assert serve(body, max_body=1000).startswith(b"HTTP/1.1 413")

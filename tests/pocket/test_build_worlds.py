@@ -14,7 +14,7 @@ import agentfly
 from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.envs.scienceworld import java
-from agentfly.envs.search.easy import easy_questions
+from agentfly.envs.search.generated.easy import easy_questions
 from agentfly.errors import ConfigError
 from agentfly.learn.samples import to_samples
 from agentfly.pocket import build_worlds as script

@@ -1,10 +1,8 @@
-"""Any embedding model directory as an encoder: texts in, vectors of length 1 out, through transformers.
+"""An embedding model as an encoder: texts in, unit vectors out, through transformers.
 
-`pooling` is "mean" (over the tokens), "cls" (the first token), "lasttoken" or "auto": what the directory's own
-`1_Pooling/config.json` says, else mean. Models such as E5 want a word before each text: `query_prefix` and `passage_prefix`. Of
-a model with a decoder (T5) the encoder alone is used; a tokenizer without a padding token pads with its end token. A text is
-cut at `max_length` tokens, or at as many as the model has positions for. Only a directory is opened here; nothing is fetched.
-Not for training: the model is frozen.
+`pooling` is "mean" (over the tokens), "cls" (the first token), "lasttoken", or "auto": as `1_Pooling/config.json` in the
+directory says, else mean. Models such as E5 need `query_prefix` and `passage_prefix`. A text is cut at `max_length` tokens, or
+at the model's limit. The model is a local directory: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ STATED = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "
 
 
 class TransformersEncoder:
-    """A frozen model and its tokenizer."""
+    """A frozen model and its tokenizer. Raises ConfigError if the directory does not contain a usable one."""
 
     def __init__(
         self,
@@ -49,7 +47,7 @@ class TransformersEncoder:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
             self._model: Any = AutoModel.from_pretrained(str(folder), local_files_only=True).eval()
-        except Exception as error:  # what is in the directory decides what is raised
+        except Exception as error:  # the type of the error depends on the model
             what = " ".join(str(error).split())[:300]
             raise ConfigError(f"{folder}: cannot be opened as an embedding model: {type(error).__name__}: {what}") from error
         config = self._model.config
@@ -91,7 +89,7 @@ class TransformersEncoder:
                 if self._pooling == "mean":
                     weights = mask.unsqueeze(-1).to(states.dtype)
                     pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
-                else:  # the first or last token that is no padding, whichever side it is on
+                else:  # the first or last token that is not padding, on whichever side the padding is
                     places = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
                     at = mask.argmax(1) if self._pooling == "cls" else places.argmax(1)
                     pooled = states[torch.arange(len(states), device=mask.device), at]
@@ -100,7 +98,7 @@ class TransformersEncoder:
 
 
 def _stated_pooling(folder: Path) -> str:
-    """What a sentence-transformers directory says about itself."""
+    """The pooling that a sentence-transformers directory declares; mean if it declares none."""
     stated = folder / "1_Pooling" / "config.json"
     if not stated.is_file():
         return "mean"
@@ -115,11 +113,11 @@ def _stated_pooling(folder: Path) -> str:
 
 
 def _positions(tokenizer: Any, config: Any) -> int:
-    """How many tokens the model reads at most; without a limit, very many."""
+    """The most tokens that the model reads."""
     most = int(tokenizer.model_max_length)
     held = getattr(config, "max_position_embeddings", None)
     if isinstance(held, int) and held > 0:
-        # RoBERTa and its kin count positions from behind the padding token's.
+        # RoBERTa models number positions from the padding token's id + 1.
         offset = (config.pad_token_id or 0) + 1 if config.model_type in OFFSET_MODELS else 0
         most = min(most, held - offset)
     return max(1, most)

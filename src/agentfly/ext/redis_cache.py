@@ -1,7 +1,7 @@
-"""Redis as a cache of what search providers said. Down means slower, never failed.
+"""Redis as a cache of providers' answers. If Redis fails, searches are slower but do not fail.
 
-Every command has 0.2 s and no second try. After a failure Redis is left alone for a while (`usable` is false), and then tried
-again. The address may hold a password: it stands in no message and no log.
+A command has 0.2 s and is not retried. After a failure Redis is not asked for a while (`usable` is False). The address may
+contain a password, so it appears in no message and no log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PREFIX = "agentfly:search:"
 
 
 class RedisCache:
-    """`get` and `put` of text. `rest_s` is how long Redis is left alone after a failure."""
+    """`get` and `put` of texts. After a failure Redis is not asked for `rest_s`."""
 
     def __init__(self, url: str, ttl_s: float, *, timeout_s: float | None = None, rest_s: float = REST_S) -> None:
         limit_s = TIMEOUT_S if timeout_s is None else timeout_s
@@ -67,6 +67,6 @@ class RedisCache:
         except (redis.RedisError, OSError, ValueError) as error:
             with self._lock:
                 fresh, self._until = self.usable, time.monotonic() + self._rest_s
-            if fresh:  # of many threads that failed together one says so
-                log.warning("Redis does not answer (%s); it is left alone for %g s", type(error).__name__, self._rest_s)
+            if fresh:  # of several threads that fail together, one logs it
+                log.warning("Redis does not answer (%s); it is not asked for %g s", type(error).__name__, self._rest_s)
             return None

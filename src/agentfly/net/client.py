@@ -208,10 +208,15 @@ class HttpClient:
         """Raises Transient or Rejected unless the status is 200."""
         if answer.status == 200:
             return
-        reason = f"HTTP {answer.status}: {self.hide(reason_of(answer.body))}"
+        reason = f"HTTP {answer.status}: {self.reason(answer)}"
         if answer.status in TRANSIENT:
             raise Transient(reason, retry_after(answer.headers.get("retry-after")))
         raise Rejected(answer.status, reason)
+
+    def reason(self, answer: Answer) -> str:
+        """Why the server refused a request, in its words, without the secret, as one line of at most MAX_REASON characters."""
+        # Hidden before the cut: otherwise the cut may leave a part of the secret that `hide` does not recognise.
+        return self.hide(reason_of(answer.body, None))[:MAX_REASON]
 
     def hide(self, text: str) -> str:
         """`text` without the secret, also where it is percent-encoded."""
@@ -233,20 +238,20 @@ class HttpClient:
             self.connected_at = time.monotonic()
 
 
-def reason_of(body: bytes) -> str:
-    """Why a server refused a request, in its own words, as one line."""
+def reason_of(body: bytes, limit: int | None = MAX_REASON) -> str:
+    """Why a server refused a request, in its words, as one line. It may repeat a secret: see `HttpClient.reason`."""
     text = body[: 64 << 10].decode("utf-8", "replace")
     try:
-        return reason_in(jsonlib.loads(text))
+        return reason_in(jsonlib.loads(text), limit)
     except (ValueError, RecursionError):
-        return " ".join(text.split())[:MAX_REASON] or "no reason given"
+        return " ".join(text.split())[:limit] or "no reason given"
 
 
-def reason_in(answer: Any) -> str:
+def reason_in(answer: Any, limit: int | None = MAX_REASON) -> str:
     """The message of a JSON error answer, as one line."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     found = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(found).split())[:MAX_REASON]
+    return " ".join(str(found).split())[:limit]
 
 
 def retry_after(header: str | None) -> float | None:

@@ -14,7 +14,7 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from ..errors import ConfigError, MissingExtra
@@ -23,6 +23,7 @@ from .guard import Guard
 
 log = logging.getLogger(__name__)
 MAX_HEAD = 16 << 10
+MAX_DISCARDED = 256 << 20
 READ_S = 30.0
 CLOSE_S = 5
 
@@ -81,7 +82,7 @@ class WebServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=self._max_connections,
+            limit_concurrency=self._max_connections + 1,  # uvicorn refuses the connection that reaches its limit
             timeout_keep_alive=300,
             timeout_graceful_shutdown=CLOSE_S,
             h11_max_incomplete_event_size=MAX_HEAD,
@@ -168,7 +169,7 @@ class _Limits:
             await _answer(send, *refusal)
             return
         try:
-            body = await self._body(receive)
+            body = await self._body(headers, receive)
         except _Refused as refused:
             await _answer(send, refused.status, str(refused))
             return
@@ -195,18 +196,28 @@ class _Limits:
             if not started:
                 await _answer(send, 500, "the server failed; its log says how")
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client disconnected."""
-        body = bytearray()
+    async def _body(self, headers: Sequence[tuple[str, str]], receive: Receive) -> bytes | None:
+        """The whole body; None if the client disconnected.
+
+        A body above `max_body` is read to its end and discarded: closing the connection before would reset it, and the client
+        would lose the answer. A body above MAX_DISCARDED is refused without reading it.
+        """
+        too_large = _Refused(413, f"a request's body has at most {self._max_body} bytes")
+        if any(name.lower() == "content-length" and int(value) > MAX_DISCARDED for name, value in headers):
+            raise too_large
+        body, size = bytearray(), 0
         try:
             async with asyncio.timeout(READ_S):
                 while True:
                     event = await receive()
                     if event["type"] == "http.disconnect":
                         return None
-                    body += event.get("body", b"")
-                    if len(body) > self._max_body:
-                        raise _Refused(413, f"a request's body has at most {self._max_body} bytes")
+                    part = event.get("body", b"")
+                    size += len(part)
+                    if size <= self._max_body:
+                        body += part
+                    if size > MAX_DISCARDED or (size > self._max_body and not event.get("more_body", False)):
+                        raise too_large
                     if not event.get("more_body", False):
                         return bytes(body)
         except TimeoutError:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ..errors import DataError, InvariantError
-from ..resources import Admission
+from ..errors import AgentFlyError, DataError, InvariantError
+from ..resources import Admission, ResourceManager
 from ..types import BoundedEngine, Engine, Message, Task, Trajectory
 from .chain import Opening, Plan, run_chain
 
+log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256
 """Concurrent chains if neither the caller nor the engine sets a number."""
 
@@ -92,6 +94,7 @@ async def run_chains(
     together = min(most, total, admission.limit or total)
     if plan.manager is not None:
         plan.manager.expect(together, plan.kinds)  # start environments before the chains request them
+        await _make_ready(plan, plan.manager, tasks)
     workers = [asyncio.create_task(work()) for _ in range(min(most, total))]
     with fewer_collections():
         try:
@@ -104,6 +107,17 @@ async def run_chains(
     if len(finished) != total:
         raise InvariantError(f"{total} chains were admitted but {len(finished)} came back")
     return finished
+
+
+async def _make_ready(plan: Plan, manager: ResourceManager, tasks: Sequence[Task]) -> None:
+    """Make what the environments need for these tasks, such as an index, before the deadlines of the chains begin."""
+    for task in tasks:
+        try:
+            await manager.make_ready(plan.kinds, task)
+        except AgentFlyError as error:
+            # The chain of this task fails with the same error, and decides whether that stops the run.
+            log.warning("task %s: %s", task.id, error)
+            return
 
 
 _collecting = {"runs": 0, "threshold": 0}

@@ -1,4 +1,4 @@
-"""Every test has a cache of its own, and none of the machine's keys and addresses."""
+"""Every test has an empty cache folder, and none of the machine's keys and addresses."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ def cache(tmp_path, monkeypatch) -> Path:
     yield tmp_path / "cache"
     for source in [source for source in sources._local if source.where.startswith(str(tmp_path))]:
         del sources._local[source]
-    for where in [where for where in sources._named if where.startswith(str(tmp_path))]:
-        del sources._named[where]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Opening what is searched: before the chains, outside their deadlines, never on the loop, and never in vain."""
+"""Opening sources: before the chains, outside their deadlines, and off the event loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_while_one_source_is_made_the_loop_runs_and_others_are_opened(gate, writ
     asyncio.run(main())
 
 
-def test_whoever_gives_up_does_not_end_the_making_and_it_is_made_once(gate, write_jsonl):
+def test_a_cancelled_caller_does_not_stop_the_building_and_it_is_built_once(gate, write_jsonl):
     source = Source(str(write_jsonl(ROWS, "slow.jsonl")))
 
     async def main() -> None:
@@ -135,28 +135,60 @@ def test_what_a_loaded_task_set_names_is_opened_before_the_first_chain(gate, wri
     assert (gate.made, gate.before) == (1, 0)
 
 
-def test_a_corpus_that_was_loaded_and_is_malformed_stops_only_those_who_ask_for_it(write_jsonl, caplog, monkeypatch):
-    sources.name_corpus(str(write_jsonl(["{"], "broken.jsonl")))
+def test_a_corpus_that_cannot_be_opened_stops_only_the_chains_that_ask_for_it(write_jsonl, caplog, monkeypatch):
     large = str(write_jsonl(ROWS, "large.jsonl"))
-    sources.name_corpus(large)
     make = sources._make
 
     def too_large(source):
         if source.where == large:
-            raise MemoryError("too large")
+            raise WorldError("too large")
         return make(source)
 
     monkeypatch.setattr(sources, "_make", too_large)
+    rows = [{"question": "?", "answer": "x", "corpus": corpus} for corpus in (large, "easy_search")]
+    one, other = agent({}).run_sync(rows)
+    assert (one.outcome, one.reward, other.reward) == (Outcome.WORLD_FAILURE, None, 1.0)
+    assert "too large" in caplog.text
+
+
+def test_a_malformed_corpus_of_a_task_stops_the_run_and_names_its_line(write_jsonl):
+    with pytest.raises(DataError, match="line 1 is not valid JSON"):
+        agent({}).run_sync([{"question": "?", "answer": "x", "corpus": str(write_jsonl(["{"]))}])
+
+
+def test_loading_rows_opens_nothing_for_a_pool_of_other_rows(gate, write_jsonl, tmp_path, monkeypatch):
+    monkeypatch.setattr("agentfly.envs.search.tasks.CORPORA", ("slow",))
+    write_jsonl(ROWS, "slow.jsonl")
+    write_jsonl([{"question": f"{number}?", "answer": "x"} for number in range(40)], "questions.jsonl")
+    monkeypatch.setenv("SEARCH_DATA", str(tmp_path))
+    assert load_tasks("search_questions", split="test", count=1)[0].fields["corpus"] == str(tmp_path / "slow.jsonl")
     (one,) = agent({}).run_sync([{"question": "?", "answer": "x", "corpus": "easy_search"}])
-    assert one.reward == 1.0
-    assert "broken.jsonl" in caplog.text
-    assert "large.jsonl" in caplog.text
+    assert (one.reward, gate.made) == (1.0, 0)
+
+
+def test_two_pools_with_different_corpora_in_one_process_do_not_see_each_others(write_jsonl):
+    cats, dogs = (
+        str(write_jsonl([{"id": 1, "title": name, "text": f"A {name}."}], f"{name}.jsonl")) for name in ("cat", "dog")
+    )
+
+    async def main() -> None:
+        async with (
+            ResourceManager(None, spec_of(SearchEnv, max=1)) as by_task,
+            ResourceManager(None, spec_of(SearchEnv, max=1, options={"source": dogs})) as by_option,
+        ):
+            for corpus, manager, wanted in ((cats, by_task, "A cat."), (cats, by_option, "A dog."), (dogs, by_task, "A dog.")):
+                async with manager.lease([SearchEnv], Task("t", (), {"corpus": corpus})) as lease:
+                    found = [(await lease[SearchEnv].search(query)).observation for query in ("cat", "dog")]
+                assert sum(wanted in each for each in found) == 1, found
+                assert sum("Nothing was found" in each for each in found) == 1, found
+
+    asyncio.run(main())
 
 
 def test_a_source_that_was_opened_a_moment_ago_is_not_opened_again(write_jsonl):
     source = sources.Source(str(write_jsonl(ROWS)), "bm25", None, ())
     made = sources.open_local(source)
-    assert sources._job(source).result(60) is made  # as one does who looked just before
+    assert sources._start(source).result(60) is made  # as one does who looked just before
 
 
 def test_a_source_that_cannot_be_opened_is_said_before_the_first_chain(write_jsonl):
@@ -182,15 +214,15 @@ def test_a_lease_waits_for_the_corpus_of_its_task_outside_its_own_deadlines(gate
 
 
 def test_a_reset_that_waits_too_long_says_that_the_index_is_still_made(gate, write_jsonl, monkeypatch):
-    monkeypatch.setattr(env_file, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(env_file, "INDEX_TIMEOUT_S", 0.2)
     slow = str(write_jsonl(ROWS, "slow.jsonl"))
 
     async def main() -> None:
         found = SearchEnv()
-        with pytest.raises(WorldError, match="still being made, and kept"):
+        with pytest.raises(WorldError, match="still being built, and will be kept"):
             await found.reset(Task("t", (), {"corpus": slow}))
         gate.open.set()
-        monkeypatch.setattr(env_file, "PATIENCE_S", 60.0)
+        monkeypatch.setattr(env_file, "INDEX_TIMEOUT_S", 60.0)
         await found.reset(Task("t", (), {"corpus": slow}))
 
     asyncio.run(main())
@@ -198,8 +230,8 @@ def test_a_reset_that_waits_too_long_says_that_the_index_is_still_made(gate, wri
 
 
 def test_chains_of_a_broken_reset_have_no_reward(gate, write_jsonl, monkeypatch):
-    monkeypatch.setattr(env_file, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(env_file, "INDEX_TIMEOUT_S", 0.2)
     monkeypatch.setattr(SearchEnv, "make_ready", None)
     (one,) = agent({"source": str(write_jsonl(ROWS, "slow.jsonl"))}).run_sync([{"question": "?", "answer": "x"}])
     assert (one.outcome, one.reward) == (Outcome.WORLD_FAILURE, None)
-    assert json.dumps(one.error).count("still being made") == 1
+    assert json.dumps(one.error).count("still being built") == 1

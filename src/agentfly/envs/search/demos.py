@@ -1,8 +1,8 @@
-"""Demonstrations for `ReactAgent`: dialogues that search, read and answer, as good and as bad as they are asked for.
+"""Demonstrations for `ReactAgent`: dialogues that search, read and answer, as rows for supervised training.
 
-In: a count, a seed and the share of slips. Out: rows for supervised training, from the train split alone. The calls are the
-solver's and the observations are what the environment shows, because the same index is asked. A slip is a guess, an answer
-too early (the page on the way instead of what it says), or the wrong fact of the right page.
+The calls are the solver's, the observations are the environment's, and the tasks are from the train split. `mistakes` is the
+share of dialogues with a wrong answer: a guess without searching, an answer after the first of two searches, or the wrong fact
+of the right page.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FIRST, NEXT, READ, ENOUGH = (
     "read the page",
     ("done", "that is it"),
 )
-SLIPS = ("guess", "early", "other")
+MISTAKES = ("guess", "early", "other")
 CAREFUL = 0.2
-"""The share of dialogues over the encyclopaedia that open a page although the hit shows it all."""
+"""The probability of opening a page although the hit shows all of it."""
 
 
 def encyclopaedia_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
@@ -45,39 +45,39 @@ def _rows(tasks: list[dict[str, Any]], seed: int, mistakes: float) -> list[dict[
     if not 0.0 <= mistakes <= 1.0:
         raise ConfigError(f"demos: mistakes is a share from 0 to 1, not {mistakes}")
     rng = random.Random(f"search demos {seed}")
-    return [_row(task, rng, rng.choice(SLIPS) if rng.random() < mistakes else "") for task in tasks]
+    return [_row(task, rng, rng.choice(MISTAKES) if rng.random() < mistakes else "") for task in tasks]
 
 
-def _row(task: dict[str, Any], rng: random.Random, slip: str) -> dict[str, Any]:
-    if slip == "early" and task["hops"] == 1:
-        slip = "other"
+def _row(task: dict[str, Any], rng: random.Random, mistake: str) -> dict[str, Any]:
+    if mistake == "early" and task["hops"] == 1:
+        mistake = "other"
     messages = [{"role": "user", "content": task["question"]}]
     seen: list[str] = []
     answer = ""
-    if slip != "guess":
+    if mistake != "guess":
         plan = walk(task)
-        calls = _careful(plan, rng) if task["corpus"] == "encyclopaedia" and not slip else plan
+        calls = _careful(plan, rng) if task["corpus"] == "encyclopaedia" and not mistake else plan
         try:
             name, arguments = next(calls)
-            while not (slip == "early" and len(seen) == 1):
+            while not (mistake == "early" and len(seen) == 1):
                 thought = READ if name == "retrieve" else rng.choice(NEXT if seen else FIRST)
                 written = json.dumps(arguments, ensure_ascii=False)
                 messages.append({"role": "assistant", "content": f"Thought: {thought}\nAction: {name}\nInput: {written}"})
                 seen.append(observe(task["corpus"], name, arguments))
                 messages.append({"role": "user", "content": f"Observation: {seen[-1]}"})
                 name, arguments = calls.send(seen[-1])
-            # The slip: what the second search would have been about is given as the answer.
+            # The mistake: the subject of the second search is given as the answer.
             answer = arguments.get("query", "")
         except StopIteration as done:
             answer = str(done.value)
-    if slip in ("guess", "other"):
+    if mistake in ("guess", "other"):
         answer = _wrong(rng, task, seen)
     messages.append({"role": "assistant", "content": f"Thought: {rng.choice(ENOUGH)}\nAnswer: {answer}"})
     return {**{key: value for key, value in task.items() if key != "question"}, "messages": messages}
 
 
 def observe(corpus: str, name: str, arguments: dict[str, str]) -> str:
-    """What the environment would show for a call, with its usual settings."""
+    """What the environment shows for a call, with default settings."""
     retriever = open_local(Source(corpus))
     if name == "retrieve":
         place = retriever.corpus.place_of(arguments["id"])
@@ -88,7 +88,7 @@ def observe(corpus: str, name: str, arguments: dict[str, str]) -> str:
 
 
 def _careful(plan: Generator[Any, str, str], rng: random.Random) -> Generator[Any, str, str]:
-    """The same calls, and now and then the page of a hit is opened before going on."""
+    """The same calls, with additional calls that open the page of a hit."""
     call = next(plan)
     while True:
         shown = yield call
@@ -104,7 +104,7 @@ def _careful(plan: Generator[Any, str, str], rng: random.Random) -> Generator[An
 
 
 def _wrong(rng: random.Random, task: dict[str, Any], seen: list[str]) -> str:
-    """A name or number that is not the answer: from the last page where one was read, else out of the air."""
+    """A name or number that is not the answer: from the last page if one was read, else a random one."""
     words = re.findall(r"\b(?:[A-Z]\w+|\d+|red|green|blue|yellow)\b", seen[-1].partition(": ")[2] or seen[-1]) if seen else []
     others = [word for word in words if word not in (task["answer"], "The") and word not in task["answer"].split()]
     if others:

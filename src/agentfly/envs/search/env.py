@@ -1,36 +1,34 @@
-"""`SearchEnv`: one chain's way into a corpus, a search server or the web.
+"""`SearchEnv`: the environment through which one chain searches a corpus, a search server or the web.
 
-In: queries and ids. Out: text for the model, and the record of what it has been shown, which is what `recall` measures. What
-is searched is said by the option `source`, else by the task's field `corpus`, else it is the invented encyclopaedia. A query
-that cannot be searched (empty, of 100 kB, no text) is the model's mistake and answered in one sentence; a server or provider
-that stays dead is a WorldError. The retriever itself is shared by all environments of the process and never changed by one.
+The option `source` says what is searched, else the task's field `corpus`, else it is the invented encyclopaedia. A query that
+cannot be searched is the model's mistake and is answered with a sentence. A server or provider that keeps failing is a
+WorldError. The environment records which passages it has shown; `recall` is computed from that record.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from ...errors import ConfigError, WorldError
 from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
-from .retrieval import MAX_K, Passage, Retriever
-from .sources import Source, acquire, is_open, named_corpora, opened, release
-from .view import plain_id, read_id, read_query, show_hits, show_passage
+from .retrieve.passages import plain_id
+from .retrieve.types import MAX_K, Passage, Retriever
+from .sources import Source, acquire, is_open, opened, release
+from .view import read_id, read_query, show_hits, show_passage
 
-log = logging.getLogger(__name__)
 DEFAULT = "encyclopaedia"
 TOP, CUT, PAGE = 3, 400, 4_000
-PATIENCE_S = 50.0
-"""How long a reset waits for an index; shorter than a pool waits for a reset, so that the reason is said."""
-# The small world is read by small models: one page, and nothing around it.
+INDEX_TIMEOUT_S = 50.0
+"""How long a reset waits for an index. A pool waits longer for the reset, so the error names the index."""
 SMALL = {"easy_search": {"top": 1, "ids": False}}
+"""Other defaults for the small world, whose models have a short context."""
 
 
 class SearchEnv(Environment):
-    """A corpus, or the web: search it, open pages, answer.
+    """Searches a corpus, a server or the web, and opens passages.
 
     `search` shows `top` passages, each cut to `cut` characters; `retrieve` shows up to `page` characters of one.
 
@@ -65,13 +63,13 @@ class SearchEnv(Environment):
         self._how = retriever, model, tuple(sorted((options or {}).items()))
         self._given, self._top, self._cut, self._page, self._ids = source, top, cut, page, ids
         if source is not None:
-            self._source_of(source)  # a wrong option is said now, not in the first chain
+            self._source_of(source)  # raises ConfigError now, not in the first chain
         self._source: Source | None = None
         self._retriever: Retriever | None = None
         self._closed = False
         self.searches = 0
         self.seen: dict[str, str] = {}
-        """The ids of everything that the model was shown, with their titles."""
+        """Id and title of every passage that the model was shown."""
 
     @staticmethod
     def make_ready(
@@ -81,25 +79,25 @@ class SearchEnv(Environment):
         model: str | None = None,
         options: Mapping[str, Any] | None = None,
         **others: Any,
-    ) -> Awaitable[None] | None:
-        """Open what will be searched before a chain waits for it: an index that is missing takes as long as it takes.
+    ) -> Awaitable[Any] | None:
+        """Open what will be searched, and build its index if it is missing, outside the deadlines of chains.
 
-        Before the first chain that is `source`, else what the task sets that were loaded name; before a chain, its own.
+        With `source` this opens the source; without it, the corpus that the task names, or nothing if there is no task.
         """
-        named = [source] if source else named_corpora() if task is None else [_corpus_of(task)]
-        wanted = [Source(where, retriever, model, tuple(sorted((options or {}).items()))) for where in named]
-        missing = [each for each in wanted if each.local and not is_open(each)]
-        return _open_all(missing, must=source is not None or task is not None) if missing else None
+        if source is None and task is None:
+            return None
+        wanted = Source(source or _corpus_of(task), retriever, model, tuple(sorted((options or {}).items())))
+        return opened(wanted) if wanted.local and not is_open(wanted) else None
 
     async def reset(self, task: Task | None = None) -> None:
-        """Forget what was shown. What is searched is opened here, where that was not done before the first chain."""
+        """Clear the record of shown passages, and open what the task searches unless it is open already."""
         where = self._given or _corpus_of(task)
         wanted = self._source_of(where)
         if not wanted.local and not self._given:
-            # A row of data must not send a run to an address of its own.
+            # Data must not decide which hosts a run connects to.
             raise ConfigError("a task's corpus is a name or a file; a server or a provider is named by the option `source`")
         if self._retriever is None or wanted != self._source:
-            await self._let_go()
+            await self._release()
             self._retriever, self._source = await _open(wanted), wanted
         small = SMALL.get(where.partition(":")[0], {})
         self.top = self._top if self._top is not None else int(small.get("top", TOP))
@@ -118,7 +116,7 @@ class SearchEnv(Environment):
         return ToolResult(observation=show_hits(hits, ids=self.ids, cut=self._cut))
 
     async def retrieve(self, id: str) -> ToolResult:  # noqa: A002 - the word that models read
-        """A whole passage by the id that a search has shown."""
+        """The whole passage with an id that a search has shown."""
         retriever = self._open_retriever()
         text, refused = read_id(id)
         if refused:
@@ -130,21 +128,21 @@ class SearchEnv(Environment):
         return ToolResult(observation=show_passage(passage, self._page))
 
     async def recall(self, titles: Iterable[str] = (), ids: Iterable[str] = ()) -> float:
-        """The share of these passages that the model was shown; 0 where none are named."""
+        """The share of these passages that the model was shown; 0 if none are named."""
         wanted = [("title", title) for title in titles] or [("id", plain_id(each)) for each in ids]
         shown = {("title", title.casefold()) for title in self.seen.values()} | {("id", each.casefold()) for each in self.seen}
         return sum((kind, name.casefold()) in shown for kind, name in wanted) / len(wanted) if wanted else 0.0
 
     async def close(self) -> None:
         self._closed = True
-        await self._let_go()
+        await self._release()
 
     def healthy(self) -> bool:
         return not self._closed
 
     @staticmethod
     def conformance() -> dict[str, Any]:
-        """How `check_env` plays it: the solver must find the answer and see every page that holds it."""
+        """How `check_env` examines it: the solver must find the answer and be shown every page that contains it."""
         from ...data import load_tasks
         from .solver import solve
         from .tasks import encyclopaedia
@@ -177,7 +175,7 @@ class SearchEnv(Environment):
     def _note(self, passages: Iterable[Passage]) -> None:
         self.seen |= {passage.id: passage.title for passage in passages}
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         source, self._source, self._retriever = self._source, None, None
         if source is not None:
             await release(source)
@@ -187,23 +185,12 @@ def _corpus_of(task: Task | None) -> str:
     return str((task.fields.get("corpus") if task else None) or DEFAULT)
 
 
-async def _open_all(sources: list[Source], *, must: bool) -> None:
-    """`must` is False for corpora that perhaps no chain asks for: that one cannot be opened is said by the chain that does."""
-    for source in sources:
-        try:
-            await opened(source)
-        except Exception as error:  # whatever it was, it is said: here, or by the chain that asks for it
-            if must:
-                raise
-            log.warning("%s could not be opened ahead of the chains: %s", source.where, error)
-
-
 async def _open(source: Source) -> Retriever:
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(INDEX_TIMEOUT_S):
             return await acquire(source)
     except TimeoutError:
         raise WorldError(
-            f"the index of {source.where} was not there within {PATIENCE_S:g} s; it is still being made, and kept: name "
-            f"the corpus in the option `source`, and chains start when it is ready"
+            f"the index of {source.where} was not built within {INDEX_TIMEOUT_S:g} s; it is still being built, and will be "
+            f"kept: name the corpus in the option `source`, and chains start when it is ready"
         ) from None

@@ -1,12 +1,12 @@
-"""Question files in, rows for training out: HotpotQA-, 2Wiki-, NQ- and KILT-shaped, as a JSON list, JSONL, or either gzipped.
+"""Question files: HotpotQA-, 2Wiki-, NQ- and KILT-shaped rows from a JSON list or JSONL, gzipped or not.
 
     HotpotQA, 2Wiki   _id, question, answer, type, supporting_facts [["Title", 0], ...] or {"title": [...]}
     NQ                question, answer ["..."] or golden_answers ["..."]
     KILT              id, input, output [{"answer": ..., "provenance": [{"title": ...}]}]
     plain             question, answer, gold_titles ["..."] or "One | Other"
 
-A row becomes `id`, `question`, `answer` (one text, or a list of alternatives), `kind` and, where the file names them,
-`gold_titles`. A malformed row is refused by its line, or in a list by its row, counted from 1. Nothing is fetched.
+A row becomes `id`, `question`, `answer` (one text, or a list of alternatives), `kind` and, if the file has them,
+`gold_titles`. A malformed row raises DataError with its line or row number.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from .passages import read_lines
-from .reward import named
+from .retrieve.passages import read_lines
 
-Row = dict[str, Any]
+QuestionRow = dict[str, Any]
 ANSWERS = ("answer", "golden_answers", "answers", "output")
 MAX_FILE = 4 << 30
 
 
-def load_questions(path: str | Path) -> list[Row]:
-    """The questions of a file, each checked."""
-    rows: list[Row] = []
+def load_questions(path: str | Path) -> list[QuestionRow]:
+    """The questions of a file. Raises DataError for a malformed row or a repeated id."""
+    rows: list[QuestionRow] = []
     seen: dict[str, str] = {}
     for place, (where, row) in enumerate(_items(Path(path))):
-        made = to_row(row, place, f"{path}: {where}")
+        made = question_row(row, place, f"{path}: {where}")
         if made["id"] in seen:
             raise DataError(f"{path}: {seen[made['id']]} and {where} have the same id {made['id']!r}")
         seen[made["id"]] = where
@@ -40,14 +39,14 @@ def load_questions(path: str | Path) -> list[Row]:
     return rows
 
 
-def to_row(row: Any, place: int, where: str) -> Row:
-    """One question in our own shape."""
+def question_row(row: Any, place: int, where: str) -> QuestionRow:
+    """One question with the fields that the world uses. `place` is its id if the row has none."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: a question is an object with fields, this is a {type(row).__name__}")
     question = next((row[name] for name in ("question", "input", "query") if name in row), None)
     if not isinstance(question, str) or not question.strip():
         raise DataError(f"{where}: 'question' must be a non-empty string; its fields: {', '.join(map(str, row)) or 'none'}")
-    made: Row = {
+    made: QuestionRow = {
         "id": str(next((row[name] for name in ("_id", "id", "qid") if row.get(name) is not None), place)),
         "question": question.strip(),
         "answer": _answer(row, where),
@@ -59,7 +58,7 @@ def to_row(row: Any, place: int, where: str) -> Row:
 
 
 def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file and where each stands."""
+    """The rows of a file, each with its line or row number as text."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     if ".json" not in path.suffixes:
@@ -80,7 +79,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _answer(row: Row, where: str) -> str | list[str]:
+def _answer(row: QuestionRow, where: str) -> str | list[str]:
     name = next((name for name in ANSWERS if name in row), None)
     if name is None:
         raise DataError(f"{where}: has no field 'answer'; its fields: {', '.join(map(str, row)) or 'none'}")
@@ -96,8 +95,8 @@ def _answer(row: Row, where: str) -> str | list[str]:
     return texts[0] if len(texts) == 1 else texts
 
 
-def _titles(row: Row, where: str) -> list[str]:
-    """The pages that hold the answer, each once, in order."""
+def _titles(row: QuestionRow, where: str) -> list[str]:
+    """The titles of the pages that contain the answer, without duplicates, in order."""
     about = row.get("metadata")
     facts = row.get("supporting_facts") or (about.get("supporting_facts") if isinstance(about, dict) else None)
     if isinstance(facts, dict):
@@ -112,4 +111,13 @@ def _titles(row: Row, where: str) -> list[str]:
         found = row.get("gold_titles") or []
     if not isinstance(found, str | list) or any(not isinstance(title, str) for title in found):
         raise DataError(f"{where}: the titles of its pages must be a list of texts, not {found!r}"[:400])
-    return list(dict.fromkeys(named(found)))
+    return list(dict.fromkeys(names_of(found)))
+
+
+def names_of(value: Any) -> list[str]:
+    """A list of names from one name, a list, or one text with " | " between the names."""
+    if hasattr(value, "tolist"):  # a column of a Parquet file
+        value = value.tolist()
+    if isinstance(value, str):
+        value = value.split(" | ")
+    return [text for each in value or () if (text := str(each).strip())]

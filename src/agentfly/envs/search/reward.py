@@ -1,7 +1,7 @@
-"""`retrieval_recall`: the share of the passages that hold the answer which the chain has been shown.
+"""`retrieval_recall`: the share of the passages with the answer that the chain was shown.
 
-Needs the field `gold_titles` (or `gold_ids`) and the chain's own `SearchEnv`. Says nothing about the answer: mix it with
-`qa_exact_match` or `qa_f1`, and with `format` for the form: `{"qa_f1" = 0.8, "retrieval_recall" = 0.1, "format" = 0.1}`.
+It needs the field `gold_titles` or `gold_ids`, and the chain's `SearchEnv`. It does not score the answer: combine it with
+`qa_exact_match` or `qa_f1`, and with `format`: `{"qa_f1" = 0.8, "retrieval_recall" = 0.1, "format" = 0.1}`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,15 @@ from typing import Any
 from ...errors import RewardError
 from ...rewards.function import FunctionReward
 from .env import SearchEnv
+from .loaders import names_of
 
 
 async def _retrieval_recall(library: SearchEnv, gold_titles: Any = (), gold_ids: Any = ()) -> float:
-    """The share of the passages that hold the answer which the chain was shown by its tools."""
-    titles, ids = named(gold_titles), named(gold_ids)
+    """The share of the passages with the answer that the chain was shown."""
+    titles, ids = names_of(gold_titles), names_of(gold_ids)
     if not titles and not ids:
         raise RewardError("reward 'retrieval_recall': the row names no passages; give it 'gold_titles' or 'gold_ids'")
     return await library.recall(titles, ids)
-
-
-def named(value: Any) -> list[str]:
-    """One name, several in a list, or several as one text with " | " between them."""
-    if hasattr(value, "tolist"):  # a column of a Parquet file
-        value = value.tolist()
-    if isinstance(value, str):
-        value = value.split(" | ")
-    return [text for each in value or () if (text := str(each).strip())]
 
 
 retrieval_recall = FunctionReward(_retrieval_recall, name="retrieval_recall")

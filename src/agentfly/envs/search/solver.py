@@ -1,8 +1,7 @@
-"""The solver of the search world: it answers every generated question by searching and reading, never from the row's answer.
+"""The solver of the search world: it answers every generated question by searching and reading.
 
-In: a task with `given`, which names the subject and the facts to follow. It searches for the subject, reads the page (whole,
-where a hit was cut), takes the fact and goes on from there. `walk` is the plan, one call at a time, for whoever runs the
-calls: `solve` runs them in an environment, `demos.py` writes them down. A question of a file has no path and is refused.
+It reads the subject and the relations to follow from the task's field `given`, and never the answer. `walk` plans one call at a
+time: `solve` runs the calls in an environment, `demos.py` records them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,18 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...types import Task
-from .articles import read_fact
-from .world import RELATIONS
+from .generated.articles import read_fact
+from .generated.world import RELATIONS
 
-Call = tuple[str, dict[str, str]]
+NamedCall = tuple[str, dict[str, str]]
+"""The name of a tool and its arguments."""
 
 
-def walk(fields: Mapping[str, Any]) -> Generator[Call, str, str]:
-    """Yields calls, is sent their observations, returns the answer."""
+def walk(fields: Mapping[str, Any]) -> Generator[NamedCall, str, str]:
+    """The plan for a task: yields calls, receives their observations, and returns the answer.
+
+    Raises ConfigError if the task has no path, or a page does not contain the fact.
+    """
     given = fields.get("given")
     if not isinstance(given, Mapping) or not given.get("path"):
         raise ConfigError("no solution is known for a question that the search world did not make")
@@ -40,7 +43,7 @@ def walk(fields: Mapping[str, Any]) -> Generator[Call, str, str]:
 
 
 async def solve(env: Any, task: Task) -> str:
-    """Play a task in an environment; the answer."""
+    """Play a task in an environment and return the answer."""
     plan = walk(task.fields)
     try:
         name, arguments = next(plan)
@@ -52,16 +55,16 @@ async def solve(env: Any, task: Task) -> str:
 
 
 def easy_fact(text: str, subject: str, relation: str) -> str | None:
-    """A fact on a page of the small world."""
+    """A fact on a page of the small world; None if the page does not contain it."""
     found = re.search(rf"The {re.escape(relation)} of {re.escape(subject)} is ([^.]+)\.", text)
     return found[1] if found else None
 
 
 def _hit(shown: str, title: str) -> tuple[str, str]:
-    """Id and text of the hit with that title."""
+    """Id and text of the hit with that title; empty texts if there is none."""
     found = re.search(rf"^\[([^\]]+)\] {re.escape(title)}: (.*)$", shown, re.MULTILINE)
     if not found:
         return "", ""
     text = found[2]
-    # Of a text that was cut, the last sentence is not to be trusted.
+    # The last sentence of a text that was cut may be incomplete.
     return found[1], text[: text.rfind(". ") + 1] if text.endswith(" ...") else text

@@ -1,14 +1,14 @@
-"""What is searched: a description in, an open retriever out, shared by all environments of this process that ask for the same.
+"""Sources: what an environment searches, and the open retriever for it.
 
-    "encyclopaedia"          the invented world; "encyclopaedia:7" that of another seed
+    "encyclopaedia"          the invented encyclopaedia; "encyclopaedia:7" is that of another seed
     "easy_search"            the small world for small models
-    "path/passages.jsonl"    a file of passages, .gz too
+    "path/passages.jsonl"    a file of passages, also gzipped
     "http://host:port"       a search server
-    "web:serper"             a provider of web search: serper, tavily, brave or searxng
+    "web:serper"             a web search provider: serper, tavily, brave or searxng
 
-Local ones stay open as long as the process lives (they are mapped into memory, or small); a server's or provider's connections
-are closed with the last environment that uses them. Each source is opened, and its index made, in one thread of its own: other
-sources and the event loop never wait for it, and it goes on when those who wanted it have left.
+All environments of a process share one retriever per source. A local retriever stays open; a server's or provider's
+connections are closed with the last environment that uses them. Each source is opened, and its index built, in a separate
+thread: neither the event loop nor other sources wait for it, and it continues if its callers are cancelled.
 """
 
 from __future__ import annotations
@@ -22,19 +22,24 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from .retrieval import LocalRetriever, Retriever
+from .retrieve.types import Corpus, LocalRetriever, Retriever
 
 log = logging.getLogger(__name__)
 RETRIEVERS = ("bm25", "dense", "hybrid")
+GENERATED = ("encyclopaedia", "easy_search")
 MAX_OPEN = 16
-"""A sweep over many corpora must not keep them all."""
-SAY_S = 5.0
-"""After so long a wait the log says what is waited for."""
+"""Local retrievers that stay open; the oldest is dropped first."""
+WARN_AFTER_S = 5.0
+"""A wait for an index is logged after this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`retriever` and `model` are for passages that are searched here; `options` are for the encoder, the client or the web."""
+    """A description of what is searched. `retriever` and `model` are for local passages.
+
+    `options` go to the encoder of a local source, to the client of a server, or to the provider. Raises ConfigError if the
+    parts do not fit together.
+    """
 
     where: str
     retriever: str = "bm25"
@@ -58,30 +63,32 @@ class Source:
 
     @property
     def local(self) -> bool:
+        """Whether passages are ranked in this process."""
         return not self.where.startswith(("http://", "https://", "web:"))
 
 
 _local: dict[Source, LocalRetriever] = {}
-_corpora: dict[str, Any] = {}
-_making: dict[Source, Future[LocalRetriever]] = {}
+_corpora: dict[str, Corpus] = {}
+_opening: dict[Source, Future[LocalRetriever]] = {}
 _lock = threading.Lock()
-"""Held for a moment only, never while something is read or made."""
+"""Guards `_local` and `_opening`. It is never held while a source is opened."""
 _remote: dict[tuple[asyncio.AbstractEventLoop, Source], tuple[Retriever, int]] = {}
-_named: dict[str, None] = {}
+"""Clients by event loop, with the number of environments that use them."""
 
 
 def open_local(source: Source) -> LocalRetriever:
-    """A retriever over passages that are here, opened once. Blocks while an index is made."""
-    made = _local.get(source)
-    return _job(source).result() if made is None else made
+    """The retriever of a local source. Blocks while its index is built."""
+    known = _local.get(source)
+    return _start(source).result() if known is None else known
 
 
 def is_open(source: Source) -> bool:
+    """Whether `open_local` returns without waiting."""
     return source in _local
 
 
 async def acquire(source: Source) -> Retriever:
-    """A retriever for one environment of the running loop; give it back with `release`."""
+    """A retriever for one environment of the running event loop, which gives it back with `release`."""
     if source.local:
         return await opened(source)
     key = asyncio.get_running_loop(), source
@@ -92,63 +99,8 @@ async def acquire(source: Source) -> Retriever:
     return retriever
 
 
-async def opened(source: Source) -> LocalRetriever:
-    """The same as `open_local` without blocking. Whoever gives up waiting does not end the making: the next one finds it."""
-    made = _local.get(source)
-    if made is not None:
-        return made
-    waiting = asyncio.wrap_future(_job(source))
-    try:
-        done, _ = await asyncio.wait([waiting], timeout=SAY_S)
-        if not done:
-            log.warning("%s is being read and its index made, which is kept for the next run: waiting for it", source.where)
-        return await waiting
-    finally:
-        waiting.cancel()  # of no effect on the making
-
-
-def _job(source: Source) -> Future[LocalRetriever]:
-    """The one thread that opens a source, for all who want it; done already where it was opened a moment ago."""
-    with _lock:
-        job = _making.get(source)
-        if job is None and source in _local:
-            job = Future()
-            job.set_result(_local[source])
-        elif job is None:
-            job = _making[source] = Future()
-            job.set_running_or_notify_cancel()  # from now on nobody who waits can cancel it
-            # A thread of its own and no pool's: a call of a pool's that nobody waits for is stopped.
-            threading.Thread(target=_work, args=(source, job), name="search-index", daemon=True).start()
-        return job
-
-
-def _work(source: Source, job: Future[LocalRetriever]) -> None:
-    try:
-        made = _make(source)
-    except BaseException as error:  # noqa: BLE001 - it belongs to those who wait
-        with _lock:
-            del _making[source]  # the next one tries again
-        job.set_exception(error)
-        return
-    with _lock:
-        if len(_local) >= MAX_OPEN:
-            _local.pop(next(iter(_local)))
-        _local[source] = made
-        del _making[source]
-    job.set_result(made)
-
-
-def name_corpus(where: str) -> None:
-    """Rows that were loaded name this corpus: every pool of this process opens it before its first chain."""
-    _named[where] = None
-
-
-def named_corpora() -> list[str]:
-    """Those of them that are still there."""
-    return [where for where in _named if Path(where).is_file()]
-
-
 async def release(source: Source) -> None:
+    """Give back a retriever. A client is closed with its last user."""
     key = asyncio.get_running_loop(), source
     if source.local or key not in _remote:
         return
@@ -160,10 +112,56 @@ async def release(source: Source) -> None:
         await retriever.close()
 
 
+async def opened(source: Source) -> LocalRetriever:
+    """`open_local` without blocking. If the caller is cancelled, the source is opened all the same."""
+    known = _local.get(source)
+    if known is not None:
+        return known
+    waiting = asyncio.wrap_future(_start(source))
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=WARN_AFTER_S)
+        if not done:
+            log.warning("waiting for %s: its passages are read and indexed; the index is kept for the next run", source.where)
+        return await waiting
+    finally:
+        waiting.cancel()  # ends this wait only: the thread's future is running and cannot be cancelled
+
+
+def _start(source: Source) -> Future[LocalRetriever]:
+    """The future of the one thread that opens a source. It is done if another caller opened the source in the meantime."""
+    with _lock:
+        job = _opening.get(source)
+        if job is None and source in _local:
+            job = Future()
+            job.set_result(_local[source])
+        elif job is None:
+            job = _opening[source] = Future()
+            job.set_running_or_notify_cancel()  # a caller that is cancelled must not cancel it for the others
+            # Not a pooled thread: those are told to stop when the call that waits for them is cancelled.
+            threading.Thread(target=_open, args=(source, job), name="search-index", daemon=True).start()
+        return job
+
+
+def _open(source: Source, job: Future[LocalRetriever]) -> None:
+    try:
+        retriever = _make(source)
+    except BaseException as error:  # noqa: BLE001 - raised in every caller that waits
+        with _lock:
+            del _opening[source]  # the next caller tries again
+        job.set_exception(error)
+        return
+    with _lock:
+        if len(_local) >= MAX_OPEN:
+            _local.pop(next(iter(_local)))
+        _local[source] = retriever
+        del _opening[source]
+    job.set_result(retriever)
+
+
 def _make(source: Source) -> LocalRetriever:
-    from .bm25 import Bm25
-    from .dense import Dense, open_encoder
-    from .hybrid import Hybrid
+    from .retrieve.bm25 import Bm25
+    from .retrieve.dense import Dense, open_encoder
+    from .retrieve.hybrid import Hybrid
 
     corpus = _corpus(source.where)
     if source.retriever == "bm25":
@@ -172,13 +170,13 @@ def _make(source: Source) -> LocalRetriever:
     return dense if source.retriever == "dense" else Hybrid(Bm25(corpus), dense)
 
 
-def _corpus(where: str) -> Any:
-    from .corpus import MemoryCorpus, open_corpus
+def _corpus(where: str) -> Corpus:
+    from .retrieve.corpus import open_corpus
 
     name, _, seed = where.partition(":")
     if name in GENERATED and (not seed or (seed.isascii() and seed.isdigit())):
         known = _corpora.get(where)
-        return known if known is not None else _corpora.setdefault(where, MemoryCorpus(GENERATED[name](int(seed or 0))))
+        return known if known is not None else _corpora.setdefault(where, _generate(name, int(seed or 0)))
     if not Path(where).expanduser().is_file():
         raise ConfigError(
             f"no corpus {where!r}: it is neither a file of passages nor one of {', '.join(GENERATED)}; "
@@ -187,26 +185,19 @@ def _corpus(where: str) -> Any:
     return open_corpus(where)
 
 
+def _generate(name: str, seed: int) -> Corpus:
+    from .generated.articles import encyclopaedia_passages
+    from .generated.easy import easy_passages
+    from .retrieve.corpus import MemoryCorpus
+
+    return MemoryCorpus(encyclopaedia_passages(seed) if name == "encyclopaedia" else easy_passages(seed))
+
+
 def _connect(source: Source) -> Retriever:
     if source.where.startswith("web:"):
-        from .web import WebSearch
+        from .web.providers import WebSearch
 
         return WebSearch(source.where.removeprefix("web:"), **dict(source.options))
-    from .client import ServerRetriever
+    from .serve.client import ServerRetriever
 
     return ServerRetriever(source.where, **dict(source.options))
-
-
-def _encyclopaedia(seed: int) -> Any:
-    from .articles import encyclopaedia_passages
-
-    return encyclopaedia_passages(seed)
-
-
-def _easy(seed: int) -> Any:
-    from .easy import easy_passages
-
-    return easy_passages(seed)
-
-
-GENERATED = {"encyclopaedia": _encyclopaedia, "easy_search": _easy}

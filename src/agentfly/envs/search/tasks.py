@@ -1,11 +1,11 @@
 """The task sets of the search world: a split, a count and a seed in, rows out.
 
-    encyclopaedia      one- and two-hop questions about the invented world
+    encyclopaedia      one- and two-hop questions about the invented encyclopaedia
     easy_search        the same about the small world, for small models
     search_questions   questions of a file: `$SEARCH_DATA` is the file, or a folder with passages and questions
 
-Rows have `question`, `answer`, `gold_titles` (the pages that hold the answer), `hops`, `kind` and `corpus` (what is searched);
-generated ones also `given`, for the solver. A question belongs to one split, whatever the seed: the seed orders and draws.
+Rows have `question`, `answer`, `gold_titles` (the pages that contain the answer), `hops`, `kind` and `corpus` (what is
+searched). Generated rows also have `given`, for the solver. A question belongs to one split, whatever the seed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError, DataError
-from .easy import easy_questions
+from .generated.easy import easy_questions
+from .generated.questions import Question, all_questions
 from .loaders import load_questions
-from .questions import Question, all_questions
-from .sources import name_corpus
 
-Split = Literal["train", "validation", "test"]
+SplitName = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
 CORPORA = ("passages", "corpus", "wiki-18", "kilt_knowledgesource")
 OTHER_NAMES = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
@@ -32,27 +31,27 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 DEFAULT_COUNTS = {"train": 4000, "validation": 200, "test": 400}
 
 
-def encyclopaedia(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def encyclopaedia(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Questions about an invented world, such as "Which river flows through the town where Mael Dorn was born?"."""
     _check(split)
     return _rows([each for each in all_questions() if each.split == split], "encyclopaedia", split, count, seed)
 
 
-def easy_search(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def easy_search(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Short questions with short pages, such as "What is the city of the friend of Bolo?"."""
     _check(split)
     return _rows(easy_questions(split), "easy_search", split, count, seed)
 
 
 def search_questions(
-    split: Split, count: int | None = None, seed: int = 0, path: str | Path | None = None
+    split: SplitName, count: int | None = None, seed: int = 0, path: str | Path | None = None
 ) -> list[dict[str, Any]]:
     """Questions of a HotpotQA-, NQ- or 2Wiki-shaped file: `$SEARCH_DATA`, or `path`.
 
-    A folder holds `train.jsonl`, `validation.jsonl` and `test.jsonl` (or one `questions.jsonl`, which is then split by a hash
-    of the question; or files as they are published, such as `hotpot_train_v1.1.json` and `nq-dev-kilt.jsonl`), and
-    `passages.jsonl` (or `wiki-18.jsonl`, or `kilt_knowledgesource.json`), which becomes the corpus of its rows; each may be
-    gzipped.
+    A folder contains `train.jsonl`, `validation.jsonl` and `test.jsonl`; or one `questions.jsonl`, which is split by a hash of
+    the question; or files under their published names, such as `hotpot_train_v1.1.json` and `nq-dev-kilt.jsonl`. If it also
+    contains `passages.jsonl`, `wiki-18.jsonl` or `kilt_knowledgesource.json`, its rows name that file as their `corpus`. Each
+    file may be gzipped. Raises DataError if no file fits.
     """
     _check(split)
     given = path or os.environ.get("SEARCH_DATA")
@@ -70,7 +69,6 @@ def search_questions(
         rows = [row for row in rows if _bucket(row["question"]) == split]
     if corpus is not None:
         rows = [{"corpus": str(corpus), **row} for row in rows]
-        name_corpus(str(corpus))
     random.Random(f"questions {split} {seed}").shuffle(rows)
     if not rows:
         raise DataError(f"{file}: no question of it belongs to the split {split!r}")
@@ -97,7 +95,7 @@ def _rows(pool: Sequence[Question], corpus: str, split: str, count: int | None, 
 
 
 def _in_folder(folder: Path, split: str) -> tuple[Path, bool, Path | None]:
-    """The file of a split, whether it holds all splits, and the passages beside it."""
+    """The file of a split, whether that file contains all splits, and the file of passages beside it."""
 
     def first(*stems: str) -> Path | None:
         return next((file for stem in stems for end in SUFFIXES if (file := folder / f"{stem}{end}").is_file()), None)
@@ -120,7 +118,7 @@ def _in_folder(folder: Path, split: str) -> tuple[Path, bool, Path | None]:
 
 
 def _is_published(name: str, split: str) -> bool:
-    """`hotpot_dev_fullwiki_v1.json`, `NQ-open.train.jsonl`, `nq-dev-kilt.jsonl`: the split is one of the words."""
+    """Whether a file name contains the split as a word, as in `hotpot_dev_fullwiki_v1.json` or `nq-dev-kilt.jsonl`."""
     words = set(re.split(r"[._-]", name.lower()))
     return name.endswith(SUFFIXES) and not words.isdisjoint(OTHER_NAMES[split])
 

@@ -1,8 +1,4 @@
-"""`search(query)` and `retrieve(id)`: the model's way into the chain's `SearchEnv`. `open` is another spelling of `retrieve`.
-
-In: what the model wrote. Out: an observation. The environment is lent to the chain because the tools ask for one; what it
-searches is its own business.
-"""
+"""The tools `search(query)` and `retrieve(id)`, which call the chain's `SearchEnv`. `open` is another name of `retrieve`."""
 
 from __future__ import annotations
 
@@ -12,15 +8,15 @@ from typing import Any
 from ...tools import Tool, tool
 from ...types import ToolResult
 from .env import SearchEnv
-from .retrieval import MAX_DEADLINE_S
+from .retrieve.types import MAX_DEADLINE_S
 
 SYSTEM = (
     "You answer questions by searching. Search for one name at a time, read what is found, follow it from page to page, "
     "and answer with a name or a number alone."
 )
-"""A first line of the prompt (`system` of `ReactAgent` or `SearchAgent`) for models that were not trained here."""
+"""A system prompt for models that were not trained in this world."""
 TIMEOUT_S = MAX_DEADLINE_S + 10.0
-"""Beyond what a server's client or a provider takes with all its retries."""
+"""Longer than a server's client or a provider takes with all retries."""
 
 
 async def _search(query: str, library: SearchEnv) -> ToolResult:
@@ -41,11 +37,11 @@ async def _retrieve(id: str, library: SearchEnv) -> ToolResult:  # noqa: A002
     return await library.retrieve(id)
 
 
-def _made(function: Callable[..., Any], name: str) -> Tool:
-    # Stateful: what a turn has shown is written down in the order in which the model asked.
+def _make_tool(function: Callable[..., Any], name: str) -> Tool:
+    # Stateful: calls of one turn run in order, so the record of shown passages has the order of the calls.
     return tool(function, name=name, stateful=True, timeout_s=TIMEOUT_S, register=False)
 
 
-search = _made(_search, "search")
-retrieve = _made(_retrieve, "retrieve")
-open_passage = _made(_retrieve, "open")
+search = _make_tool(_search, "search")
+retrieve = _make_tool(_retrieve, "retrieve")
+open_passage = _make_tool(_retrieve, "open")

@@ -1,28 +1,24 @@
-"""What a model reads: hits and passages in, text out; and which queries can be searched for at all.
+"""The text that a model reads for hits and passages, and the checks of what it writes as a query or id.
 
     [276] Dostoth Nuskias: Dostoth Nuskias, born in Vultport in 1644, was a noted playwright. She learned ...
 
-Titles and texts are shown on one line each, long ones cut, without control characters. A query that cannot be searched is
-refused in one sentence.
+Titles and texts are shown on one line each, shortened, and without control characters.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from ...tools.text import clean
-from .retrieval import Hit, Passage
+from .retrieve.passages import MAX_ID, one_line, plain_id
+from .retrieve.types import Hit, Passage
 
 MAX_QUERY = 1_000
-MAX_ID = 2_000
 NOTHING = "Nothing was found. Try other words."
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def read_query(query: Any) -> tuple[str, str]:
-    """The query on one line, or why it cannot be searched for."""
+    """The query on one line and an empty text, or an empty text and the reason why it cannot be searched."""
     if not isinstance(query, str):
         return "", f"The query must be text, not {type(query).__name__}."
     if len(query) > MAX_QUERY:
@@ -32,7 +28,7 @@ def read_query(query: Any) -> tuple[str, str]:
 
 
 def read_id(id: Any) -> tuple[str, str]:  # noqa: A002
-    """An id as it was shown, brackets apart, or why it is none."""
+    """The id without brackets and an empty text, or an empty text and the reason why it is not an id."""
     if isinstance(id, bool) or not isinstance(id, str | int):
         return "", f"The id must be one of those in brackets, not {type(id).__name__}."
     text = str(id)
@@ -42,37 +38,23 @@ def read_id(id: Any) -> tuple[str, str]:  # noqa: A002
     return (text, "") if text else ("", "The id is empty. Give one of those that a search shows in brackets.")
 
 
-def plain_id(text: str) -> str:
-    """An id as it is kept, shown and asked for: on one line, without the brackets that it is shown in."""
-    if text.isalnum():
-        return text
-    text = one_line(text)
-    while len(text) > 1 and text[0] == "[" and text[-1] == "]":
-        text = text[1:-1].strip()
-    return text
-
-
 def show_hits(hits: Sequence[Hit], *, ids: bool = True, cut: int = 300) -> str:
-    """One line per hit; with `ids` its id and title stand before its text."""
+    """One line per hit; with `ids`, the id and title precede the text."""
     if not hits:
         return NOTHING
     return "\n".join(_line(hit.passage, ids, cut) for hit in hits)
 
 
 def show_passage(passage: Passage, cut: int) -> str:
-    """The whole passage, up to `cut` characters of text."""
+    """The title and up to `cut` characters of the text."""
     title = one_line(passage.title)
     lines = [one_line(line) for line in passage.text.split("\n")]
     text = shorten("\n".join(line for line in lines if line), cut)
     return f"{title}\n{text}" if title else text
 
 
-def one_line(text: str) -> str:
-    return " ".join(_CONTROL.sub(" ", clean(text)).split())
-
-
 def shorten(text: str, length: int) -> str:
-    """At most `length` characters, cut between words where that is near."""
+    """At most `length` characters and " ...", cut between words unless a word is very long."""
     if len(text) <= length:
         return text
     cut = text[:length]

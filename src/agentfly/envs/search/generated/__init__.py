@@ -1,0 +1,1 @@
+"""Two generated corpora with questions that no model has memorised: an invented encyclopaedia, and a small world of people."""

@@ -1,0 +1,1 @@
+"""One retriever for many trainers: the HTTP server behind `agentfly search-server`, its command line, and its client."""
