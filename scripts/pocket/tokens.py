@@ -1,8 +1,7 @@
-"""The tokenizer of the pocket model: byte-level BPE, trained on the demonstrations, and how a dialogue becomes training ids.
+"""The tokenizer of the pocket models: byte-level BPE trained on the demonstrations, and dialogues as training ids.
 
-In: rendered text. Out: a tokenizer that `from_pretrained` loads, and `encode_demo`. Any UTF-8 text encodes and comes back.
-Digits stand alone, so that numbers can be copied; names of tools are words of their own, so that they can be copied; the rest
-of the fixed text (prompt lines, JSON between the values, short thoughts) may merge across words: every token costs time.
+Any UTF-8 text round-trips. Digits are single tokens, so that numbers can be copied; names of tools are whole words, so that
+they can be copied; the fixed text around them (prompt lines, JSON, short thoughts) may merge across words, which is faster.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .chat import (
+from chat import (
     CODE_FIRST_LINE,
     CODE_HOW,
     IM_END,
@@ -23,7 +22,8 @@ from .chat import (
     start_text,
     template_text,
 )
-from .demo import Demo
+
+from agentfly.pocket.demos import Demo
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -159,8 +159,3 @@ def encode_demos(tokenizer: Any, demos: Sequence[Demo]) -> list[tuple[list[int],
 def corpus(demos: Iterable[Demo]) -> Iterable[str]:
     """What the tokenizer is trained on: the pieces of dialogues."""
     return (text for demo in demos for _, text in demo_pieces(demo))
-
-
-def split_lines(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text of every single token, for people who look at a tokenisation."""
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]

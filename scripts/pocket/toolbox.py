@@ -1,27 +1,16 @@
-"""The tools that demonstrations show: arithmetic under many names and spellings, look-ups, and others that only stand by.
-
-In: a random generator. Out: `DemoTool` values that know how they are described (ReAct line, JSON schema), how a call of them is
-written and what it gives back. Nothing is executed here but arithmetic on small integers.
-"""
+"""The tools that demonstrations show: arithmetic under many names and spellings, look-ups, and distractors."""
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import dataclass
-from typing import Any
 
-from .tasks import OPERATIONS, calculate
+from agentfly.pocket.demos import CANONICAL, DemoTool, plain_tools
+from agentfly.pocket.tasks import OPERATIONS
 
 NAMES = {
     "add": ("plus", "sum", "add_numbers", "addition"),
     "subtract": ("minus", "sub", "difference", "subtract_numbers"),
     "multiply": ("times", "mul", "product", "multiply_numbers"),
-}
-CANONICAL = {
-    "add": "Add two numbers.",
-    "subtract": "Subtract b from a.",
-    "multiply": "Multiply two numbers.",
 }
 DESCRIPTIONS = {
     "add": ("Add two numbers.", "The sum of two numbers.", "Adds its arguments.", "Add numbers"),
@@ -60,47 +49,11 @@ BYSTANDERS = (
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
-@dataclass(frozen=True, slots=True)
-class DemoTool:
-    """`kind` is an operation, "lookup" or "other"; `floats` tools answer 84.0 where others answer 84."""
-
-    name: str
-    kind: str
-    description: str
-    arguments: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...] = ()
-    floats: bool = False
-
-    def line(self) -> str:
-        """As the ReAct prompt lists it, without the dash."""
-        signature = ", ".join(f"{name}: {kind}" for name, kind in self.arguments)
-        notes = "; ".join(f"{name}: {note}" for (name, _), note in zip(self.arguments, self.notes, strict=False))
-        return f"{self.name}({signature}): {self.description}" + (f" {notes}" if notes else "")
-
-    def schema(self) -> dict[str, Any]:
-        """As a chat template is told of it."""
-        properties: dict[str, Any] = {name: {"type": kind} for name, kind in self.arguments}
-        for (name, _), note in zip(self.arguments, self.notes, strict=False):
-            properties[name]["description"] = note
-        parameters = {"type": "object", "properties": properties, "required": list(properties)}
-        return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": parameters}}
-
-    def input(self, *values: int | str) -> str:
-        """The arguments of a call as JSON."""
-        return json.dumps({name: value for (name, _), value in zip(self.arguments, values, strict=True)}, ensure_ascii=False)
-
-    def observe(self, left: int, right: int) -> str:
-        result = calculate(self.kind, left, right)
-        return f"{result}.0" if self.floats else str(result)
-
-
 def arithmetic_tools(rng: random.Random, needed: set[str], *, plain: bool) -> dict[str, DemoTool]:
     """Tools by kind, in the order they are shown. `plain` is the built-in trio; otherwise names and spellings vary."""
-    kinds = list(OPERATIONS)
     if plain:
-        rng.shuffle(kinds)
-        return {kind: DemoTool(kind, kind, CANONICAL[kind], (("a", "number"), ("b", "number"))) for kind in kinds}
-    kinds = [kind for kind in kinds if kind in needed or rng.random() < 0.5]
+        return plain_tools(rng)
+    kinds = [kind for kind in OPERATIONS if kind in needed or rng.random() < 0.5]
     arguments = ("a", "b") if rng.random() < 0.6 else rng.choice(ARGUMENTS)
     type_name = "number" if rng.random() < 0.8 else "integer"
     floats, noted, renamed = rng.random() < 0.4, rng.random() < 0.35, rng.random() < 0.35
@@ -134,5 +87,5 @@ def bystander(rng: random.Random) -> DemoTool:
 
 
 def invented(rng: random.Random, syllables: int = 2) -> str:
-    """A word nobody has seen, so that it can only be copied."""
+    """A made-up word, which the model can only copy."""
     return "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(syllables))

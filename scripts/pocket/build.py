@@ -1,6 +1,6 @@
-"""Make the pocket model: `python -m agentfly.pocket.build [--device auto] [--steps N] [--out DIR]`.
+"""Make the pocket model: `python scripts/pocket/build.py [--device auto] [--steps N] [--out DIR]`.
 
-In: a seed. Out: a folder that `from_pretrained` loads, and a table of held-out success. All data is generated, none fetched.
+Writes a folder that `from_pretrained` loads and prints held-out success. All data is generated from a seed.
 
   tokenizer   byte-level BPE trained on dialogues
   phase good  `--steps` steps on dialogues that solve their task: the model learns the formats, to choose tools and to copy
@@ -27,12 +27,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
-from . import model_dir
-from .chat import PAD
-from .demo import Phase
-from .demos import demonstrations
-from .tokens import MAX_LENGTH, VOCABULARY, corpus, encode_demo, save_tokenizer, train_tokenizer
+from chat import PAD, Phase
+from dialogues import demonstrations
+from tokens import MAX_LENGTH, VOCABULARY, corpus, encode_demo, save_tokenizer, train_tokenizer
+
+from agentfly.errors import ConfigError
+from agentfly.pocket import model_dir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +166,7 @@ def train_phase(
 
 def evaluate(model: Any, tokenizer: Any, count: int, label: str) -> dict[str, float]:
     """Held-out success at temperature 1, by kind of task, printed as it comes."""
-    from .build_evaluate import KINDS, success
+    from build_evaluate import KINDS, success
 
     figures = {}
     for kind in KINDS:
@@ -239,7 +239,7 @@ def build(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentfly.pocket.build", description="Make the pocket model.")
+    parser = argparse.ArgumentParser(prog="python scripts/pocket/build.py", description="Make the pocket model.")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--steps", type=int, help="steps of the first phase; the second has a fifth as many")
     parser.add_argument("--batch", type=int, help="dialogues per step")

@@ -1,9 +1,8 @@
-"""Dialogues of the text worlds for a model of their own: the plugins' demonstration sets under the agent's own prompt.
+"""Dialogues of the text worlds, from the demonstration sets `easy_<world>`, and the tokenizer trained on them.
 
-In: worlds, a phase, a seed and a number. Out: `Demo` values, and the tokenizer that is trained on them. The system message is
-what `ReactAgent` writes for the tools of `recipes/<world>.toml` (a test compares the two), so a rollout meets the very ids that
-were learnt. Rows are made in chunks; a chunk depends on its number alone, not on who makes it. A world whose demonstrations
-cannot be made here (ScienceWorld without Java) is left out with a printed word.
+The system message is the one that `ReactAgent` writes for the tools of `recipes/<world>.toml`, so a rollout sees the token ids
+that were trained on. Dialogues are made in chunks; a chunk depends only on its number, so the number of workers does not
+change the data. A world whose demonstrations cannot be made (ScienceWorld without Java) is left out with a printed notice.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import plugins
-from ..agents.react import ReactAgent
-from ..errors import ConfigError, MissingExtra
-from .chat import REACT_FIRST_LINE, REACT_HOW, react_system
-from .demo import Demo, Phase
-from .tokens import WORD, corpus, train_tokenizer
+from chat import REACT_FIRST_LINE, REACT_HOW, Phase, react_system
+from tokens import WORD, corpus, train_tokenizer
+
+from agentfly import plugins
+from agentfly.agents.react import ReactAgent
+from agentfly.errors import ConfigError, MissingExtra
+from agentfly.pocket.demos import Demo
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,7 +29,7 @@ CHUNK_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WorldSettings:
     """What the recipe of a world says, and how its demonstrations are drawn.
 
     `weight` is its share of a batch, `most` the dialogues of a phase that are worth their time, `mistakes` the share of them
@@ -49,10 +49,12 @@ class World:
 
 
 WORLDS = {
-    "alfworld": World("alfworld_step", "action", "alfworld_success", 8, 40, 38, 0.7),
-    "webshop": World("webshop_step", "action", "webshop_success", 6, 48, 27, 0.6),
-    "scienceworld": World("scienceworld_explorer", "action", "scienceworld_success", 7, 48, 12, 0.6, most=1000, apart=True),
-    "search": World("search", "query", "qa_exact_match", 4, 40, 23, 0.6),
+    "alfworld": WorldSettings("alfworld_step", "action", "alfworld_success", 8, 40, 38, 0.7),
+    "webshop": WorldSettings("webshop_step", "action", "webshop_success", 6, 48, 27, 0.6),
+    "scienceworld": WorldSettings(
+        "scienceworld_explorer", "action", "scienceworld_success", 7, 48, 12, 0.6, most=1000, apart=True
+    ),
+    "search": WorldSettings("search", "query", "qa_exact_match", 4, 40, 23, 0.6),
 }
 
 # Fixed text that is one token each: what the worlds say in every dialogue. The lines of the tools are added to it.

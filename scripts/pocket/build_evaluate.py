@@ -1,7 +1,6 @@
-"""Held-out success of a pocket model: a small rollout of its own, with a key-value cache and simulated tools.
+"""Held-out success of a pocket model, measured by a small rollout with a key-value cache and simulated tools.
 
-In: a model, its tokenizer and a kind of task. Out: the share of chains whose answer is right. It exists so that the build can
-judge what it made without the rest of the package; training and evaluation proper use the engine and the agents.
+The build uses it to judge a model without the package's engine and agents.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from chat import IM_END, code_system, extension_text, react_system, start_text
+from dialogues import Lookup, lookup
+from toolbox import arithmetic_tools
 
-from ..envs.code.tasks import easy_code_tasks
-from ..tools.python import PythonSession
-from ..types import ToolResult
-from .chat import IM_END, code_system, extension_text, react_system, start_text
-from .demos import Lookup, lookup
-from .tasks import OPERATIONS, arithmetic, one_step_arithmetic
-from .toolbox import CANONICAL, DemoTool, arithmetic_tools
+from agentfly.envs.code.tasks import easy_code_tasks
+from agentfly.pocket.demos import CANONICAL, DemoTool
+from agentfly.pocket.tasks import OPERATIONS, arithmetic, one_step_arithmetic
+from agentfly.tools.python import PythonSession
+from agentfly.types import ToolResult
 
 KINDS = ("one_step", "readme", "two_step", "two_step_native", "lookup", "code")
 MAX_TURNS, MAX_NEW = 5, 48

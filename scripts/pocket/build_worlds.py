@@ -1,19 +1,12 @@
-"""Make the model for the text worlds: `python -m agentfly.pocket.build_worlds [--out DIR] [--good DIR] [--minutes N]`.
+"""Make the model for the text worlds: `python scripts/pocket/build_worlds.py [--out DIR] [--good DIR] [--minutes N]`.
 
-In: a seed and the names of worlds. Out: a folder that `agent.model=DIR` loads ("pocket-worlds" where none is named), and a
-table of held-out success. As in build.py there is a tokenizer of its own, a phase "good" and a phase "mixed"; the dialogues
-are those of the sets `easy_<world>` (`agentfly demos list`). They are made before training begins, by as many processes as are
-given, kept in memory and drawn from again and again. Success is measured through the agents and environments that training
-uses, at temperature 1, on tasks of the test split. Weights begin as those of the model "pocket", unless `--fresh` asks for
-random ones.
+Trains a tokenizer, then a phase "good" and a phase "mixed" as build.py does, on the sets `easy_<world>` of `agentfly demos list`.
+All dialogues are made before training, by worker processes, and kept in memory. Success is measured with the agents and
+environments that training uses, at temperature 1, on the test split. Weights start from the model "pocket" unless `--fresh`.
 
-With `--good` the model of the first phase is kept in a folder of its own; where one lies there already it is where the second
-phase begins, so that another share of mistakes costs a fifth of the time. With `--minutes` the steps are as many as fit: the
-learning rate falls with the time that is gone.
-
-The same seed, steps and batch give the same weights on the same device, whatever the number of workers (not with `--minutes`).
-What a phase made is written before it is measured; a world whose evaluation fails has no figure. Refuses a folder that holds
-the model "pocket": what is made here stands beside it.
+`--good DIR` keeps the model of the first phase; if DIR already holds one, only the second phase runs. `--minutes` trains as
+many steps as fit. The same seed, steps and batch give the same weights on the same device (not with `--minutes`). Each phase's
+model is written before it is measured. A folder that holds the model "pocket" is refused.
 """
 
 from __future__ import annotations
@@ -34,14 +27,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from .. import plugins
-from ..errors import ConfigError, MissingExtra
-from . import model_dir, worlds_dir
-from .build import DEFAULTS, MIXED_SHARE, Batch, choose_device, new_model, pad_rows, train_phase
-from .chat import IM_END, PAD
-from .demo import Demo, Phase
-from .tokens import MAX_LENGTH, encode_demos, save_tokenizer
-from .world_demos import WORLDS, agent_of, dialogues, world_tokenizer, worlds_named
+from build import DEFAULTS, MIXED_SHARE, Batch, choose_device, new_model, pad_rows, train_phase
+from chat import IM_END, PAD, Phase
+from tokens import MAX_LENGTH, encode_demos, save_tokenizer
+from world_demos import WORLDS, agent_of, dialogues, world_tokenizer, worlds_named
+
+from agentfly import plugins
+from agentfly.errors import ConfigError, MissingExtra
+from agentfly.pocket import model_dir, worlds_dir
+from agentfly.pocket.demos import Demo
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +253,7 @@ def _since(started: float) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentfly.pocket.build_worlds", description="Make a model for the worlds.")
+    parser = argparse.ArgumentParser(prog="python scripts/pocket/build_worlds.py", description="Make a model for the worlds.")
     parser.add_argument("--out", type=Path, default=worlds_dir(), help="folder of the model; that of pocket-worlds by default")
     parser.add_argument("--worlds", default=",".join(WORLDS), help=f"some of {','.join(WORLDS)}")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")

@@ -1,8 +1,6 @@
-"""Dialogues of the code agent, a question, a block, what it printed, an answer: as good and as bad as they are asked for.
+"""Training dialogues of the code agent: a question, a block of Python, its output, an answer.
 
-In: a random generator and a phase. Out: `Demo` values for the easy kinds of the code world's tasks, from the train split alone.
-The prompt and the form of replies are those of `CodeAgent`. No code is run here: what a right program prints is the task's own
-answer, and what a wrong one prints is computed beside it, in `SLIPS`.
+No code runs here: a right program prints the task's answer, and SLIPS computes what a wrong one prints.
 """
 
 from __future__ import annotations
@@ -10,11 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from ..envs.code.kinds import EASY, FORMS, Given, written
-from ..envs.code.solver import write
-from ..envs.code.tasks import Problem, draw, split_of
-from .chat import code_system
-from .demo import GUESSES, Demo, Phase
+from chat import Phase, code_system
+
+from agentfly.envs.code.kinds import EASY, FORMS, Given, written
+from agentfly.envs.code.solver import write
+from agentfly.envs.code.tasks import Problem, draw, split_of
+from agentfly.pocket.demos import GUESSES, Demo
 
 # What the mixed phase does with a code task, in weights.
 BEHAVIOURS = {"good": 34, "slip": 34, "guess": 18, "malformed": 14}

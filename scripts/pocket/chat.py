@@ -5,8 +5,6 @@ A dialogue is tokenised as it is met at run time: the opening in one piece, each
     start      <|im_start|>system\\n...<|im_end|>\\n<|im_start|>user\\n...<|im_end|>\\n<|im_start|>assistant\\n
     reply      Thought: ...<|im_end|>
     extension  \\n<|im_start|>user\\nObservation: 84<|im_end|>\\n<|im_start|>assistant\\n
-
-Refuses nothing itself: an unknown role is the template's own error.
 """
 
 from __future__ import annotations
@@ -15,11 +13,12 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ..errors import ConfigError
+from agentfly.errors import ConfigError
 
 IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+Phase = Literal["good", "mixed"]
 Messages = Sequence[Mapping[str, Any]]
 
 REACT_FIRST_LINE = "You solve tasks step by step with tools."
