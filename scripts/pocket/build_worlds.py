@@ -1,6 +1,6 @@
 """Make the model for the text worlds: `python scripts/pocket/build_worlds.py [--out DIR] [--good DIR] [--minutes N]`.
 
-Trains a tokenizer, then a phase "good" and a phase "mixed" as build.py does, on the sets `easy_<world>` of `agentfly demos list`.
+Trains a tokenizer, then the phases "good" and "mixed" as build.py does, on the sets `easy_<world>` of `agentfly demos list`.
 All dialogues are made before training, by worker processes, and kept in memory. Success is measured with the agents and
 environments that training uses, at temperature 1, on the test split. Weights start from the model "pocket" unless `--fresh`.
 

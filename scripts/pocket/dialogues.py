@@ -1,4 +1,4 @@
-"""Training dialogues of the model "pocket", in ReAct, native tool-call and code form. Questions come from the train split alone.
+"""Training dialogues of the model "pocket", in ReAct, native tool-call and code form. All questions are of the train split.
 
 phase "good"   every task is solved; a mistake shown for its correction is not trained on
 phase "mixed"  arithmetic and code tasks are solved only sometimes (BEHAVIOURS): the warm start that RL improves on

@@ -33,7 +33,7 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     check_usable(world)
     # The loop stands still while the person thinks, so that Ctrl-C ends the wait for a line as it would anywhere.
     with asyncio.Runner() as runner:
-        game = Game(world, task)
+        game = TextGame(world, task)
         try:
             runner.run(game.open())
             say(game.opening())
@@ -55,7 +55,9 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     return game.trajectory
 
 
-class Game:
+class TextGame:
+    """One task of one world, played line by line. The environment is leased from a pool, as for a chain."""
+
     def __init__(self, world: World, task: Task) -> None:
         self.world, self.task = world, task
         self.tools = tools_of_world(world)

@@ -1,23 +1,21 @@
-"""The shop as a web page, for a person who wants to do the task by hand.
+"""The shop as a web page, for a person who plays a task by hand.
 
-In: an address and a first task. Out: pages as in `envs.pages`. Each browser has a visit of its own, known by a cookie that only
-it has; what it does is sent by forms with that visit's token, so no other site can act for it. Every text of a catalogue or a
-person is escaped. Visits are few: the oldest makes room.
+Each browser has its own visit, identified by a cookie. Forms carry the visit's token, so a page of another site cannot act for
+it. Every text of a catalogue or a person is escaped. At most MAX_VISITS visits are kept; the oldest is evicted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 
 from ...errors import ConfigError
 from ...types import Task
-from ..pages import HOST, PORT, PageHandler, PageServer, button, listen, serve
+from ..pages import PageAnswer, WebPage, button, open_in_browser
 from .catalogue import MADE_HERE, open_catalogue
 from .goals import KINDS, read_row
 from .shop import Visit
@@ -28,82 +26,66 @@ NUM_MORE = 50
 
 @dataclass(slots=True)
 class Guest:
-    """One browser: its visit, which task it is at, and the token that its forms carry."""
+    """One browser: its visit, the index of its task, and the token of its forms."""
 
     visit: Visit
     place: int = 0
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class ShopServer(PageServer):
-    """Serves some tasks in turn; "another task" goes on to the next."""
+class ShopPage(WebPage):
+    """Serves some tasks in turn; "another task" goes on to the next. Raises ConfigError if the first cannot be opened."""
 
     title = "WebShop"
 
-    def __init__(self, tasks: Sequence[Task], port: int = PORT) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
         if not tasks:
             raise ConfigError("the shop's page needs at least one task")
         self.tasks = list(tasks)
         self._guests: OrderedDict[str, Guest] = OrderedDict()
-        self._lock = threading.Lock()
-        self._enter(0)  # a catalogue that cannot be opened is said now
-        super().__init__((HOST, port), _Handler)
+        self._enter(0)
 
-    def guest(self, cookie: str) -> tuple[str, Guest]:
-        """The guest of a cookie, or a new one with its own."""
-        with self._lock:
-            if cookie in self._guests:
-                self._guests.move_to_end(cookie)
-                return cookie, self._guests[cookie]
-            cookie = secrets.token_urlsafe(24)
-            guest = self._guests[cookie] = Guest(self._enter(0))
-            while len(self._guests) > MAX_VISITS:
-                self._guests.popitem(last=False)
-            return cookie, guest
+    async def guest(self, cookie: str) -> tuple[str, Guest]:
+        """The guest of a cookie; an unknown cookie gets a new guest and a new cookie."""
+        if cookie in self._guests:
+            self._guests.move_to_end(cookie)
+            return cookie, self._guests[cookie]
+        guest = Guest(await asyncio.to_thread(self._enter, 0))
+        cookie = secrets.token_urlsafe(24)
+        self._guests[cookie] = guest
+        while len(self._guests) > MAX_VISITS:
+            self._guests.popitem(last=False)
+        return cookie, guest
 
-    def restart(self, guest: Guest, place: int) -> None:
-        guest.place = place % len(self.tasks)
-        guest.visit = self._enter(guest.place)
+    async def show(self, cookie: str) -> PageAnswer:
+        cookie, guest = await self.guest(cookie)
+        async with guest.lock:
+            return PageAnswer(render(guest), cookie=cookie)
+
+    async def act(self, cookie: str, form: dict[str, str]) -> PageAnswer:
+        cookie, guest = await self.guest(cookie)
+        if not secrets.compare_digest(form.get("token", "").encode(), guest.token.encode()):
+            return PageAnswer("<p>This form is not of your visit. <a href='/'>To the shop</a></p>", 403, cookie)
+        async with guest.lock:
+            # In a thread: a search in a large catalogue takes longer than the event loop may be blocked.
+            await asyncio.to_thread(self._apply, guest, form)
+        return PageAnswer(cookie=cookie)
+
+    def _apply(self, guest: Guest, form: dict[str, str]) -> None:
+        if "search" in form:
+            guest.visit.step(f"search[{form['search']}]")
+        elif "click" in form:
+            guest.visit.step(f"click[{form['click']}]")
+        elif form.get("visit") in ("again", "next"):
+            guest.place = (guest.place + (form["visit"] == "next")) % len(self.tasks)
+            guest.visit = self._enter(guest.place)
 
     def _enter(self, place: int) -> Visit:
         name, goal, _ = read_row(self.tasks[place])
         catalogue = open_catalogue(name)
         catalogue.product(goal.asin)
         return Visit(catalogue, goal)
-
-
-class _Handler(PageHandler):
-    server: ShopServer
-
-    def show(self) -> None:
-        cookie, guest = self.server.guest(self._cookie())
-        with guest.lock:
-            body = render(guest)
-        self.send_page(200, body, cookie)
-
-    def act(self, sent: dict[str, str]) -> None:
-        cookie, guest = self.server.guest(self._cookie())
-        with guest.lock:
-            if not secrets.compare_digest(sent.get("token", "").encode(), guest.token.encode()):
-                self.send_page(403, "<p>This form is not of your visit. <a href='/'>To the shop</a></p>", cookie)
-                return
-            if "search" in sent:
-                guest.visit.step(f"search[{sent['search']}]")
-            elif "click" in sent:
-                guest.visit.step(f"click[{sent['click']}]")
-            elif sent.get("visit") == "again":
-                self.server.restart(guest, guest.place)
-            elif sent.get("visit") == "next":
-                self.server.restart(guest, guest.place + 1)
-        self.send_back(cookie)
-
-    def _cookie(self) -> str:
-        try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get("visit")
-        except CookieError:
-            return ""
-        return found.value if found else ""
 
 
 def open_page(
@@ -113,14 +95,9 @@ def open_page(
     tasks: Sequence[Task] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve the shop until Ctrl-C, beginning with `task` and going on with others of its shop; or `tasks` in turn.
-
-    Without a `port` it is PORT, or any that is free where another shop is open there already.
-    """
+    """Serve the shop until Ctrl-C, starting with `task` and going on with others of its shop; or with `tasks` in turn."""
     more = list(tasks) if tasks is not None else _others(task)
-    shown = [*([task] if task else []), *more]
-    with listen(lambda port: ShopServer(shown, port), port, "the shop") as server:
-        serve(server, "The shop", say)
+    open_in_browser(ShopPage([*([task] if task else []), *more]), "The shop", port, say)
 
 
 def _others(task: Task | None) -> list[Task]:
@@ -139,7 +116,7 @@ def _others(task: Task | None) -> list[Task]:
 
 
 def render(guest: Guest) -> str:
-    """What the page that a visit is at shows, as HTML."""
+    """The current page of a visit as HTML."""
     visit, token = guest.visit, guest.token
     parts = [f"<p class=ask><b>Your task.</b> {escape(visit.goal.instruction)}</p>"]
     if visit.note:
