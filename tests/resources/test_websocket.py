@@ -18,19 +18,7 @@ from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.rpc import env_server as serve_module
 from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options, token_from
 from agentfly.resources.rpc.frames import Frames, pack
-from agentfly.resources.rpc.websocket import (
-    BINARY,
-    CLOSE,
-    PING,
-    PONG,
-    TEXT,
-    Broken,
-    Decoder,
-    accept_word,
-    connect,
-    encode,
-    mask,
-)
+from agentfly.resources.rpc.websocket import BINARY, CLOSE, PING, PONG, TEXT, Broken, Decoder, accept_word, connect, encode, mask
 
 from .worlds import TASK, Board, Sickly, Worker
 

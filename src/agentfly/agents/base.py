@@ -25,20 +25,7 @@ from ..rewards import Reward, as_reward
 from ..rollout import Limits, Plan, controller, most_in_flight, prepare, run_chains
 from ..rollout.chain import Policy
 from ..tools import Tool, as_tool
-from ..types import (
-    Action,
-    Completion,
-    Engine,
-    Event,
-    Message,
-    Renderer,
-    RunResult,
-    Sampling,
-    Task,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from ..types import Action, Completion, Engine, Event, Message, Renderer, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
 
 
 class BaseAgent:

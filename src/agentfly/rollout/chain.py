@@ -18,22 +18,7 @@ from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, Rol
 from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward
 from ..tools import Context, Tool, call_tools
-from ..types import (
-    Action,
-    Completion,
-    Engine,
-    Event,
-    Message,
-    Outcome,
-    Renderer,
-    Request,
-    Sampling,
-    Task,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from ..types import Action, Completion, Engine, Event, Message, Outcome, Renderer, Request, Sampling, Task, ToolCall, ToolResult, Trajectory, Turn
 
 Policy = Literal["continue", "end", "raise"]
 

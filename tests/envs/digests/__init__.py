@@ -18,9 +18,9 @@ from typing import Any
 from agentfly.envs.alfworld.engine import State
 from agentfly.envs.alfworld.oracle import plan
 from agentfly.envs.alfworld.tasks import alfworld_tasks, open_game
-from agentfly.envs.webshop.catalogue import open_catalogue
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.cat0.catalogue import open_catalogue
+from agentfly.envs.webshop.cat0.goals import Goal
+from agentfly.envs.webshop.shop0.visit import Visit
 from agentfly.envs.webshop.solver import solve
 from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 

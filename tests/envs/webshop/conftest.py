@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.webshop.catalogue import Catalogue
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.products import Product
+from agentfly.envs.webshop.cat0.catalogue import Catalogue
+from agentfly.envs.webshop.cat0.goals import Goal
+from agentfly.envs.webshop.cat0.products import Product
 
 RECORDED = Path(__file__).resolve().parents[4] / "shared" / "data" / "webshop"
 
@@ -40,8 +40,8 @@ def episodes(recorded) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def shop(recorded, episodes, tmp_path_factory) -> Catalogue:
     """The original's small catalogue with the prices that the recordings drew and the nouns that they used."""
-    from agentfly.envs.webshop.files import locate
-    from agentfly.envs.webshop.kept import open_files
+    from agentfly.envs.webshop.cat0.files import locate
+    from agentfly.envs.webshop.cat0.disk import open_files
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTFLY_CACHE", str(tmp_path_factory.mktemp("recorded")))

@@ -13,15 +13,15 @@ import pytest
 from agentfly import ReactAgent
 from agentfly.data import load_tasks
 from agentfly.envs.webshop import tasks as task_sets
-from agentfly.envs.webshop.catalogue import open_catalogue
+from agentfly.envs.webshop.cat0.catalogue import open_catalogue
 from agentfly.envs.webshop.demos import easy_webshop_demos, webshop_data_brief_demos, webshop_data_demos, webshop_demos
-from agentfly.envs.webshop.easy import easy_goals, easy_products
+from agentfly.envs.webshop.cat0.easy import easy_goals, easy_products
 from agentfly.envs.webshop.env import WebShop
-from agentfly.envs.webshop.generate import generated_products
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.cat0.generate import generated_products
+from agentfly.envs.webshop.cat0.goals import Goal
+from agentfly.envs.webshop.shop0.visit import Visit
 from agentfly.envs.webshop.solver import play
-from agentfly.envs.webshop.wares import ADJECTIVES, PATTERNS, WARES
+from agentfly.envs.webshop.cat0.wares import ADJECTIVES, PATTERNS, WARES
 from agentfly.errors import ConfigError, DataError
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Completion, Task

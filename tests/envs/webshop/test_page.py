@@ -19,12 +19,12 @@ import pytest
 from agentfly.data import load_tasks
 from agentfly.envs import pages as shared_pages
 from agentfly.envs.pages import MAX_BODY
-from agentfly.envs.webshop import page as pages
-from agentfly.envs.webshop.catalogue import Catalogue, open_catalogue
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.page import Guest, ShopPage, open_page, render
-from agentfly.envs.webshop.products import Product
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.shop0 import page as pages
+from agentfly.envs.webshop.cat0.catalogue import Catalogue, open_catalogue
+from agentfly.envs.webshop.cat0.goals import Goal
+from agentfly.envs.webshop.shop0.page import Guest, ShopPage, open_page, render
+from agentfly.envs.webshop.cat0.products import Product
+from agentfly.envs.webshop.shop0.visit import Visit
 from agentfly.envs.webshop.solver import play
 from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 from agentfly.errors import ConfigError

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from agentfly.envs.webshop.goals import Goal, Goals, bounds_above, num_goals, price_of
-from agentfly.envs.webshop.nouns import find_tagger, light
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.cat0.goals import Goal, Goals, bounds_above, num_goals, price_of
+from agentfly.envs.webshop.cat0.nouns import find_tagger, light
+from agentfly.envs.webshop.shop0.visit import Visit
 
 
 def test_every_recorded_step_is_equal(shop, episodes):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from agentfly.envs.stored import Damaged
-from agentfly.envs.webshop.analyse import terms
-from agentfly.envs.webshop.index import K1, B, Index, rounded_length
-from agentfly.envs.webshop.porter import stem
+from agentfly.envs.webshop.cat0.terms import terms
+from agentfly.envs.webshop.cat0.index import K1, B, Index, rounded_length
+from agentfly.envs.webshop.cat0.porter import stem
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from agentfly.data import load_tasks
 from agentfly.envs.play import play
-from agentfly.envs.webshop.catalogue import open_catalogue
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.shop import SEPARATOR, Visit
-from agentfly.envs.webshop.shown import shown
+from agentfly.envs.webshop.cat0.catalogue import open_catalogue
+from agentfly.envs.webshop.cat0.goals import Goal
+from agentfly.envs.webshop.shop0.visit import SEPARATOR, Visit
+from agentfly.envs.webshop.shop0.terminal import shown
 from agentfly.envs.webshop.tasks import webshop_tasks
 from agentfly.envs.worlds import find_world
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentfly.envs.webshop.catalogue import Catalogue
-from agentfly.envs.webshop.products import Product
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.cat0.catalogue import Catalogue
+from agentfly.envs.webshop.cat0.products import Product
+from agentfly.envs.webshop.shop0.visit import Visit
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def test_after_the_end_nothing_happens(visit):
 
 
 def test_an_option_that_is_called_like_a_button_is_the_option(corner, goal):
-    from agentfly.envs.webshop.catalogue import Catalogue
-    from agentfly.envs.webshop.products import Product
+    from agentfly.envs.webshop.cat0.catalogue import Catalogue
+    from agentfly.envs.webshop.cat0.products import Product
 
     odd = Product(asin="B0000000OD", title="Odd mug", options={"style": ("features", "plain")}, query="mugs")
     visit = Visit(Catalogue("odd", [odd, corner.product("B000000001")]), goal)

@@ -15,10 +15,10 @@ from typing import Any
 
 from ...errors import DataError
 from ...tools.text import clean
-from .catalogue import open_catalogue
-from .easy import MATERIALS
-from .goals import Goal
-from .shop import Visit
+from .cat0.catalogue import open_catalogue
+from .cat0.easy import MATERIALS
+from .cat0.goals import Goal
+from .shop0.visit import Visit
 from .solver import asked_for, chosen_options, queries
 from .tasks import Split, easy_webshop_tasks, webshop_data_brief_tasks, webshop_data_tasks, webshop_tasks
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...types import Task
-from .goals import Goal
-from .shop import MAX_RESULTS, Visit
+from .cat0.goals import Goal
+from .shop0.visit import MAX_RESULTS, Visit
 
 # What an instruction says beside what is wanted.
 _FILLER = re.compile(r"^(?:find me|i am looking for|i need|i would like|buy an?)\s+", re.IGNORECASE)
@@ -70,7 +70,7 @@ def play(visit: Visit) -> list[tuple[str, str]]:
 
 async def solve_env(env: Any, task: Task) -> float:
     """Play an environment that was reset to the task, beside a visit of its own that says what comes next."""
-    from .catalogue import open_catalogue
+    from .cat0.catalogue import open_catalogue
 
     catalogue = open_catalogue(task.fields.get("catalogue", "generated"))
     visit = Visit(catalogue, Goal.from_dict(task.fields["goal"]))

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from ...errors import ConfigError, DataError
-from .catalogue import Catalogue, full_name, open_catalogue
-from .easy import easy_goals
-from .goals import PLACES, Goal, Goals, Kind
+from .cat0.catalogue import Catalogue, full_name, open_catalogue
+from .cat0.easy import easy_goals
+from .cat0.goals import PLACES, Goal, Goals, Kind
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .shop import SEPARATOR
+from .visit import SEPARATOR
 
 BUTTONS = ("Back to Search", "< Prev", "Next >", "Description", "Features", "Reviews", "Buy Now")
 _ASIN = re.compile(r"[A-Z0-9]{10}")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import DataError
+from ....errors import DataError
 
 ITEMS = ("items_shuffle_1000.json", "items_shuffle.json", "products_1000.jsonl", "documents.jsonl")
 EXTRAS = ("items_ins_v2_1000.json", "items_ins_v2.json")

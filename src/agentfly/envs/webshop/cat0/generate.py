@@ -12,7 +12,7 @@ import string
 from collections.abc import Sequence
 
 from .products import Product
-from .score import options_hit
+from ..shop0.score import options_hit
 from .wares import MAKERS, OPTIONS, WARES, Ware
 
 NUM_PRODUCTS = 1_280

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stored import Damaged
+from ...stored import Damaged
 
 K1, B = 0.9, 0.4
 FORMAT = 1

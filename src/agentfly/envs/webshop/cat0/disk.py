@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import DataError
-from ..stored import Damaged, cache_root, key_of, stamp_of, stored
-from .analyse import terms
+from ....errors import DataError
+from ...stored import Damaged, cache_root, key_of, stamp_of, stored
+from .terms import terms
 from .files import Files, read_items, read_map
 from .goals import num_goals
 from .index import Index

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from ...errors import ConfigError, DataError
-from .analyse import MAX_QUERY, terms
+from ....errors import ConfigError, DataError
+from .terms import MAX_QUERY, terms
 from .goals import Goals, Kind, num_goals, price_of
 from .index import Index
 from .nouns import find_tagger, given
 from .products import Product
-from .shop import MAX_RESULTS, PAGE_SIZE
+from ..shop0.visit import MAX_RESULTS, PAGE_SIZE
 
 MADE_HERE = ("generated", "easy")
 
@@ -127,7 +127,7 @@ def _make(name: str, tagger: str) -> Catalogue:
     if "/" not in name and not os.path.exists(name.partition("#")[0]):
         raise DataError(f"no catalogue is called {name!r}: there are {', '.join(MADE_HERE)} and paths of WebShop's files")
     from .files import locate
-    from .kept import open_files
+    from .disk import open_files
 
     products, index = open_files(locate(name))
     nouns = products.nouns if tagger == "auto" else None

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from ...errors import ConfigError
-from ...types import Task
-from ..pages import PageAnswer, WebPage, button, open_in_browser
-from .catalogue import MADE_HERE, open_catalogue
-from .goals import KINDS, read_row
-from .shop import Visit
+from ....errors import ConfigError
+from ....types import Task
+from ...pages import PageAnswer, WebPage, button, open_in_browser
+from ..cat0.catalogue import MADE_HERE, open_catalogue
+from ..cat0.goals import KINDS, read_row
+from .visit import Visit
 
 MAX_VISITS = 256
 NUM_MORE = 50
@@ -102,8 +102,8 @@ def open_page(
 
 def _others(task: Task | None) -> list[Task]:
     """More tasks of the same shop."""
-    from ...data import load_tasks
-    from .tasks import easy_webshop_tasks, row_of, webshop_tasks
+    from ....data import load_tasks
+    from ..tasks import easy_webshop_tasks, row_of, webshop_tasks
 
     name = "generated" if task is None else read_row(task)[0]
     if name in MADE_HERE:

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from .goals import Goal
-from .products import Product
+from ..cat0.goals import Goal
+from ..cat0.products import Product
 from .score import Score, score
 
 SEPARATOR, BRIEF_SEPARATOR = " [SEP] ", " | "

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .fuzzy import token_set_ratio
-from .goals import Goal
-from .products import Product
+from ..cat0.goals import Goal
+from ..cat0.products import Product
 
 ALIKE = 85
 _COLOURS = """

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ... import plugins
-from ...errors import ConfigError, MissingExtra
+from .... import plugins
+from ....errors import ConfigError, MissingExtra
 
 Tagger = Callable[[str], Sequence[str]]
 MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")

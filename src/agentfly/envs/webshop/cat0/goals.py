@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ...errors import ConfigError
-from ...types import Task
+from ....errors import ConfigError
+from ....types import Task
 from .products import Product
 
 Kind = Literal["synthetic", "human"]
