@@ -72,8 +72,8 @@ HEAVY = {
     "bm25s": ("envs/search/bm25.py",),
     "faiss": ("envs/search/dense.py",),
     "redis": ("ext/redis_cache.py",),
-    "HanTa": ("envs/webshop/nouns.py",),
-    "spacy": ("envs/webshop/nouns.py",),
+    "HanTa": ("envs/webshop/catalogue/nouns.py",),
+    "spacy": ("envs/webshop/catalogue/nouns.py",),
 }
 
 

@@ -27,7 +27,7 @@ from ..resources.spec import Spec, spec_of
 from ..types import Task
 from .check_growth import grows
 from .check_report import Check, Failed, Report, Skipped, Status
-from .check_subject import Call, Play, Subject, episode, refused, steps_of, text
+from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
 
 __all__ = ["Check", "Report", "check_env"]
 
@@ -200,7 +200,7 @@ class _Examination:
         for turns in (0, 1, 2, 5):
             async with self.subject() as subject:
                 observation = await subject.reset(task)
-                calls: list[Call] = [("reset", {"task": task})]
+                calls: list[EnvCall] = [("reset", {"task": task})]
                 if self.play.actions is not None:
                     calls.append(await subject.choose(self.play, random.Random(self.seed), observation))
                 if not subject.in_loop:

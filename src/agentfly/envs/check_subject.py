@@ -22,7 +22,7 @@ from ..resources.spec import Spec
 from ..tools.deadline import Expired, within
 from ..types import Task, ToolResult
 
-Call = tuple[str, dict[str, Any]]
+EnvCall = tuple[str, dict[str, Any]]
 """A method's name and its arguments."""
 
 
@@ -50,7 +50,7 @@ class Subject:
         self.timeout_s = timeout_s
         self.done = False
         self.rewards = 0.0
-        self.last: Call | None = None
+        self.last: EnvCall | None = None
 
     async def start(self) -> Subject:
         await self._within(self.instance.start(), "starting")
@@ -65,7 +65,7 @@ class Subject:
         """Whether the thread that was made for it is still there."""
         return any(thread.name.endswith(f"-{self.instance.number}") for thread in set(threading.enumerate()) - self.before)
 
-    async def choose(self, play: Play, rng: random.Random, observation: Any) -> Call:
+    async def choose(self, play: Play, rng: random.Random, observation: Any) -> EnvCall:
         """The next call of somebody who acts at random."""
         actions = play.actions
         assert actions is not None
@@ -79,7 +79,7 @@ class Subject:
             return chosen
         return "step", {"action": chosen}
 
-    async def attempt(self, call: Call) -> Any:
+    async def attempt(self, call: EnvCall) -> Any:
         """What the call gave, an exception as its text; but not a missed deadline."""
         try:
             return await self.act(call)
@@ -92,7 +92,7 @@ class Subject:
         self.done, self.rewards, self.last = False, 0.0, None
         return await self._within(self.instance.reset(task), "reset")
 
-    async def act(self, call: Call) -> Any:
+    async def act(self, call: EnvCall) -> Any:
         """What the call gave; an exception is a result too, except a missed deadline."""
         self.last = call
         value = await self.call(*call)
@@ -135,7 +135,7 @@ class Subject:
             return self.rewards if self.rewards else None
         return float(value)
 
-    async def give_up(self, call: Call) -> None:
+    async def give_up(self, call: EnvCall) -> None:
         """Start a call in the instance's own thread, give it up when it has begun, and end the instance."""
         begun = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, DeadlineError, WorldError
 
 log = logging.getLogger(__name__)
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -52,11 +52,11 @@ def cache_root() -> Path:
 def stored(
     path: Path,
     build: Callable[[Path], None],
-    load: Callable[[Path], Thing],
+    load: Callable[[Path], T],
     *,
     wait_s: float = WAIT_S,
     check: bool = True,
-) -> Thing:
+) -> T:
     """What `load(path)` gives, after `build(folder)` has filled the folder where that was needed.
 
     `wait_s` is for the run that waits while another builds. `check=False` compares sizes only: for what is too large to be read

@@ -18,9 +18,9 @@ from typing import Any
 from agentfly.envs.alfworld.engine import State
 from agentfly.envs.alfworld.oracle import plan
 from agentfly.envs.alfworld.tasks import alfworld_tasks, open_game
-from agentfly.envs.webshop.cat0.catalogue import open_catalogue
-from agentfly.envs.webshop.cat0.goals import Goal
-from agentfly.envs.webshop.shop0.visit import Visit
+from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
+from agentfly.envs.webshop.catalogue.goals import ShopGoal
+from agentfly.envs.webshop.shop.visit import Visit
 from agentfly.envs.webshop.solver import solve
 from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 
@@ -70,7 +70,7 @@ def _household(state: State, choose: Callable[[list[str], int], str]) -> Iterato
 def webshop_stream(number: int) -> Iterator[object]:
     """One goal of a generated shop: the solver's visit, then a visit of seeded random clicks and searches."""
     row = _goals()[number]
-    shelves, goal = open_catalogue(row["catalogue"]), Goal.from_dict(row["goal"])
+    shelves, goal = open_catalogue(row["catalogue"]), ShopGoal.from_dict(row["goal"])
     yield row["id"], row["question"], row["goal"]
     visit = Visit(shelves, goal)
     yield visit.observation, visit.clickables

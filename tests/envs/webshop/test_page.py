@@ -19,12 +19,12 @@ import pytest
 from agentfly.data import load_tasks
 from agentfly.envs import pages as shared_pages
 from agentfly.envs.pages import MAX_BODY
-from agentfly.envs.webshop.shop0 import page as pages
-from agentfly.envs.webshop.cat0.catalogue import Catalogue, open_catalogue
-from agentfly.envs.webshop.cat0.goals import Goal
-from agentfly.envs.webshop.shop0.page import Guest, ShopPage, open_page, render
-from agentfly.envs.webshop.cat0.products import Product
-from agentfly.envs.webshop.shop0.visit import Visit
+from agentfly.envs.webshop.catalogue.catalogue import Catalogue, open_catalogue
+from agentfly.envs.webshop.catalogue.goals import ShopGoal
+from agentfly.envs.webshop.catalogue.products import ShopProduct
+from agentfly.envs.webshop.shop import page as pages
+from agentfly.envs.webshop.shop.page import Guest, ShopPage, open_page, render
+from agentfly.envs.webshop.shop.visit import Visit
 from agentfly.envs.webshop.solver import play
 from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 from agentfly.errors import ConfigError
@@ -74,7 +74,7 @@ class Browser:
 
 def test_a_person_buys_what_the_task_asks_for(server):
     browser = Browser(server)
-    goal = Goal.from_dict(server.page.tasks[0].fields["goal"])
+    goal = ShopGoal.from_dict(server.page.tasks[0].fields["goal"])
     assert html.escape(goal.instruction) in browser.send("GET")
     for action, _ in play(Visit(open_catalogue("generated"), goal)):
         kind, _, value = action.removesuffix("]").partition("[")
@@ -83,7 +83,7 @@ def test_a_person_buys_what_the_task_asks_for(server):
     assert "Score 1.00" in browser.text
     assert "Search the shop" not in browser.text
     assert browser.buttons == []
-    second = Goal.from_dict(server.page.tasks[1].fields["goal"])
+    second = ShopGoal.from_dict(server.page.tasks[1].fields["goal"])
     assert html.escape(second.instruction) in browser.press(visit="next")
     assert html.escape(goal.instruction) in browser.press(visit="next")
 
@@ -188,8 +188,8 @@ def test_a_search_without_results_and_a_click_in_vain(server):
 
 def test_texts_of_a_catalogue_are_escaped():
     evil = "<img src=x onerror=alert(1)>\"'"
-    product = Product(asin="B000000001", title=evil, description=evil, bullets=(evil,), options={evil: (evil.lower(), "b")})
-    goal = Goal(asin="B000000001", instruction=evil, attributes=(), options={}, price_upper=1e6, name=evil)
+    product = ShopProduct(asin="B000000001", title=evil, description=evil, bullets=(evil,), options={evil: (evil.lower(), "b")})
+    goal = ShopGoal(asin="B000000001", instruction=evil, attributes=(), options={}, price_upper=1e6, name=evil)
     visit = Visit(Catalogue("evil", [product]), goal)
     guest = Guest(visit)
     shown = [render(guest)]
@@ -255,7 +255,7 @@ def test_another_task_is_one_of_the_same_shop(shop, tmp_path, monkeypatch):
         name = str(tmp_path)
         goal = open_catalogue(name).goals()[0]
     else:
-        goal = Goal.from_dict({"generated": webshop_tasks, "easy": easy_webshop_tasks}[shop]("test", 1)[0]["goal"])
+        goal = ShopGoal.from_dict({"generated": webshop_tasks, "easy": easy_webshop_tasks}[shop]("test", 1)[0]["goal"])
     served: list[ShopPage] = []
     monkeypatch.setattr(pages, "open_in_browser", lambda page, *_: served.append(page))
     open_page(port=0, task=Task("first", (), {"catalogue": name, "goal": goal.to_dict()}), say=lambda text: None)

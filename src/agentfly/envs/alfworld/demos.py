@@ -30,16 +30,15 @@ THOUGHTS = {
     "heat": "heat it",
     "cool": "cool it",
 }
-Row = dict[str, Any]
 
 
-def alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Generated households of every size; a thing is found after at most three places in vain."""
     rng = random.Random(f"alfworld demos {seed}")
     return [_wander(row, rng, mistakes) for row in alfworld_tasks("train", count, seed)]
 
 
-def easy_alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def easy_alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Small households; places are looked at in the order in which the room lists them."""
     rng = random.Random(f"easy alfworld demos {seed}")
     rows = []
@@ -49,20 +48,22 @@ def easy_alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> 
     return rows
 
 
-def alfworld_games_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def alfworld_games_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Published games of the train split, from $ALFWORLD_DATA; beyond their number they come again, searched otherwise."""
     rng = random.Random(f"alfworld games demos {seed}")
     rows = alfworld_games("train", count, seed)
     return [_wander(rows[number % len(rows)], rng, mistakes) for number in range(count)]
 
 
-def _wander(row: Row, rng: random.Random, mistakes: float) -> Row:
+def _wander(row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:
     game = open_game(row)
     commands = searched(State(game), plausible_order(rng, rng.randint(0, MAX_MISSES)))
     return _row(row, game, commands or [], rng, mistakes)
 
 
-def _row(row: Row, game: Game, commands: list[str], rng: random.Random, mistakes: float, max_turns: int = 1000) -> Row:
+def _row(
+    row: dict[str, Any], game: Game, commands: list[str], rng: random.Random, mistakes: float, max_turns: int = 1000
+) -> dict[str, Any]:
     if rng.random() < mistakes:
         slip = rng.choice([slip for name, slip in SLIPS.items() if name != "forgets" or game.goal.marks])
         commands = slip(game, list(commands), rng)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from sys import intern
 
 from ...errors import DataError
-from .goal import CLEAN, COOL, HOT, MARKS, SLICED, Goal, read_goal, type_word
+from .goal import CLEAN, COOL, HOT, MARKS, SLICED, HouseholdGoal, read_goal, type_word
 
 # What can be done with an object; the bits of the marks are used where the two belong together.
 CLEANABLE, HEATABLE, COOLABLE, SLICEABLE, SWITCH, PORTABLE, VESSEL = CLEAN, HOT, COOL, SLICED, 16, 32, 64
@@ -50,7 +50,7 @@ class Receptacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class HouseholdThing:
     name: str
     kind: str
     abilities: int
@@ -74,11 +74,11 @@ class Facts:
     abilities: dict[str, int] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     contents: list[tuple[str, str]] = field(default_factory=list)
-    """Thing, receptacle."""
+    """Pairs of thing and receptacle."""
     nested: list[tuple[str, str]] = field(default_factory=list)
-    """Thing, vessel."""
+    """Pairs of thing and vessel."""
     lies_at: list[tuple[str, str]] = field(default_factory=list)
-    """Thing, place: only a knife asks for it."""
+    """Pairs of thing and place. Only slicing reads it."""
     fits: set[tuple[str, str]] = field(default_factory=set)
     """Type of receptacle, type of thing."""
     start: str = ""
@@ -90,9 +90,9 @@ class Game:
 
     id: str
     task: str
-    goal: Goal
+    goal: HouseholdGoal
     receptacles: tuple[Receptacle, ...]
-    things: tuple[Thing, ...]
+    things: tuple[HouseholdThing, ...]
     fits: frozenset[tuple[str, str]]
     start: int
     opened: frozenset[int]
@@ -119,13 +119,13 @@ class Game:
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{self.room}\n\n{self.objective}"
 
 
-def listed(items: Sequence[Receptacle | Thing], article: str = "a ") -> str:
+def listed(items: Sequence[Receptacle | HouseholdThing], article: str = "a ") -> str:
     """`a mug 2, a mug 1, and a pen 1`; without anything: `nothing`."""
     names = [f"{article}{item.name}" for item in items]
     return ", ".join(names[:-1]) + f", and {names[-1]}" if len(names) > 1 else names[0] if names else "nothing"
 
 
-def build(name: str, task: str, goal: Goal, facts: Facts, where: str, walkthrough: Sequence[str] = ()) -> Game:
+def build(name: str, task: str, goal: HouseholdGoal, facts: Facts, where: str, walkthrough: Sequence[str] = ()) -> Game:
     """Number the household and check that it hangs together."""
     numbered = _names([*facts.receptacles, *facts.things])
     places: dict[str, int] = {}
@@ -152,7 +152,9 @@ def build(name: str, task: str, goal: Goal, facts: Facts, where: str, walkthroug
         if thing in thing_at:
             inside.setdefault(vessel, []).append(thing_at[thing])
     things = [
-        Thing(numbered[key], facts.things[key], facts.abilities.get(key, 0), facts.marks.get(key, 0), _sorted(inside.get(key)))
+        HouseholdThing(
+            numbered[key], facts.things[key], facts.abilities.get(key, 0), facts.marks.get(key, 0), _sorted(inside.get(key))
+        )
         for key in order
     ]
     lies: dict[int, set[int]] = {}

@@ -15,7 +15,7 @@ from functools import lru_cache
 from ...errors import DataError, InvariantError
 from .engine import State
 from .game import ABILITIES, PORTABLE, SWITCH, VESSEL, Facts, Game, build
-from .goal import CLEAN, COOL, HOT, KIND_OF_MARK, KINDS, Goal
+from .goal import CLEAN, COOL, HOT, KIND_OF_MARK, KINDS, HouseholdGoal
 from .oracle import plan
 from .wording import sentences
 
@@ -196,7 +196,7 @@ def _make(size: str, number: int) -> Game:
     raise InvariantError(f"household {size}-{number}: none of {MAX_DRAWS} draws can be solved")
 
 
-def _draw_home(rng: random.Random) -> tuple[Goal, Facts] | None:
+def _draw_home(rng: random.Random) -> tuple[HouseholdGoal, Facts] | None:
     name = rng.choices(list(ROOMS), weights=(45, 25, 15, 15))[0]
     room, home = ROOMS[name], _Home(rng)
     for kind, (low, high) in room.receptacles.items():
@@ -216,7 +216,7 @@ def _draw_home(rng: random.Random) -> tuple[Goal, Facts] | None:
     return None if goal is None else (goal, home.facts)
 
 
-def _choose_goal(rng: random.Random, home: _Home) -> Goal | None:
+def _choose_goal(rng: random.Random, home: _Home) -> HouseholdGoal | None:
     """A task that the household has the things for. Its kind is drawn first: else there would be little but placing."""
     facts = home.facts
     things = [key for key in facts.things if facts.abilities[key] & PORTABLE]
@@ -225,7 +225,7 @@ def _choose_goal(rng: random.Random, home: _Home) -> Goal | None:
     for kind in rng.sample(KINDS, len(KINDS)):
         if kind == "look_at_obj_in_light":
             if lamps := [facts.things[key] for key in facts.things if facts.abilities[key] & SWITCH]:
-                return Goal(kind, rng.choice(counted), lamp=lamps[0])
+                return HouseholdGoal(kind, rng.choice(counted), lamp=lamps[0])
             continue
         mark = next((mark for mark, named in KIND_OF_MARK.items() if named == kind), 0)
         count = 2 if kind == "pick_two_obj_and_place" else 1
@@ -236,11 +236,11 @@ def _choose_goal(rng: random.Random, home: _Home) -> Goal | None:
         pairs = sorted({(thing, place) for place, thing in facts.fits if thing in able})
         if pairs:
             thing, target = rng.choice(pairs)
-            return Goal(kind, thing, target, marks=mark, count=count)
+            return HouseholdGoal(kind, thing, target, marks=mark, count=count)
     return None
 
 
-def _draw_easy(rng: random.Random) -> tuple[Goal, Facts]:
+def _draw_easy(rng: random.Random) -> tuple[HouseholdGoal, Facts]:
     """Three or four places; the thing is in none that the task names, so one or two others must be looked at."""
     kind = rng.choices(list(EASY_KINDS), weights=list(EASY_KINDS.values()))[0]
     home = _Home(rng)
@@ -261,11 +261,11 @@ def _draw_easy(rng: random.Random) -> tuple[Goal, Facts]:
             home.thing(name, EASY_THINGS[name], place)
     if kind == "look_at_obj_in_light":
         home.thing("lamp", SWITCH, rng.choice((targets, *places)))
-        return Goal(kind, thing, lamp="lamp"), home.facts
+        return HouseholdGoal(kind, thing, lamp="lamp"), home.facts
     if kind == "pick_two_obj_and_place":
         home.thing(thing, EASY_THINGS[thing], targets)
-        return Goal(kind, thing, target, count=2), home.facts
-    return Goal(kind, thing, target, marks=mark), home.facts
+        return HouseholdGoal(kind, thing, target, count=2), home.facts
+    return HouseholdGoal(kind, thing, target, marks=mark), home.facts
 
 
 _APPLIANCES = {CLEAN: ("sinkbasin",), HOT: ("microwave",), COOL: ("fridge",)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .goal import Goal
+from .goal import HouseholdGoal
 
 # Two ways for each kind of task; the first is used where one must be made up.
 SENTENCES = {
@@ -15,5 +15,5 @@ SENTENCES = {
 }
 
 
-def sentences(goal: Goal) -> list[str]:
+def sentences(goal: HouseholdGoal) -> list[str]:
     return [text.format(thing=goal.thing, target=goal.target, lamp=goal.lamp) for text in SENTENCES[goal.kind]]

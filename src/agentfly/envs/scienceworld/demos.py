@@ -43,27 +43,26 @@ THOUGHTS = {
     "move": "put it there",
     "open": "open it",
 }
-Row = dict[str, Any]
 
 
-def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """The easy tasks, three to six actions each; beyond their number they come again."""
     return _kept(
         "easy", count, seed, mistakes, lambda: _rows(_easy, partial(easy_scienceworld_tasks, "train"), count, seed, mistakes)
     )
 
 
-def scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Gold paths of the tasks that take at most a hundred moves, as the simulator's own agent walks them."""
     return _kept("gold", count, seed, mistakes, lambda: _rows(_gold, _short_tasks, count, seed, mistakes))
 
 
-def _short_tasks(count: int, seed: int) -> list[Row]:
+def _short_tasks(count: int, seed: int) -> list[dict[str, Any]]:
     rows = scienceworld_tasks("train", min(count + count // 8 + 4, sum(VARIATIONS.values())), seed)
     return [row for row in rows if row["task_name"] not in LONG][:count]
 
 
-def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], list[Row]]) -> list[Row]:
+def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     if count < 1:
         raise ConfigError(f"demonstrations: count must be 1 or more, not {count}")
     if not 0.0 <= mistakes <= 1.0:
@@ -72,8 +71,8 @@ def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], 
     def build(folder: Path) -> None:
         (folder / "rows.json").write_text(json.dumps(make()), encoding="utf-8")
 
-    def load(folder: Path) -> list[Row]:
-        rows: list[Row] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+    def load(folder: Path) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
         return rows
 
     key = f"{kind}_demos-v{VERSION}-{count}-{seed}-{mistakes:g}"
@@ -81,17 +80,17 @@ def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], 
 
 
 def _rows(
-    play: Callable[[ScienceWorld, Row, random.Random, float], Awaitable[Row]],
-    draw: Callable[[int, int], list[Row]],
+    play: Callable[[ScienceWorld, dict[str, Any], random.Random, float], Awaitable[dict[str, Any]]],
+    draw: Callable[[int, int], list[dict[str, Any]]],
     count: int,
     seed: int,
     mistakes: float,
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     tasks = draw(count, seed)
 
-    async def all_of_them() -> list[Row]:
+    async def all_of_them() -> list[dict[str, Any]]:
         waiting = list(range(count))[::-1]
-        found: dict[int, Row] = {}
+        found: dict[int, dict[str, Any]] = {}
 
         async def lane() -> None:
             env = ScienceWorld()
@@ -113,7 +112,7 @@ def _rows(
 class _Dialogue:
     """What is done and seen, written down as the agent would write it."""
 
-    def __init__(self, env: ScienceWorld, row: Row) -> None:
+    def __init__(self, env: ScienceWorld, row: dict[str, Any]) -> None:
         self.env, self.row = env, row
         self.messages = [{"role": "user", "content": row["question"]}]
 
@@ -129,7 +128,7 @@ class _Dialogue:
             self.messages.append({"role": "user", "content": f"Observation: {result.observation}"})
         return result.observation
 
-    def end(self, most: int) -> Row:
+    def end(self, most: int) -> dict[str, Any]:
         """The row: the chain ended with its last action, by giving an answer, or by running out of turns."""
         turns = sum(message["role"] == "assistant" for message in self.messages)
         if not self.env.done and turns < most:
@@ -140,7 +139,7 @@ class _Dialogue:
         return {**{name: self.row[name] for name in kept if name in self.row}, "messages": self.messages}
 
 
-async def _easy(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float) -> Row:
+async def _easy(env: ScienceWorld, row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:
     slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
     await env.reset(Task(row["id"], (), row))
     way, talk = EasyWay(row["task_name"], row["question"]), _Dialogue(env, row)
@@ -164,7 +163,7 @@ async def _easy(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float
     return talk.end(row["max_steps"])
 
 
-async def _gold(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float) -> Row:
+async def _gold(env: ScienceWorld, row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:
     task = Task(row["id"], (), row)
     await env.reset(task)
     actions = await env.gold(task)

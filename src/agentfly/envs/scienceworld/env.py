@@ -17,7 +17,7 @@ from ...types import Task, ToolResult
 from .clip import clipped
 from .java import NEEDS, missing
 from .jvms import HEAP_MB, jvms
-from .simulator import Seen, Simulator
+from .simulator import Simulator, SimulatorReply
 from .tasks import check_row
 
 MAX_ACTION = 500
@@ -107,8 +107,6 @@ class ScienceWorld(Environment):
     @staticmethod
     def conformance() -> dict[str, Any]:
         """How `check_env` plays it: the gold path must have the full score, random actions must not."""
-        from .solver import play_gold
-
         tasks = [
             Task("lifespan", (), {"task_name": "lifespan-longest-lived", "variation": 8, "simplifications": "openDoors"}),
             Task("find", (), {"task_name": "find-non-living-thing", "variation": 60, "simplifications": "openDoors"}),
@@ -127,12 +125,23 @@ class ScienceWorld(Environment):
             raise WorldError("no task of ScienceWorld is open: call reset first")
         return self._simulator
 
-    def _note(self, seen: Seen) -> None:
+    def _note(self, seen: SimulatorReply) -> None:
         """As the published wrapper has it: below zero, or beyond the limit of moves, it is over."""
         self.deltas.append(seen.score - self.score)
         self.score, self.moves = seen.score, seen.moves
         self.completed = seen.completed
         self.done = seen.completed or seen.score < 0 or seen.moves > self._most
+
+
+async def play_gold(env: ScienceWorld, task: Task) -> float:
+    """Play a task by its gold path; the score."""
+    actions = await env.gold(task)
+    await env.reset(task)
+    for action in actions:
+        result = await env.step(action=action)
+        if result.done:
+            break
+    return env.score
 
 
 def read_action(action: Any) -> tuple[str, str]:

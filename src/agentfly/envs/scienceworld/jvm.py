@@ -1,7 +1,7 @@
 """One JVM: functions over its simulators in, their values out, one after the other in a thread of its own.
 
 Simulators in one JVM share three things of Java's static state: the random stream, the counter of object ids and the list of
-simplifications. A simulator that acts finds them as it left them: what the last one left is put away first (`Shared`). So an
+simplifications. A simulator that acts finds them as it left them: `SimulatorGlobals` saves and restores them. So an
 episode does not depend on its neighbours, and the JVM's one thread is its lock. `-XX:hashCode=2` gives every object the same
 identity hash; without it the order of things in a room would change from run to run.
 
@@ -44,7 +44,7 @@ _FATAL = ("OutOfMemoryError", "StackOverflowError", "InternalError")
 
 
 @dataclass(slots=True)
-class Shared:
+class SimulatorGlobals:
     """One simulator's part of what Java keeps once for all."""
 
     seed: int = 0
@@ -63,19 +63,19 @@ class Jvm:
         self.process: subprocess.Popen[bytes] | None = None
         self.gateway: Any = None
         self._maker: Any = None
-        self._current: Shared | None = None
+        self._current: SimulatorGlobals | None = None
         self._loaded: str | None = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scienceworld-jvm")
         self._closed = threading.Event()
 
-    def submit(self, function: Callable[[], T], shared: Shared | None = None) -> Future[T]:
+    def submit(self, function: Callable[[], T], shared: SimulatorGlobals | None = None) -> Future[T]:
         """Run a function in the JVM's thread, with `shared` in place (None: with nobody's)."""
         try:
             return self._thread.submit(self._run, function, shared)
         except RuntimeError:
             raise WorldError(self.why or "the JVM of ScienceWorld is closed") from None
 
-    def _run(self, function: Callable[[], T], shared: Shared | None) -> T:
+    def _run(self, function: Callable[[], T], shared: SimulatorGlobals | None) -> T:
         from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
         if self.why:
@@ -102,7 +102,7 @@ class Jvm:
 
     # ---- what simulators share
 
-    def _change_to(self, shared: Shared | None) -> None:
+    def _change_to(self, shared: SimulatorGlobals | None) -> None:
         if self._current is shared:
             return
         if self._current is not None:
@@ -127,7 +127,7 @@ class Jvm:
         """A simulator is about to be loaded; if that fails, nobody knows what Java's list is."""
         self._loaded = None
 
-    def loaded(self, shared: Shared) -> None:
+    def loaded(self, shared: SimulatorGlobals) -> None:
         """A simulator was loaded: what Java keeps is now its own. "easy" was resolved by the load, to names that differ by
         task."""
         used = str(self._simplifier.getSimplificationsUsed())

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...errors import ConfigError, WorldError
-from .jvm import Jvm, Shared
+from .jvm import Jvm, SimulatorGlobals
 from .jvms import Jvms
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ DESCRIBED_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SimulatorReply:
     """What came of an action. `score` is from 0 to 1, or below 0 where the task has failed."""
 
     observation: str
@@ -37,23 +37,23 @@ class Simulator:
     def __init__(self, pool: Jvms) -> None:
         self._pool = pool
         self._jvm: Jvm | None = pool.enter()
-        self._shared = Shared()
+        self._shared = SimulatorGlobals()
         self._java: Any = None
 
     @property
     def alive(self) -> bool:
         return self._jvm is not None and not self._jvm.why
 
-    async def load(self, task: str, variation: int, simplifications: str) -> tuple[str, Seen]:
+    async def load(self, task: str, variation: int, simplifications: str) -> tuple[str, SimulatorReply]:
         """Open a variation of a task: its description, and what is seen first."""
 
-        def load(jvm: Jvm) -> tuple[str, Seen]:
+        def load(jvm: Jvm) -> tuple[str, SimulatorReply]:
             self._load(jvm, task, variation, simplifications, gold=False)
             return str(self._java.getTaskDescription()).strip(), self._step("look around")
 
         return await self._call(load)
 
-    async def step(self, action: str) -> Seen:
+    async def step(self, action: str) -> SimulatorReply:
         return await self._call(lambda jvm: self._step(action))
 
     async def actions(self) -> list[str]:
@@ -106,12 +106,12 @@ class Simulator:
         if error:
             raise ConfigError(f"ScienceWorld cannot load {task} {variation} {simplifications!r}: {error}")
 
-    def _step(self, action: str) -> Seen:
+    def _step(self, action: str) -> SimulatorReply:
         java = self._java
         if java is None:
             raise WorldError("no task of ScienceWorld is loaded")
         observation = str(java.step(action))
-        return Seen(observation, float(java.getScore()), bool(java.getCompleted()), int(java.getNumMoves()))
+        return SimulatorReply(observation, float(java.getScore()), bool(java.getCompleted()), int(java.getNumMoves()))
 
 
 async def describe(pool: Jvms, wanted: Sequence[tuple[str, int]]) -> list[str]:

@@ -8,14 +8,9 @@ plants, animals and things are in this house, and teleports; of animals it knows
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ...errors import WorldError
-from ...types import Task
 from .clip import CARRIED, is_living
-
-if TYPE_CHECKING:
-    from .env import ScienceWorld
 
 FULL = 1.0 - 1e-6
 GREEN = (" tree", " plant")
@@ -44,17 +39,6 @@ LIFESPANS = (
     "giant tortoise",
 )
 """Animals, those that live shortest first."""
-
-
-async def play_gold(env: ScienceWorld, task: Task) -> float:
-    """Play a task by its gold path; the score."""
-    actions = await env.gold(task)
-    await env.reset(task)
-    for action in actions:
-        result = await env.step(action=action)
-        if result.done:
-            break
-    return env.score
 
 
 class EasyWay:

@@ -15,44 +15,43 @@ from typing import Any
 
 from ...errors import DataError
 from ...tools.text import clean
-from .cat0.catalogue import open_catalogue
-from .cat0.easy import MATERIALS
-from .cat0.goals import Goal
-from .shop0.visit import Visit
+from .catalogue.catalogue import open_catalogue
+from .catalogue.easy import MATERIALS
+from .catalogue.goals import ShopGoal
+from .shop.visit import Visit
 from .solver import asked_for, chosen_options, queries
-from .tasks import Split, easy_webshop_tasks, webshop_data_brief_tasks, webshop_data_tasks, webshop_tasks
+from .tasks import easy_webshop_tasks, webshop_data_brief_tasks, webshop_data_tasks, webshop_tasks
 
 TOOL = "webshop_step"
 MAX_PAGES = 2
 SLIPS = ("no options", "one option less", "wrong option", "wrong product", "vague search", "give up")
-Row = dict[str, Any]
-Tasks = Callable[[Split, int | None, int], list[Row]]
+Tasks = Callable[[str, int | None, int], list[dict[str, Any]]]
 
 
-def webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Goals of the generated catalogue."""
     return _rows(webshop_tasks, count, seed, mistakes)
 
 
-def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Goals of the beginners' shop; beyond their number they come again."""
     return _rows(easy_webshop_tasks, count, seed, mistakes)
 
 
-def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Goals of the published files, from $WEBSHOP_DATA."""
     return _rows(webshop_data_tasks, count, seed, mistakes)
 
 
-def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """The same with brief pages; half of the searches name the options too, so that it can be found out which way is better."""
     return _rows(webshop_data_brief_tasks, count, seed, mistakes, whole=0.5)
 
 
-def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[Row]:
+def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[dict[str, Any]]:
     """Goals whose product the query does not bring up early are passed over: nobody could have found them that way."""
     rng = random.Random(f"webshop demos {seed}")
-    found: list[Row] = []
+    found: list[dict[str, Any]] = []
     while len(found) < count:
         before = len(found)
         for row in tasks("train", None if count > 2_000 else 2 * count + 50, seed):
@@ -65,8 +64,8 @@ def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float 
     return found
 
 
-def _row(row: Row, rng: random.Random, mistakes: float, whole: float) -> Row | None:
-    goal = Goal.from_dict(row["goal"])
+def _row(row: dict[str, Any], rng: random.Random, mistakes: float, whole: float) -> dict[str, Any] | None:
+    goal = ShopGoal.from_dict(row["goal"])
     visit = Visit(open_catalogue(row["catalogue"]), goal, brief=row.get("brief"))
     slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
     query = _whole_query(goal) if whole and rng.random() < whole else _query(goal)
@@ -84,24 +83,24 @@ def _row(row: Row, rng: random.Random, mistakes: float, whole: float) -> Row | N
     return {**{key: row[key] for key in ("catalogue", "goal", "brief") if key in row}, "messages": messages}
 
 
-def _findable(visit: Visit, goal: Goal, query: str) -> bool:
+def _findable(visit: Visit, goal: ShopGoal, query: str) -> bool:
     results = visit.shelves.search(query)
     return goal.asin in results[: MAX_PAGES * visit.shelves.page_size]
 
 
-def _query(goal: Goal) -> str:
+def _query(goal: ShopGoal) -> str:
     """What is asked for, without options and price; in the beginners' shop the name alone."""
     if goal.category == "easy":
         return goal.name
     return re.sub(r"\s+", " ", queries(goal)[0]).lower()
 
 
-def _whole_query(goal: Goal) -> str:
+def _whole_query(goal: ShopGoal) -> str:
     """What is asked for with its options, as the instruction has it."""
     return re.sub(r"[\s\[\]]+", " ", asked_for(goal)).strip().lower()
 
 
-def _actions(visit: Visit, goal: Goal, query: str, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+def _actions(visit: Visit, goal: ShopGoal, query: str, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     """Thoughts and actions; the visit is where the last one led when the next is asked for."""
     if slip == "vague search":
         words = [word for word in _query(goal).split() if word not in MATERIALS] or [query]

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 from ...errors import ConfigError, WorldError
 from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
-from .cat0.catalogue import Catalogue, is_open, open_catalogue
-from .cat0.goals import read_row
-from .cat0.nouns import NAMES
-from .shop0.visit import Visit, read_action
-from .shop0.terminal import shown
+from .catalogue.catalogue import Catalogue, is_open, open_catalogue
+from .catalogue.goals import read_row
+from .catalogue.nouns import NAMES
+from .shop.terminal import shown
+from .shop.visit import Visit, read_action
 
 
 class WebShop(Environment):
@@ -93,7 +93,7 @@ class WebShop(Environment):
     @staticmethod
     def page(task: Task) -> None:
         """Serve the shop as a web page until Ctrl-C, beginning with this task; what `agentfly envs open webshop` does."""
-        from .shop0.page import open_page
+        from .shop.page import open_page
 
         open_page(task=task)
 

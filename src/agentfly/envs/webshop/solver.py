@@ -13,8 +13,8 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...types import Task
-from .cat0.goals import Goal
-from .shop0.visit import MAX_RESULTS, Visit
+from .catalogue.goals import ShopGoal
+from .shop.visit import MAX_RESULTS, Visit
 
 # What an instruction says beside what is wanted.
 _FILLER = re.compile(r"^(?:find me|i am looking for|i need|i would like|buy an?)\s+", re.IGNORECASE)
@@ -22,14 +22,14 @@ _BOUND = re.compile(r",? (?:and price lower than|below) [\d.]+ dollars\.?$")
 _BRACKETS = re.compile(r"[\[\]]")
 
 
-def queries(goal: Goal) -> list[str]:
+def queries(goal: ShopGoal) -> list[str]:
     """What to search for, the likeliest first."""
     asked = asked_for(goal)
     plain = [asked.partition(" with color:")[0].partition(" with size:")[0], asked, goal.name, f"{goal.name} {asked}"]
     return list(dict.fromkeys(_BRACKETS.sub(" ", text).strip() for text in plain if text.strip()))
 
 
-def asked_for(goal: Goal) -> str:
+def asked_for(goal: ShopGoal) -> str:
     """The instruction without its opening and its price: what is wanted, with its options."""
     return _FILLER.sub("", _BOUND.sub("", goal.instruction))
 
@@ -70,10 +70,10 @@ def play(visit: Visit) -> list[tuple[str, str]]:
 
 async def solve_env(env: Any, task: Task) -> float:
     """Play an environment that was reset to the task, beside a visit of its own that says what comes next."""
-    from .cat0.catalogue import open_catalogue
+    from .catalogue.catalogue import open_catalogue
 
     catalogue = open_catalogue(task.fields.get("catalogue", "generated"))
-    visit = Visit(catalogue, Goal.from_dict(task.fields["goal"]))
+    visit = Visit(catalogue, ShopGoal.from_dict(task.fields["goal"]))
     for action in solve(visit):
         await env.step(action)
         visit.step(action)

@@ -18,20 +18,19 @@ import os
 import random
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import ConfigError, DataError
-from .cat0.catalogue import Catalogue, full_name, open_catalogue
-from .cat0.easy import easy_goals
-from .cat0.goals import PLACES, Goal, Goals, Kind
+from .catalogue.catalogue import Catalogue, full_name, open_catalogue
+from .catalogue.easy import easy_goals
+from .catalogue.goals import PLACES, GoalKind, Goals, ShopGoal
 
-Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
 DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
 VARIABLE = "WEBSHOP_DATA"
 
 
-def webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Buy something in the generated catalogue, such as "Find me machine washable throw blankets ..."."""
     catalogue = open_catalogue("generated")
     goals, wanted = catalogue.goals(), _checked(split)
@@ -41,7 +40,7 @@ def webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list
     return _rows(goals, places, catalogue, split, count, seed, left_out)
 
 
-def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def easy_webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Buy a small thing, such as "Buy a wool hat: red, large, below 20 dollars."."""
     catalogue = open_catalogue("easy")
     goals, wanted = list(easy_goals(list(catalogue.products))), _checked(split)
@@ -49,17 +48,17 @@ def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) ->
     return _rows(goals, places, catalogue, split, count, seed)
 
 
-def webshop_data_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def webshop_data_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Synthetic goals of WebShop's own files, in `$WEBSHOP_DATA` (a folder, or `FOLDER/items_shuffle.json#100000`)."""
     return _published(split, count, seed, "synthetic")
 
 
-def webshop_data_brief_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def webshop_data_brief_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """The goals and splits of `webshop_data`, with brief pages: no repeated instruction, and what is chosen is said."""
     return [{**row, "brief": True} for row in webshop_data_tasks(split, count, seed)]
 
 
-def webshop_human_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def webshop_human_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Goals that people wrote (`items_human_ins.json`), over WebShop's own files in `$WEBSHOP_DATA`."""
     return _published(split, count, seed, "human")
 
@@ -70,11 +69,11 @@ def split_of(text: str) -> str:
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
-def row_of(goal: Goal, catalogue: str, number: int) -> dict[str, Any]:
+def row_of(goal: ShopGoal, catalogue: str, number: int) -> dict[str, Any]:
     return {"id": f"{goal.asin}-{number}", "question": goal.instruction, "catalogue": catalogue, "goal": goal.to_dict()}
 
 
-def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[dict[str, Any]]:
+def _published(split: str, count: int | None, seed: int, kind: GoalKind) -> list[dict[str, Any]]:
     first, end = PLACES[_checked(split)]
     where = os.environ.get(VARIABLE)
     if not where:
@@ -99,7 +98,7 @@ def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[d
 
 
 def _rows(
-    goals: Sequence[Goal],
+    goals: Sequence[ShopGoal],
     places: list[int],
     catalogue: Catalogue,
     split: str,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from agentfly.data import load_tasks
 from agentfly.envs.play import play
-from agentfly.envs.webshop.cat0.catalogue import open_catalogue
-from agentfly.envs.webshop.cat0.goals import Goal
-from agentfly.envs.webshop.shop0.visit import SEPARATOR, Visit
-from agentfly.envs.webshop.shop0.terminal import shown
+from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
+from agentfly.envs.webshop.catalogue.goals import ShopGoal
+from agentfly.envs.webshop.shop.terminal import shown
+from agentfly.envs.webshop.shop.visit import SEPARATOR, Visit
 from agentfly.envs.webshop.tasks import webshop_tasks
 from agentfly.envs.worlds import find_world
 
 ROW = webshop_tasks("test", 1)[0]
-GOAL = Goal.from_dict(ROW["goal"])
+GOAL = ShopGoal.from_dict(ROW["goal"])
 
 
 def visit() -> Visit:

@@ -11,8 +11,8 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from .goals import Goal
-from .products import Product
+from .goals import ShopGoal
+from .products import ShopProduct
 
 PAGE = 3
 SEED = 5
@@ -44,17 +44,17 @@ BOUNDS = (20, 40, 60)
 PRICES = (8, 12, 15, 18, 25, 28, 32, 35, 45, 48, 52, 55)
 
 
-def easy_products() -> list[Product]:
+def easy_products() -> list[ShopProduct]:
     """About two hundred products; the ids are short, because a model has to copy them."""
     rng = random.Random(SEED)
-    products: list[Product] = []
+    products: list[ShopProduct] = []
     for noun, material in ((noun, material) for noun in NOUNS for material in rng.sample(MATERIALS, 4)):
         for price in _prices(rng):
             options: dict[str, tuple[str, ...]] = {"color": tuple(rng.sample(COLORS, 3))}
             if rng.random() < 0.5:
                 options["size"] = SIZES
             products.append(
-                Product(
+                ShopProduct(
                     asin=f"A{len(products) + 10}",
                     title=f"{material} {noun}",
                     bullets=(f"a {noun} of {material}",),
@@ -79,7 +79,7 @@ def _prices(rng: random.Random) -> list[int]:
             return prices
 
 
-def easy_goals(products: list[Product]) -> Iterator[Goal]:
+def easy_goals(products: list[ShopProduct]) -> Iterator[ShopGoal]:
     """Every combination of every product that its bound sets apart."""
     for product in products:
         price = product.pricing[0]
@@ -92,9 +92,9 @@ def easy_goals(products: list[Product]) -> Iterator[Goal]:
             yield from _combinations(product, bound)
 
 
-def _combinations(product: Product, bound: int) -> Iterator[Goal]:
+def _combinations(product: ShopProduct, bound: int) -> Iterator[ShopGoal]:
     for values in itertools.product(*product.options.values()):
-        yield Goal(
+        yield ShopGoal(
             asin=product.asin,
             instruction=f"Buy a {product.title}: {', '.join(values)}, below {bound} dollars.",
             attributes=product.attributes,

@@ -1,62 +1,84 @@
-"""The generated catalogue: a seed in, products in plain English out, so that the shop works without any file.
+"""The generated catalogue: products in plain English drawn from a seed, so that the shop works without any file.
 
-Every product is drawn from the lists of `wares.py`: a maker, a material, features that become its attributes, a title, a
-description, bullets, options and a price or a range of prices, and the instruction that its goals are made of. The same seed
-gives the same products everywhere. An option value that the published score could not recognise is never offered.
+`wares.json` holds the word lists. A product gets a maker, a material, features (its attributes), a title, a description,
+bullets, options, a price or a price range, and the instruction template of its goals. The same seed gives the same products
+everywhere. An option value that the published score could not recognise is never offered.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-from .products import Product
-from ..shop0.score import options_hit
-from .wares import MAKERS, OPTIONS, WARES, Ware
+from ..shop.score import options_hit
+from .products import ShopProduct
 
 NUM_PRODUCTS = 1_280
 SEED = 11
 _ASIN = string.digits + string.ascii_uppercase
-ASKS = (
-    "Find me {features} {plural} made of {material}",
-    "I am looking for {plural} in {material} for {use}, {features}",
-    "I need {plural} for {use} with {features}",
-    "Find me {material} {plural} with {features}",
-    "I would like {features} {plural} for {use}",
-)
-SORT_ASKS = (
-    "Find me {features} {material} {plural}",
-    "I am looking for {material} {plural} for {use}, {features}",
-    *ASKS[2:],
-)
-"""For wares that come in sorts: nobody asks for "teas made of black"."""
-OPENINGS = (
-    "{maker} makes this {adjective} {name} for {use}.",
-    "A {adjective} {name} for {use}, made by {maker}.",
-    "The {name} that {maker} designed for {use}: {adjective} and made to last.",
-)
-MIDDLES = (
-    "It is made of {material}. What you get: {feature}.",
-    "We chose {material} because it lasts. Customers praise it for: {feature}.",
-    "Good {material} and careful work; in short: {feature}.",
-)
-SORT_MIDDLES = (
-    "It is made of {stuff}. What you get: {feature}.",
-    "We chose {stuff} for the taste. Customers praise it for: {feature}.",
-    "Good {stuff} and careful work; in short: {feature}.",
-)
-CLOSINGS = (
-    "If it is not right for you, send it back within thirty days.",
-    "Please check the sizes and options before you order.",
-    "It makes a fine gift as well.",
-)
 
 
-def generated_products(count: int = NUM_PRODUCTS, seed: int = SEED) -> list[Product]:
+@dataclass(frozen=True, slots=True)
+class Ware:
+    """A kind of product. With a `sort` ("tea"), its materials are sorts of it ("black tea") and nothing is "made of" them."""
+
+    department: str
+    path: str
+    name: str
+    plural: str
+    materials: tuple[str, ...]
+    features: tuple[str, ...]
+    uses: tuple[str, ...]
+    options: tuple[str, ...]
+    low: int
+    high: int
+    adjectives: tuple[str, ...]
+    patterns: tuple[str, ...]
+    sort: str
+
+
+@dataclass(frozen=True, slots=True)
+class WordLists:
+    """The content of `wares.json`. All variants of the adjective and pattern lists have the same length, so that a draw falls
+    on the same place in each."""
+
+    makers: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    looks: Mapping[str, tuple[str, ...]]
+    asks: tuple[str, ...]
+    sort_asks: tuple[str, ...]
+    openings: tuple[str, ...]
+    middles: tuple[str, ...]
+    sort_middles: tuple[str, ...]
+    closings: tuple[str, ...]
+    wares: tuple[Ware, ...]
+
+
+@cache
+def word_lists() -> WordLists:
+    read: dict[str, Any] = json.loads((files(__package__) / "wares.json").read_text(encoding="utf-8"))
+    looks = {name: tuple(words) for name, words in read.pop("looks").items()}
+    options = {name: tuple(values) for name, values in read.pop("options").items()}
+    wares = tuple(_ware(row, looks) for row in read.pop("wares"))
+    return WordLists(options=options, looks=looks, wares=wares, **{name: tuple(words) for name, words in read.items()})
+
+
+def _ware(row: dict[str, Any], looks: Mapping[str, tuple[str, ...]]) -> Ware:
+    lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return Ware(**{**row, **lists, "adjectives": looks[row["adjectives"]], "patterns": looks[row["patterns"]]})
+
+
+def generated_products(count: int = NUM_PRODUCTS, seed: int = SEED) -> list[ShopProduct]:
     """`count` products, all kinds equally often, in an order that mixes them."""
     rng = random.Random(f"webshop catalogue {seed}")
-    kinds = [WARES[number % len(WARES)] for number in range(count)]
+    wares = word_lists().wares
+    kinds = [wares[number % len(wares)] for number in range(count)]
     rng.shuffle(kinds)
     taken: set[str] = set()
     titles: set[str] = set()
@@ -79,8 +101,9 @@ def _fresh(rng: random.Random, taken: set[str]) -> str:
             return asin
 
 
-def _product(rng: random.Random, kind: Ware, asin: str) -> Product:
-    maker, material, use = rng.choice(MAKERS), rng.choice(kind.materials), rng.choice(kind.uses)
+def _product(rng: random.Random, kind: Ware, asin: str) -> ShopProduct:
+    lists = word_lists()
+    maker, material, use = rng.choice(lists.makers), rng.choice(kind.materials), rng.choice(kind.uses)
     features = rng.sample(kind.features, rng.randint(3, min(5, len(kind.features))))
     stuff = f"{material} {kind.sort}".strip()
     words = {"maker": maker, "material": material, "stuff": stuff, "use": use, "name": kind.name, "plural": kind.plural}
@@ -90,16 +113,16 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> Product:
     title += f", {_title(features[0])} and {_title(features[1])}, for {_title(use)}"
     description = " ".join(
         (
-            rng.choice(OPENINGS).format(adjective=adjective, **words),
-            rng.choice(SORT_MIDDLES if kind.sort else MIDDLES).format(feature=_listed(features), **words),
-            rng.choice(CLOSINGS),
+            rng.choice(lists.openings).format(adjective=adjective, **words),
+            rng.choice(lists.sort_middles if kind.sort else lists.middles).format(feature=_listed(features), **words),
+            rng.choice(lists.closings),
         )
     )
     bullets = (
         f"Made of {stuff}, with a {pattern} look.",
         *(f"{feature.capitalize()}: {_reason(rng, feature, use)}" for feature in features),
     )
-    return Product(
+    return ShopProduct(
         asin=asin,
         title=title,
         description=description,
@@ -110,7 +133,7 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> Product:
         category=kind.department,
         query=kind.plural,
         product_category=kind.path,
-        instruction=rng.choice(SORT_ASKS if kind.sort else ASKS).format(features=_listed(asked), **words),
+        instruction=rng.choice(lists.sort_asks if kind.sort else lists.asks).format(features=_listed(asked), **words),
         instruction_attributes=tuple(asked),
     )
 
@@ -128,7 +151,7 @@ def _options(rng: random.Random, kind: Ware) -> dict[str, tuple[str, ...]]:
     for listed in kind.options:
         # "shoe size" and "bed size" are lists of their own, but the shop calls them all "size".
         name = "size" if listed.endswith("size") else listed
-        values = [value for value in OPTIONS[listed] if options_hit([value], {name: value}) == 1]
+        values = [value for value in word_lists().options[listed] if options_hit([value], {name: value}) == 1]
         chosen = set(rng.sample(values, rng.randint(2, min(5, len(values)))))
         offered[name] = tuple(value for value in values if value in chosen)
     return offered

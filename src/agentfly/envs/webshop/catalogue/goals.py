@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from ....errors import ConfigError
 from ....types import Task
-from .products import Product
+from .products import ShopProduct
 
-Kind = Literal["synthetic", "human"]
-KINDS: tuple[Kind, ...] = ("synthetic", "human")
+GoalKind = Literal["synthetic", "human"]
+KINDS: tuple[GoalKind, ...] = ("synthetic", "human")
 SHUFFLE_SEED = 233
 NO_BOUND = 1_000_000.0
 MAX_BOUND = 990
@@ -31,7 +31,7 @@ PLACES: dict[str, tuple[int, int | None]] = {"test": (0, 500), "validation": (50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class ShopGoal:
     """`options` maps names to values in synthetic goals and lists values in human ones."""
 
     asin: str
@@ -52,7 +52,7 @@ class Goal:
         return {**asdict(self), "attributes": list(self.attributes)}
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Goal:
+    def from_dict(cls, row: Mapping[str, Any]) -> ShopGoal:
         """From a task's row, or from a goal as the original writes it (`instruction_text`, `goal_options`)."""
         try:
             options = row["options"] if "options" in row else row["goal_options"]
@@ -70,7 +70,7 @@ class Goal:
             raise ConfigError(f"this is not a WebShop goal ({type(error).__name__}: {error}): {row!r:.120}") from error
 
 
-def read_row(task: Task) -> tuple[str, Goal, bool | None]:
+def read_row(task: Task) -> tuple[str, ShopGoal, bool | None]:
     """The catalogue, the goal and whether pages are brief, of a task's row; or what is wrong with it."""
     name, row = task.fields.get("catalogue", "generated"), task.fields.get("goal")
     brief = task.fields.get("brief")
@@ -80,7 +80,7 @@ def read_row(task: Task) -> tuple[str, Goal, bool | None]:
             f"'brief' (true or false)"
         )
     try:
-        return name, Goal.from_dict(row), brief
+        return name, ShopGoal.from_dict(row), brief
     except ConfigError as error:
         raise ConfigError(f"task {task.id}: {error}") from error
 
@@ -91,7 +91,7 @@ def _check_texts(name: str, values: Any) -> None:
         raise TypeError(f"its {name!r} must be texts, not {values!r:.40}")
 
 
-def price_of(product: Product, seed: int = 0) -> float:
+def price_of(product: ShopProduct, seed: int = 0) -> float:
     """What it costs: its price, or a seeded draw between the ends of its range."""
     if len(product.pricing) == 1:
         return product.pricing[0]
@@ -111,18 +111,18 @@ def draw_bound(price: float, name: str, seed: int = 0) -> float:
     return max(random.Random(f"webshop bound {seed} {name}").sample(choices, 2))
 
 
-class Goals(Sequence[Goal]):
+class Goals(Sequence[ShopGoal]):
     """All goals of some products, in the literature's order (`shuffled=False`: in the products' order)."""
 
     def __init__(
         self,
-        products: Sequence[Product],
+        products: Sequence[ShopProduct],
         counts: Sequence[int],
         *,
-        kind: Kind = "synthetic",
+        kind: GoalKind = "synthetic",
         shuffled: bool = True,
         seed: int = 0,
-        bound: Callable[[Product, int], float] | None = None,
+        bound: Callable[[ShopProduct, int], float] | None = None,
     ) -> None:
         self.products, self.kind, self.seed = products, kind, seed
         self.bound = bound
@@ -146,7 +146,7 @@ class Goals(Sequence[Goal]):
         """The number of the product that a goal is of, without making the goal."""
         return self._owners[place]
 
-    def _make(self, product: Product, number: int) -> Goal:
+    def _make(self, product: ShopProduct, number: int) -> ShopGoal:
         if self.kind == "synthetic":
             options: Mapping[str, str] | tuple[str, ...] = combination(product, number)
             assert isinstance(options, Mapping)
@@ -160,7 +160,7 @@ class Goals(Sequence[Goal]):
             options = dict(given) if isinstance(given, Mapping) else tuple(given)
             attributes, name = tuple(written["attributes"]), f"{product.asin} {number}"
         upper = self.bound(product, number) if self.bound else draw_bound(price_of(product, self.seed), name, self.seed)
-        return Goal(
+        return ShopGoal(
             asin=product.asin,
             instruction=text if upper == NO_BOUND else f"{text}, and price lower than {upper:.2f} dollars",
             attributes=attributes,
@@ -173,7 +173,7 @@ class Goals(Sequence[Goal]):
         )
 
 
-def num_goals(product: Product, kind: Kind = "synthetic") -> int:
+def num_goals(product: ShopProduct, kind: GoalKind = "synthetic") -> int:
     if kind == "human":
         return len(usable_human(product))
     if product.instruction is None:
@@ -181,12 +181,12 @@ def num_goals(product: Product, kind: Kind = "synthetic") -> int:
     return math.prod(len(values) for values in product.options.values())
 
 
-def usable_human(product: Product) -> list[Mapping[str, Any]]:
+def usable_human(product: ShopProduct) -> list[Mapping[str, Any]]:
     """People's instructions without any attribute are left out, as in the original."""
     return [written for written in product.human if written["attributes"]]
 
 
-def combination(product: Product, number: int) -> dict[str, str]:
+def combination(product: ShopProduct, number: int) -> dict[str, str]:
     """One value for each option, names in alphabetical order, the last one turning fastest."""
     names = sorted(product.options)
     chosen = next(itertools.islice(itertools.product(*(product.options[name] for name in names)), number, None))

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from ....errors import ConfigError, DataError
-from .terms import MAX_QUERY, terms
-from .goals import Goals, Kind, num_goals, price_of
-from .index import Index
+from ..shop.visit import MAX_RESULTS, PAGE_SIZE
+from .goals import GoalKind, Goals, num_goals, price_of
+from .index import ProductIndex
 from .nouns import find_tagger, given
-from .products import Product
-from ..shop0.visit import MAX_RESULTS, PAGE_SIZE
+from .products import ShopProduct
+from .terms import MAX_QUERY, terms
 
 MADE_HERE = ("generated", "easy")
 
@@ -32,9 +32,9 @@ class Catalogue:
     def __init__(
         self,
         name: str,
-        products: Sequence[Product],
+        products: Sequence[ShopProduct],
         *,
-        index: Index | None = None,
+        index: ProductIndex | None = None,
         asins: Sequence[str] | None = None,
         counts: Mapping[str, Sequence[int]] | None = None,
         nouns: Mapping[str, Sequence[str]] | None = None,
@@ -48,22 +48,22 @@ class Catalogue:
         self.page_size, self.brief = page_size, brief
         self.asins = list(asins) if asins is not None else [product.asin for product in products]
         self.numbers = {asin: number for number, asin in enumerate(self.asins)}
-        self.index = index or Index.build([terms(product.searched) for product in products])
+        self.index = index or ProductIndex.build([terms(product.searched) for product in products])
         self.prices = dict(prices or {})
         self._counts = dict(counts or {})
         self.tagger, tag = ("given", None) if nouns is not None else find_tagger(tagger)
         lookup = given(nouns) if nouns is not None else (lambda asin, title: tag(title) if tag else ())
         self.nouns: Callable[[str, str], Sequence[str]] = lru_cache(maxsize=16_384)(lookup)
         self.search: Callable[[str], list[str]] = lru_cache(maxsize=4_096)(self._search)
-        self._goals: dict[Kind, Goals] = {}
+        self._goals: dict[GoalKind, Goals] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.asins)
 
-    def product(self, asin: str) -> Product:
+    def product(self, asin: str) -> ShopProduct:
         try:
-            product: Product = self.products[self.numbers[asin]]
+            product: ShopProduct = self.products[self.numbers[asin]]
             return product
         except KeyError:
             raise ConfigError(f"the catalogue {self.name!r} has no product {asin[:40]!r}") from None
@@ -72,7 +72,7 @@ class Catalogue:
         found = self.prices.get(asin)
         return price_of(self.product(asin), self.seed) if found is None else found
 
-    def goals(self, kind: Kind = "synthetic") -> Goals:
+    def goals(self, kind: GoalKind = "synthetic") -> Goals:
         """All goals of a kind in the literature's order, made when they are first asked for."""
         with self._lock:
             if kind not in self._goals:
@@ -126,8 +126,8 @@ def _make(name: str, tagger: str) -> Catalogue:
         return Catalogue(name, easy_products(), tagger=own, page_size=PAGE, brief=True)
     if "/" not in name and not os.path.exists(name.partition("#")[0]):
         raise DataError(f"no catalogue is called {name!r}: there are {', '.join(MADE_HERE)} and paths of WebShop's files")
-    from .files import locate
     from .disk import open_files
+    from .files import locate
 
     products, index = open_files(locate(name))
     nouns = products.nouns if tagger == "auto" else None

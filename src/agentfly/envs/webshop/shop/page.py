@@ -16,8 +16,8 @@ from html import escape
 from ....errors import ConfigError
 from ....types import Task
 from ...pages import PageAnswer, WebPage, button, open_in_browser
-from ..cat0.catalogue import MADE_HERE, open_catalogue
-from ..cat0.goals import KINDS, read_row
+from ..catalogue.catalogue import MADE_HERE, open_catalogue
+from ..catalogue.goals import KINDS, read_row
 from .visit import Visit
 
 MAX_VISITS = 256

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..catalogue.goals import ShopGoal
+from ..catalogue.products import ShopProduct
 from .fuzzy import token_set_ratio
-from ..cat0.goals import Goal
-from ..cat0.products import Product
 
 ALIKE = 85
 _COLOURS = """
@@ -28,7 +28,7 @@ COLOURS = tuple(_COLOURS.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PurchaseScore:
     """`total`, and the shares it is made of; `options` is 1 where none were asked for."""
 
     total: float
@@ -39,15 +39,20 @@ class Score:
 
 
 def score(
-    bought: Product, chosen: Mapping[str, str], price: float, goal: Goal, bought_nouns: Sequence[str], goal_nouns: Sequence[str]
-) -> Score:
+    bought: ShopProduct,
+    chosen: Mapping[str, str],
+    price: float,
+    goal: ShopGoal,
+    bought_nouns: Sequence[str],
+    goal_nouns: Sequence[str],
+) -> PurchaseScore:
     """Score a purchase. The nouns are those of the two products' names, in order, with repetitions."""
     kind = type_share(bought, goal, bought_nouns, goal_nouns)
     attributes = attributes_hit(bought, goal.attributes)
     options = options_hit(list(chosen.values()), goal.options)
     affordable = price <= goal.price_upper
     asked = len(goal.attributes) + len(goal.options) + 1
-    return Score(
+    return PurchaseScore(
         total=kind * (attributes + options + affordable) / asked,
         type=kind,
         attributes=attributes / len(goal.attributes) if goal.attributes else 1.0,
@@ -56,7 +61,7 @@ def score(
     )
 
 
-def type_share(bought: Product, goal: Goal, bought_nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:
+def type_share(bought: ShopProduct, goal: ShopGoal, bought_nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:
     """Is it the kind of thing that was asked for? 1, 0.5, 0.1 or 0."""
     overlap = len(set(bought_nouns) & set(goal_nouns)) / len(goal_nouns) if goal_nouns else 0.2
     if overlap == 0.0:
@@ -67,7 +72,7 @@ def type_share(bought: Product, goal: Goal, bought_nouns: Sequence[str], goal_no
     return 1.0 if bought.query == goal.query or same_parts or overlap > 0.2 else 0.5
 
 
-def attributes_hit(bought: Product, wanted: Sequence[str]) -> int:
+def attributes_hit(bought: ShopProduct, wanted: Sequence[str]) -> int:
     """How many wanted attributes the product has: among its own, or in its title, bullets or description."""
     texts = (bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower())
     return sum(

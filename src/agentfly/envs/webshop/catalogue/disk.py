@@ -19,17 +19,17 @@ from typing import Any
 
 from ....errors import DataError
 from ...stored import Damaged, cache_root, key_of, stamp_of, stored
-from .terms import terms
 from .files import Files, read_items, read_map
 from .goals import num_goals
-from .index import Index
-from .products import BadRecord, Product, read_extra, read_human, read_nouns, read_record
+from .index import ProductIndex
+from .products import BadRecord, ShopProduct, read_extra, read_human, read_nouns, read_record
+from .terms import terms
 
 FORMAT = 4
 NUM_KEPT = 4096
 
 
-class ProductFile(Sequence[Product]):
+class ProductFile(Sequence[ShopProduct]):
     """The products of a stored catalogue, by number; `counts` holds the number of synthetic and of human goals of each."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ class ProductFile(Sequence[Product]):
             raise Damaged("the products and their places do not fit together")
         with open(folder / "products.jsonl", "rb") as stream:
             self._text = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        self._kept: OrderedDict[int, Product] = OrderedDict()
+        self._kept: OrderedDict[int, ShopProduct] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class ProductFile(Sequence[Product]):
             if found is not None:
                 self._kept.move_to_end(number)
                 return found
-        product = Product.from_dict(json.loads(self._text[self._starts[number] : self._starts[number + 1]]))
+        product = ShopProduct.from_dict(json.loads(self._text[self._starts[number] : self._starts[number + 1]]))
         with self._lock:
             self._kept[number] = product
             if len(self._kept) > NUM_KEPT:
@@ -68,14 +68,14 @@ class ProductFile(Sequence[Product]):
         return product
 
 
-def open_files(files: Files) -> tuple[ProductFile, Index]:
+def open_files(files: Files) -> tuple[ProductFile, ProductIndex]:
     """What is stored of these files, built first where it has to be. Changed files are another key."""
     key = key_of("webshop", FORMAT, files.limit, [stamp_of(path) for path in files.all])
     return stored(cache_root() / "webshop" / key, lambda folder: _build(files, folder), _open)
 
 
-def _open(folder: Path) -> tuple[ProductFile, Index]:
-    return ProductFile(folder), Index.open(folder)
+def _open(folder: Path) -> tuple[ProductFile, ProductIndex]:
+    return ProductFile(folder), ProductIndex.open(folder)
 
 
 def _build(files: Files, folder: Path) -> None:
@@ -96,7 +96,7 @@ def _build(files: Files, folder: Path) -> None:
                 counts["human"].append(num_goals(product, "human"))
                 yield terms(product.searched)
 
-    index = Index.build(documents())
+    index = ProductIndex.build(documents())
     if not asins:
         raise DataError(f"{files.items}: there are no products in it")
     index.save(folder)
@@ -106,7 +106,9 @@ def _build(files: Files, folder: Path) -> None:
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
-def products_of(files: Files, extras: dict[str, Any] | None = None, human: dict[str, Any] | None = None) -> Iterator[Product]:
+def products_of(
+    files: Files, extras: dict[str, Any] | None = None, human: dict[str, Any] | None = None
+) -> Iterator[ShopProduct]:
     """The products of the files in order, the first of each id (a click does not tell small letters from capitals), at most
     `limit` records.
     """

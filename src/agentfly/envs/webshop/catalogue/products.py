@@ -1,7 +1,7 @@
 """One product of the shop, read from the records that WebShop publishes.
 
 In: a record of `items_shuffle*.json` (as collected), or the `product` of a line of its search documents (as cleaned). Out: a
-`Product` that has checked itself. Prices become numbers, option values are written as the shop shows them: stripped, "/" as
+`ShopProduct` that has checked itself. Prices become numbers, option values are written as the shop shows them: stripped, "/" as
 " | ", lower case. A record without what a product needs is refused by name; the reader of the file adds the line.
 """
 
@@ -22,7 +22,7 @@ class BadRecord(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class ShopProduct:
     """`pricing` holds one price or the two ends of a range; `instruction` is the template of its goals, where it has any."""
 
     asin: str
@@ -54,7 +54,7 @@ class Product:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Product:
+    def from_dict(cls, record: Mapping[str, Any]) -> ShopProduct:
         """What `to_dict` gave, back from JSON."""
         texts = ("bullets", "attributes", "instruction_attributes", "human")
         lists = {name: tuple(record[name]) for name in texts}
@@ -62,7 +62,7 @@ class Product:
         return cls(**{**record, **lists, "pricing": tuple(map(float, record["pricing"])), "options": options})
 
 
-def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any = None) -> Product | None:
+def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any = None) -> ShopProduct | None:
     """A product from either kind of record; None for one that the original skips. `extra` is its entry in `items_ins_v2`."""
     if not isinstance(record, Mapping):
         raise BadRecord(f"a product is an object, not a {type(record).__name__}")
@@ -76,7 +76,7 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
     known = _texts(record, "Attributes") if known is None else known
     bullets = record.get("small_description")
     bullets = bullets if isinstance(bullets, list) else [bullets]
-    return Product(
+    return ShopProduct(
         asin=asin,
         title=_text(record, "name"),
         description=_text(record, "full_description"),

@@ -25,7 +25,7 @@ FORMAT = 1
 ARRAYS = ("starts", "documents", "weights")
 
 
-class Index:
+class ProductIndex:
     """`weights[i]` is what a term adds to the score of `documents[i]`; those of term t lie from starts[t] to starts[t+1]."""
 
     def __init__(self, words: Sequence[str], num_documents: int, arrays: dict[str, NDArray[Any]]) -> None:
@@ -37,7 +37,7 @@ class Index:
             raise Damaged("the arrays of the index do not fit together")
 
     @classmethod
-    def build(cls, documents: Iterable[Sequence[str]]) -> Index:
+    def build(cls, documents: Iterable[Sequence[str]]) -> ProductIndex:
         """From the terms of each document, in the documents' order."""
         numbers: dict[str, int] = {}
         terms, owners, counts, lengths = array("i"), array("i"), array("i"), array("i")
@@ -96,7 +96,7 @@ class Index:
         (folder / "index.json").write_text(json.dumps(about, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
-    def open(cls, folder: Path) -> Index:
+    def open(cls, folder: Path) -> ProductIndex:
         about = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         if about["format"] != FORMAT:
             raise Damaged(f"the index has the format {about['format']!r}, not {FORMAT}")

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from ..cat0.goals import Goal
-from ..cat0.products import Product
-from .score import Score, score
+from ..catalogue.goals import ShopGoal
+from ..catalogue.products import ShopProduct
+from .score import PurchaseScore, score
 
 SEPARATOR, BRIEF_SEPARATOR = " [SEP] ", " | "
 MAX_RESULTS = 50
@@ -31,7 +31,7 @@ class Shelves(Protocol):
     page_size: int
     brief: bool
 
-    def product(self, asin: str) -> Product: ...
+    def product(self, asin: str) -> ShopProduct: ...
 
     def price(self, asin: str) -> float: ...
 
@@ -40,7 +40,7 @@ class Shelves(Protocol):
     def search(self, words: str) -> list[str]: ...
 
 
-class Step(NamedTuple):
+class VisitStep(NamedTuple):
     """What an action led to; the reward is the score of a purchase, and 0 before it."""
 
     observation: str
@@ -54,7 +54,7 @@ class Visit:
     def __init__(
         self,
         shelves: Shelves,
-        goal: Goal,
+        goal: ShopGoal,
         search: Callable[[str], list[str]] | None = None,
         *,
         brief: bool | None = None,
@@ -68,7 +68,7 @@ class Visit:
         self.number = 1
         self.asin = ""
         self.chosen: dict[str, str] = {}
-        self.score: Score | None = None
+        self.score: PurchaseScore | None = None
         self.note = ""
         """Why the last action had no effect; empty where it had one."""
 
@@ -85,7 +85,7 @@ class Visit:
         """What a model reads: the page, and before it why the last action had no effect."""
         return f"{self.note}\n{self.observation}" if self.note else self.observation
 
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> VisitStep:
         self.note = ""
         name, argument = read_action(action)
         if self.done:
@@ -99,7 +99,7 @@ class Visit:
         else:
             self.note = "An action is search[words] or click[something on the page]."
         bought = self.page == "done" and not self.note
-        return Step(self.observation, self.score.total if bought and self.score else 0.0, self.done)
+        return VisitStep(self.observation, self.score.total if bought and self.score else 0.0, self.done)
 
     @property
     def clickables(self) -> list[str]:
@@ -161,7 +161,7 @@ class Visit:
         """The product on this page of results that is meant by what was clicked, which is in small letters."""
         return next((asin for asin in self._shown() if asin.lower() == what), None)
 
-    def _product(self) -> Product:
+    def _product(self) -> ShopProduct:
         return self.shelves.product(self.asin)
 
     def _shown(self) -> list[str]:
