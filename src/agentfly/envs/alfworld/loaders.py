@@ -23,8 +23,7 @@ from typing import Any
 
 from ...errors import ConfigError, DataError
 from .game import Game, read_problem
-from .goal import read_goal
-from .wording import sentences
+from .goal import read_goal, sentences
 
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 SPLITS |= {name: name for name in SPLITS.values()}
