@@ -1,8 +1,8 @@
-"""What wins a game: the goal of an ALFRED problem in, a `HouseholdGoal` out, which reads a state.
+"""What wins a game: reads the goal of an ALFRED problem into a `HouseholdGoal`.
 
 Six kinds of task are known: put a thing somewhere; clean, heat or cool it first; put two there; hold it under a lamp that is
-on. Each is a conjunction of facts over variables, and is recognised by those facts, not by its name. Any other goal is
-refused, such as one about slices, which ALFWorld leaves out too.
+on. A goal is a conjunction of facts over variables and is recognised by these facts, not by its name. Raises DataError for any
+other goal, such as one about slices, which ALFWorld leaves out too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sys import intern
 from ...errors import DataError
 
 CLEAN, HOT, COOL, SLICED, TOGGLED = 1, 2, 4, 8, 16
-"""Marks that an object can carry, added up."""
+"""Marks of an object, as bits."""
 MARKS = {"isclean": CLEAN, "ishot": HOT, "iscool": COOL, "issliced": SLICED, "istoggled": TOGGLED}
 KIND_OF_MARK = {
     CLEAN: "pick_clean_then_place_in_recep",
@@ -38,8 +38,8 @@ GoalTree = str | list["GoalTree"]
 
 @dataclass(frozen=True, slots=True)
 class HouseholdGoal:
-    """`count` things of type `thing` with all of `marks` in one receptacle of type `target`; or, where there is a `lamp`, one
-    thing of that type held beside a lamp of that type that is on. Types are lower-case words: "mug", "desk"."""
+    """`count` things of type `thing` with all of `marks` in one receptacle of type `target`. With a `lamp`: one thing of type
+    `thing` held beside a lamp that is on. Types are lower-case words: "mug", "desk"."""
 
     kind: str
     thing: str
@@ -55,7 +55,7 @@ def sentences(goal: HouseholdGoal) -> list[str]:
 
 
 def read_goal(text: str, where: str) -> HouseholdGoal:
-    """The goal of a problem: what stands behind `(:goal`."""
+    """Read the text behind `(:goal` of a problem."""
     atoms: list[list[str]] = []
     try:
         _collect(_tree(text, where), atoms, where)
@@ -112,7 +112,7 @@ def _tree(text: str, where: str) -> GoalTree:
         elif token != ")":
             stack[-1].append(token.lower())
         elif len(stack) == 1:
-            break  # the bracket that closes (:goal or the problem
+            break  # closes (:goal or the problem
         else:
             done = stack.pop()
             stack[-1].append(done)

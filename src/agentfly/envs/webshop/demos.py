@@ -1,8 +1,7 @@
-"""Visits of `ReactAgent` with `webshop_step`, as good and as bad as they are asked for.
+"""Visits of `ReactAgent` with `webshop_step`, for supervised training; all of the train split.
 
-In: a count, a seed and the share of slips. Out: rows for supervised training, of the train split alone. The query is made of
-the instruction, as a model could make it; every observation is the shop's own answer. A slip is one of `SLIPS`, and is played
-out like anything else.
+The query is made from the instruction, as a model could make it; every observation is the shop's answer. `mistakes` is the
+share of visits with one of `SLIPS`, which is played out.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[d
 
 
 def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """Goals of the beginners' shop; beyond their number they come again."""
+    """Goals of the easy shop; beyond their number they repeat."""
     return _rows(easy_webshop_tasks, count, seed, mistakes)
 
 
@@ -44,12 +43,12 @@ def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> l
 
 
 def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """The same with brief pages; half of the searches name the options too, so that it can be found out which way is better."""
+    """The same with brief pages. Half of the searches name the options too, so that RL can find out which is better."""
     return _rows(webshop_data_brief_tasks, count, seed, mistakes, whole=0.5)
 
 
 def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[dict[str, Any]]:
-    """Goals whose product the query does not bring up early are passed over: nobody could have found them that way."""
+    """Goals whose product is not among the first results of the query are skipped."""
     rng = random.Random(f"webshop demos {seed}")
     found: list[dict[str, Any]] = []
     while len(found) < count:
@@ -89,19 +88,19 @@ def _findable(visit: Visit, goal: ShopGoal, query: str) -> bool:
 
 
 def _query(goal: ShopGoal) -> str:
-    """What is asked for, without options and price; in the beginners' shop the name alone."""
+    """The instruction without options and price; in the easy shop the product's name."""
     if goal.category == "easy":
         return goal.name
     return re.sub(r"\s+", " ", queries(goal)[0]).lower()
 
 
 def _whole_query(goal: ShopGoal) -> str:
-    """What is asked for with its options, as the instruction has it."""
+    """The instruction with its options, without the price."""
     return re.sub(r"[\s\[\]]+", " ", asked_for(goal)).strip().lower()
 
 
 def _actions(visit: Visit, goal: ShopGoal, query: str, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Thoughts and actions; the visit is where the last one led when the next is asked for."""
+    """Thoughts and actions. Each action must be taken before the next is asked for."""
     if slip == "vague search":
         words = [word for word in _query(goal).split() if word not in MATERIALS] or [query]
         query = words[-1]
@@ -113,11 +112,11 @@ def _actions(visit: Visit, goal: ShopGoal, query: str, slip: str, rng: random.Ra
         return
     results = {asin.lower() for asin in visit.results}
     shown = [asin for asin in visit.clickables if asin in results]
-    if not shown:  # a vague word may find nothing at all
+    if not shown:  # a vague query may find nothing
         return
     if target not in shown or (slip == "wrong product" and len(shown) > 1):
         target = rng.choice([asin for asin in shown if asin != target] or [target])
-    yield "open it", f"click[{target.upper()}]"  # as the page writes it: copying is easier than spelling
+    yield "open it", f"click[{target.upper()}]"  # as the page writes it, so that the model can copy it
     for value in _options(visit, slip, rng):
         yield f"choose {value}", f"click[{value}]"
     yield "buy", "click[buy now]"

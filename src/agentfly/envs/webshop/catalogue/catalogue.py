@@ -1,11 +1,10 @@
-"""A catalogue: all that the visits to one shop share. A name or a path in, one `Catalogue` of this process out.
+"""A catalogue: what all visits to one shop share. `open_catalogue` returns the one of this process.
 
-    generated      made here from word lists, 1,280 products; needs no file
-    easy           made here, small things with short pages; what a miniature model can read
-    PATH           WebShop's own files (see files.py); read once, then kept on disk (kept.py)
+    generated      generated from word lists, 1,280 products
+    easy           generated, small things with short pages, for a miniature model
+    PATH           WebShop's files (see files.py); read once, then stored on disk (disk.py)
 
-A catalogue is opened once and then shared by every visit of the process, whatever their number; it does not change. Prices that
-the original draws anew in every process are drawn here by a seed.
+A catalogue does not change. Prices that the original draws anew in every process are drawn here by a seed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MADE_HERE = ("generated", "easy")
 
 
 class Catalogue:
-    """`tagger` names what finds nouns, `page_size` is the number of results on a page, `brief` asks for short pages."""
+    """`tagger` names the noun tagger, `page_size` is the number of results on a page, `brief`: short pages."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Catalogue:
         return price_of(self.product(asin), self.seed) if found is None else found
 
     def goals(self, kind: GoalKind = "synthetic") -> Goals:
-        """All goals of a kind in the literature's order, made when they are first asked for."""
+        """All goals of a kind, in the published order."""
         with self._lock:
             if kind not in self._goals:
                 counts = self._counts.get(kind) or [num_goals(product, kind) for product in self.products]
@@ -89,7 +88,7 @@ _opening = threading.RLock()
 
 
 def open_catalogue(name: str = "generated", tagger: str = "auto") -> Catalogue:
-    """The catalogue of this process under a name or path; the first call makes or reads it, the others wait for that one."""
+    """The catalogue of a name or path. The first call makes or reads it; concurrent calls wait for it."""
     key = (full_name(name), tagger)
     with _opening:
         if key not in _open:
@@ -98,12 +97,12 @@ def open_catalogue(name: str = "generated", tagger: str = "auto") -> Catalogue:
 
 
 def is_open(name: str, tagger: str = "auto") -> bool:
-    """Whether `open_catalogue` would return at once."""
+    """Whether `open_catalogue` would return without reading."""
     return (full_name(name), tagger) in _open
 
 
 def full_name(name: str) -> str:
-    """The name under which another process, in another folder, finds the same catalogue."""
+    """The name with an absolute path, which is valid in any working directory."""
     if name in MADE_HERE:
         return name
     path, sign, limit = name.partition("#")
@@ -114,7 +113,7 @@ def full_name(name: str) -> str:
 
 
 def _make(name: str, tagger: str) -> Catalogue:
-    # A catalogue that is made here is the same everywhere, and so is its score: whatever taggers are installed.
+    # Scores of generated catalogues must not depend on the installed taggers.
     own = "light" if tagger == "auto" else tagger
     if name == "generated":
         from .generate import generated_products

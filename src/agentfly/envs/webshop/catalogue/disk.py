@@ -1,8 +1,8 @@
-"""A catalogue on disk: the published files in, products that are read one by one and an index that is mapped into memory out.
+"""A catalogue on disk: products that are read one by one, and a search index that is mapped into memory.
 
-Reading WebShop's files takes seconds for 1,000 products and a minute for 100,000, so it is done once and stored (`stored.py`):
-a line of JSON for each product, where each line begins, how many goals each has, and the search index. Opening what is stored
-reads none of the products; those that are looked at are kept, up to a number. Processes share the pages of the files.
+Reading WebShop's files takes seconds for 1,000 products and a minute for 100,000, so the result is stored (`envs.stored`): one
+line of JSON per product, the offset of each line, the number of goals of each, and the search index. Opening it reads no
+product; products in use are cached, up to NUM_KEPT. Processes share the mapped pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_KEPT = 4096
 
 
 class ProductFile(Sequence[ShopProduct]):
-    """The products of a stored catalogue, by number; `counts` holds the number of synthetic and of human goals of each."""
+    """The products of a stored catalogue by number. `counts` has the number of synthetic and human goals of each."""
 
     def __init__(self, folder: Path) -> None:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
@@ -69,7 +69,7 @@ class ProductFile(Sequence[ShopProduct]):
 
 
 def open_files(files: Files) -> tuple[ProductFile, ProductIndex]:
-    """What is stored of these files, built first where it has to be. Changed files are another key."""
+    """The stored catalogue of these files, built first if needed. Changed files have another key."""
     key = key_of("webshop", FORMAT, files.limit, [stamp_of(path) for path in files.all])
     return stored(cache_root() / "webshop" / key, lambda folder: _build(files, folder), _open)
 
@@ -79,10 +79,10 @@ def _open(folder: Path) -> tuple[ProductFile, ProductIndex]:
 
 
 def _build(files: Files, folder: Path) -> None:
-    """One pass over the products; the companions are read whole, but only for the products that are wanted."""
+    """Read the products in one pass. Companion files are read whole, but only entries of wanted products are kept."""
     asins: list[str] = []
     starts, counts = array("q", [0]), {"synthetic": array("i"), "human": array("i")}
-    # Of a part of the catalogue, a part of the companions: the large ones would not fit beside it.
+    # With a limit, only the entries of its products are kept: whole companion files may not fit into memory.
     wanted = None if files.limit is None else set(_identities(files))
     extras = _companion(files.extras, wanted, read_extra)
     human = _companion(files.human, wanted, read_human)
@@ -109,9 +109,7 @@ def _build(files: Files, folder: Path) -> None:
 def products_of(
     files: Files, extras: dict[str, Any] | None = None, human: dict[str, Any] | None = None
 ) -> Iterator[ShopProduct]:
-    """The products of the files in order, the first of each id (a click does not tell small letters from capitals), at most
-    `limit` records.
-    """
+    """The products of at most `limit` records, in order. Of equal ids the first is kept; clicks ignore case, so ids do too."""
     seen: set[str] = set()
     for number, (line, record) in enumerate(read_items(files.items), 1):
         if files.limit is not None and number > files.limit:
@@ -134,7 +132,7 @@ def _identities(files: Files) -> Iterator[str]:
 
 
 def _companion(path: Path | None, wanted: set[str] | None, check: Callable[[Any], object]) -> dict[str, Any] | None:
-    """The entries of the products that are wanted, each one that can be read."""
+    """The entries of the wanted products. Raises DataError for one that cannot be read."""
     if path is None:
         return None
     found = {}

@@ -1,8 +1,8 @@
-"""A shop for beginners: small things with short names, three to a page, so that a miniature model can hold a whole visit.
+"""The easy shop: small things with short names, three to a page, so that a miniature model can hold a whole visit.
 
-The products are fixed: each noun comes in four materials, each of these once or twice at different prices, in three colours
-and, for half of them, two sizes. A goal names material, noun and options, and a bound on the price that only one of the equally
-named products keeps; so the right product must be picked from the page and its options must be clicked.
+The products are fixed: each noun in four materials, each of these once or twice at different prices, in three colours and, for
+half of them, two sizes. A goal names material, noun, options and a price bound that only one of the equally named products
+keeps; so the right product must be picked from the page and its options must be clicked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PRICES = (8, 12, 15, 18, 25, 28, 32, 35, 45, 48, 52, 55)
 
 
 def easy_products() -> list[ShopProduct]:
-    """About two hundred products; the ids are short, because a model has to copy them."""
+    """About two hundred products. Ids are short, because a model has to copy them."""
     rng = random.Random(SEED)
     products: list[ShopProduct] = []
     for noun, material in ((noun, material) for noun in NOUNS for material in rng.sample(MATERIALS, 4)):
@@ -70,7 +70,7 @@ def easy_products() -> list[ShopProduct]:
 
 
 def _prices(rng: random.Random) -> list[int]:
-    """One price, or two that a bound can tell apart, in either order."""
+    """One price, or two in any order that a bound can separate."""
     if rng.random() < 0.5:
         return [rng.choice(PRICES)]
     while True:
@@ -80,12 +80,12 @@ def _prices(rng: random.Random) -> list[int]:
 
 
 def easy_goals(products: list[ShopProduct]) -> Iterator[ShopGoal]:
-    """Every combination of every product that its bound sets apart."""
+    """Every combination of options and bounds that identifies one product."""
     for product in products:
         price = product.pricing[0]
         same = [other.pricing[0] for other in products if other.title == product.title]
         if price != min(same):
-            continue  # a bound cannot ask for the dearer one
+            continue  # no bound excludes the cheaper product
         for bound in _bounds(price):
             if any(price < other <= bound for other in same):
                 break

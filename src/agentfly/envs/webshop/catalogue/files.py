@@ -1,13 +1,12 @@
-"""The published files of WebShop, read as a stream: a path in, records with their lines out.
+"""The published files of WebShop, read as a stream of records with line numbers.
 
     items_shuffle_1000.json, items_shuffle.json   a list of products as they were collected (the second has 5 GB)
     items_ins_v2_1000.json, items_ins_v2.json     per product: attributes and an instruction
     items_human_ins.json                          per product: instructions that people wrote
-    documents.jsonl, products_1000.jsonl          a product a line, as the search engine is fed: {"id", "contents", "product"}
+    documents.jsonl, products_1000.jsonl          one product per line, as a search document: {"id", "contents", "product"}
     title_nouns.json                              per product: the nouns of its name (optional; see nouns.py)
 
-Each may be gzipped (`.gz`). A list or an object is never held whole, so the large file needs no more memory than the products
-that are wanted of it. What cannot be read is refused with the file, the line of the fault and the number of the record.
+Each may be gzipped (`.gz`). A list or object is never held in memory whole. Errors name the file, the line and the record.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _CHUNK = 1 << 20
 _MAX_RECORD = 64 << 20
 _SPACE = " \t\r\n"
 _UNREADABLE = (OSError, EOFError, zlib.error)
-"""What a file that is cut short, damaged or forbidden raises."""
+"""Raised by files that are truncated, damaged or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one catalogue; `limit` is for the first so many records, as the original's `num_products`."""
+    """The files of one catalogue. Only the first `limit` records are read, like `num_products` of the original."""
 
     items: Path
     extras: Path | None
@@ -52,19 +51,16 @@ class Files:
 
 
 def locate(where: str) -> Files:
-    """`FOLDER` (or one with a folder `data`), `FILE` of products, or either with `#100000` for the first 100,000 records.
-
-    Companions lie beside the file of products.
-    """
+    """Find the files of `FOLDER` (or its folder `data`) or beside a `FILE` of products; `#100000` limits the records."""
     path_text, _, limit_text = where.partition("#")
     if limit_text and not (limit_text.isdecimal() and int(limit_text)):
         raise DataError(f"{where}: after # comes the number of products to read, not {limit_text!r}")
     path = Path(os.path.expanduser(path_text))
-    if not os.path.exists(path):  # unlike the path's own, this one does not raise for what no file can be called
+    if not os.path.exists(path):  # Path.exists raises for names that no file can have, os.path.exists does not
         raise DataError(
             f"{path}: no such file or folder: WEBSHOP_DATA is the folder with WebShop's files, or one of its products"
         )
-    # A checkout of WebShop keeps them in `data`.
+    # A checkout of WebShop has them in `data`.
     items = (_first(path, ITEMS) or _first(path / "data", ITEMS)) if path.is_dir() else path
     if items is None:
         raise DataError(f"{path}: no products in this folder; it should hold one of {', '.join(ITEMS)} (or .gz)")
@@ -127,7 +123,7 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a line, with the place inside of it."""
+    """What is wrong with a line, and at which column."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} (column {error.colno})"
     if isinstance(error, UnicodeDecodeError):
@@ -138,15 +134,14 @@ def _fault(error: Exception) -> str:
 class _Stream:
     """A JSON list or object of any length, one member at a time.
 
-    A piece of the file is taken up to what cannot be read in it; the fault is raised when the text before it has been used, so
-    that the line and the record are those of the fault.
+    If a part of the file cannot be read, the text before it is used first, so that the error names the right line and record.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.text, self.place, self.line, self.ended = "", 0, 1, False
         self.before = 0
-        """How many characters of its line come before the text that is held."""
+        """Number of characters of the current line before `text`."""
         self.number = 1
         self.fault: Exception | None = None
         self.decode = json.JSONDecoder().raw_decode
@@ -178,7 +173,7 @@ class _Stream:
                 raise self._refuse(f"the file should end after {closing!r}, not go on with {self._found()}")
 
     def _next(self) -> str:
-        """The next character that is not white space; the place is left on it. Empty at the end of the file."""
+        """The next character that is not white space, without consuming it. Empty at the end of the file."""
         while True:
             while self.place < len(self.text) and self.text[self.place] in _SPACE:
                 self.line += self.text[self.place] == "\n"
@@ -203,7 +198,7 @@ class _Stream:
                 if isinstance(error, json.JSONDecodeError):
                     line, column = self._position(error.pos)
                     said = f"{error.msg}: line {line} column {column}"
-                # It may only be cut at the end of what was read so far.
+                # The value may continue in the next chunk.
                 if len(self.text) - self.place < _MAX_RECORD and self._more():
                     continue
                 raise self._refuse(f"record {self.number} is not valid JSON: {said}") from error
@@ -219,7 +214,7 @@ class _Stream:
         return bool(chunk)
 
     def _read(self, size: int) -> str:
-        """The next piece of text, up to the fault where there is one; without any text before it, the fault is raised."""
+        """The next piece of text, up to a fault. Raises the fault if there is no text before it."""
         text, data = "", bytearray(1)
         while data and not text and self.fault is None:
             data.clear()
@@ -237,7 +232,7 @@ class _Stream:
         return text
 
     def _unreadable(self, fault: Exception) -> DataError:
-        """What is said of a fault once all text before it has been used."""
+        """The error for a fault, when all text before it has been used."""
         line, column = self._position(len(self.text))
         if isinstance(fault, UnicodeDecodeError):
             said = f"its column {column} is not UTF-8 text ({fault.reason})"
@@ -246,7 +241,7 @@ class _Stream:
         return DataError(f"{self.path}: line {line}: record {self.number} cannot be read: {said}")
 
     def _position(self, place: int) -> tuple[int, int]:
-        """The file's line and column of a place in the text, not before the present one."""
+        """Line and column in the file of a place in `text` at or after the current one."""
         start = self.text.rfind("\n", 0, place)
         column = place - start if start >= 0 else self.before + place + 1
         return self.line + self.text.count("\n", self.place, place), column

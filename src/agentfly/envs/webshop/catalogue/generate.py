@@ -75,7 +75,7 @@ def _ware(row: dict[str, Any], looks: Mapping[str, tuple[str, ...]]) -> Ware:
 
 
 def generated_products(count: int = NUM_PRODUCTS, seed: int = SEED) -> list[ShopProduct]:
-    """`count` products, all kinds equally often, in an order that mixes them."""
+    """`count` products, all kinds equally often, in a mixed order."""
     rng = random.Random(f"webshop catalogue {seed}")
     wares = word_lists().wares
     kinds = [wares[number % len(wares)] for number in range(count)]
@@ -146,10 +146,10 @@ def _pricing(rng: random.Random, kind: Ware) -> tuple[float, ...]:
 
 
 def _options(rng: random.Random, kind: Ware) -> dict[str, tuple[str, ...]]:
-    """Some values of each option, in the order of the lists, so that sizes go up."""
+    """Some values of each option, in the order of the lists, so that sizes increase."""
     offered: dict[str, tuple[str, ...]] = {}
     for listed in kind.options:
-        # "shoe size" and "bed size" are lists of their own, but the shop calls them all "size".
+        # "shoe size" and "bed size" are separate lists; the shop calls all of them "size".
         name = "size" if listed.endswith("size") else listed
         values = [value for value in word_lists().options[listed] if options_hit([value], {name: value}) == 1]
         chosen = set(rng.sample(values, rng.randint(2, min(5, len(values)))))

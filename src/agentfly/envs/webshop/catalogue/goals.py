@@ -1,10 +1,9 @@
-"""Goals: what a visitor is asked to buy, and how the instruction says it.
+"""Goals: what a visitor is asked to buy, and the wording of the instruction.
 
-A synthetic goal is made of a product's instruction and one combination of its option values; a human goal is an instruction
-that a person wrote. Both carry an upper bound on the price, the larger of two draws from the next four multiples of ten above
-the price: here from a generator seeded by the product, so that a goal is the same in every process. The order is the seeded
-shuffle that the literature splits by. Goals are made when they are asked for; a catalogue of 100,000 products has about
-700,000.
+A synthetic goal combines a product's instruction with one combination of its option values; a human goal is an instruction that
+a person wrote. Both have an upper price bound, the larger of two draws from the next four multiples of ten above the price. The
+draw is seeded by the product, so a goal is the same in every process. The order is the published seeded shuffle. Goals are made
+on access: a catalogue of 100,000 products has about 700,000.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ KINDS: tuple[GoalKind, ...] = ("synthetic", "human")
 SHUFFLE_SEED = 233
 NO_BOUND = 1_000_000.0
 MAX_BOUND = 990
-# Goals by their place after the shuffle, as the literature reports them.
+# Published splits, as places after the shuffle.
 PLACES: dict[str, tuple[int, int | None]] = {"test": (0, 500), "validation": (500, 1500), "train": (1500, None)}
 
 
@@ -71,7 +70,7 @@ class ShopGoal:
 
 
 def read_row(task: Task) -> tuple[str, ShopGoal, bool | None]:
-    """The catalogue, the goal and whether pages are brief, of a task's row; or what is wrong with it."""
+    """The catalogue, the goal and `brief` of a task. Raises ConfigError if the row is not one of the shop."""
     name, row = task.fields.get("catalogue", "generated"), task.fields.get("goal")
     brief = task.fields.get("brief")
     if not isinstance(row, Mapping) or not isinstance(name, str) or not isinstance(brief, bool | None):
@@ -86,20 +85,20 @@ def read_row(task: Task) -> tuple[str, ShopGoal, bool | None]:
 
 
 def _check_texts(name: str, values: Any) -> None:
-    """A single text would be taken for a list of its letters."""
+    """Raise TypeError unless `values` is a list of texts: a text would be taken for a list of letters."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, str | int | float) for value in values):
         raise TypeError(f"its {name!r} must be texts, not {values!r:.40}")
 
 
 def price_of(product: ShopProduct, seed: int = 0) -> float:
-    """What it costs: its price, or a seeded draw between the ends of its range."""
+    """The price, or a seeded draw from the price range."""
     if len(product.pricing) == 1:
         return product.pricing[0]
     return random.Random(f"webshop price {seed} {product.asin}").uniform(*product.pricing[:2])
 
 
 def bounds_above(price: float) -> list[float]:
-    """The bounds that may be drawn for a price."""
+    """The possible bounds of a price."""
     first = math.floor(price / 10) + 1 if price >= 0 else 1
     return [10.0 * step for step in range(max(1, first), MAX_BOUND // 10 + 1)][:4]
 
@@ -112,7 +111,7 @@ def draw_bound(price: float, name: str, seed: int = 0) -> float:
 
 
 class Goals(Sequence[ShopGoal]):
-    """All goals of some products, in the literature's order (`shuffled=False`: in the products' order)."""
+    """All goals of some products, in the published order (`shuffled=False`: in the order of products)."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class Goals(Sequence[ShopGoal]):
     ) -> None:
         self.products, self.kind, self.seed = products, kind, seed
         self.bound = bound
-        """What the price must be below, for a product and the number of its goal; None: `draw_bound`."""
+        """The price bound of a product and goal number; None: `draw_bound`."""
         pairs = [(owner, number) for owner, count in enumerate(counts) for number in range(count)]
         if shuffled:
             random.Random(SHUFFLE_SEED).shuffle(pairs)
@@ -143,7 +142,7 @@ class Goals(Sequence[ShopGoal]):
         return self._make(product, self._numbers[place])
 
     def owner(self, place: int) -> int:
-        """The number of the product that a goal is of, without making the goal."""
+        """The number of a goal's product, without making the goal."""
         return self._owners[place]
 
     def _make(self, product: ShopProduct, number: int) -> ShopGoal:
@@ -182,12 +181,12 @@ def num_goals(product: ShopProduct, kind: GoalKind = "synthetic") -> int:
 
 
 def usable_human(product: ShopProduct) -> list[Mapping[str, Any]]:
-    """People's instructions without any attribute are left out, as in the original."""
+    """Human instructions with at least one attribute; the others are left out, as in the original."""
     return [written for written in product.human if written["attributes"]]
 
 
 def combination(product: ShopProduct, number: int) -> dict[str, str]:
-    """One value for each option, names in alphabetical order, the last one turning fastest."""
+    """One value per option, names in alphabetical order, the last one varying fastest."""
     names = sorted(product.options)
     chosen = next(itertools.islice(itertools.product(*(product.options[name] for name in names)), number, None))
     return dict(zip(names, chosen, strict=True))

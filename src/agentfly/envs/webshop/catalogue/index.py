@@ -1,8 +1,8 @@
-"""BM25 over a catalogue: the terms of each document in, document numbers by rank out.
+"""BM25 over a catalogue.
 
-k1 0.9, b 0.4, the inverse document frequency and the rounded document lengths of Lucene, which the original shop searches with;
-equal scores are in the order of the documents. The index is five arrays and a list of words: it can be written to a folder and
-opened again without being read whole (the arrays are mapped into memory, so that processes share them). It knows no product.
+k1 0.9, b 0.4, and the inverse document frequency and rounded document lengths of Lucene, which the original shop uses; equal
+scores keep the order of documents. The index is three arrays and a list of words. Stored in a folder, its arrays are mapped
+into memory, so that processes share them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARRAYS = ("starts", "documents", "weights")
 
 
 class ProductIndex:
-    """`weights[i]` is what a term adds to the score of `documents[i]`; those of term t lie from starts[t] to starts[t+1]."""
+    """`weights[i]` is added to the score of `documents[i]`; term t has the entries from starts[t] to starts[t+1]."""
 
     def __init__(self, words: Sequence[str], num_documents: int, arrays: dict[str, NDArray[Any]]) -> None:
         self.numbers = {word: number for number, word in enumerate(words)}
@@ -38,7 +38,7 @@ class ProductIndex:
 
     @classmethod
     def build(cls, documents: Iterable[Sequence[str]]) -> ProductIndex:
-        """From the terms of each document, in the documents' order."""
+        """From the terms of each document, in order."""
         numbers: dict[str, int] = {}
         terms, owners, counts, lengths = array("i"), array("i"), array("i"), array("i")
         for owner, words in enumerate(documents):
@@ -82,7 +82,7 @@ class ProductIndex:
         return _best(scores.astype(np.float32), None, limit)
 
     def _few(self, slices: list[tuple[slice, int]], limit: int) -> list[int]:
-        """The same for words that few documents hold: nothing of the size of the catalogue is touched."""
+        """The same for rare terms, without an array of the size of the catalogue."""
         found = np.concatenate([self.documents[part] for part, _ in slices])
         gains = np.concatenate([self.weights[part] * np.float32(count) for part, count in slices])
         names, places = np.unique(found, return_inverse=True)
@@ -105,7 +105,7 @@ class ProductIndex:
 
 
 def _best(scores: NDArray[np.float32], names: NDArray[np.int32] | None, limit: int) -> list[int]:
-    """Highest score first, and of equal scores the earlier document; `names` gives the documents that the scores are of."""
+    """Highest score first, equal scores in document order. `names` maps places in `scores` to documents."""
     if len(scores) > 4 * limit:
         least = np.partition(scores, -limit)[-limit]
         places = np.flatnonzero((scores >= least) & (scores > 0))
@@ -116,7 +116,7 @@ def _best(scores: NDArray[np.float32], names: NDArray[np.int32] | None, limit: i
 
 
 def rounded_length(length: int) -> int:
-    """A document's length as one byte remembers it: exact below 40, then with four significant bits."""
+    """A document's length as Lucene stores it in one byte: exact below 40, then with four significant bits."""
     free = 24
     if length < free:
         return length
@@ -126,5 +126,5 @@ def rounded_length(length: int) -> int:
 
 
 def idf(num_documents: int, holding: int) -> float:
-    """How much a term says that so many documents hold; for tests and explanations."""
+    """The inverse document frequency of a term that `holding` documents contain."""
     return math.log(1 + (num_documents - holding + 0.5) / (holding + 0.5))

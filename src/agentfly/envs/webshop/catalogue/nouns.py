@@ -1,21 +1,23 @@
-"""The nouns of a product's name: the part of the score that asks whether a purchase is the right kind of thing.
+"""The nouns of a product's name: the part of the score that tells whether a purchase is the right kind of product.
 
 A tagger is a function from a name to its nouns in lower case, in order, with repetitions:
 
     light   no package: words that are not function words, numbers, measures or likely adjectives and verbs
     hanta   the tagger HanTa (PyPI)                    pip install 'agentfly[webshop]'
-    spacy   spaCy with an English model, as the original uses; the model is installed apart from spaCy
-    auto    spacy where a model is installed, else hanta, else light
+    spacy   spaCy with an English model, as the original uses; the model is installed separately
+    auto    spacy if a model is installed, else hanta, else light
 
-The published score depends on the tagger in a small share of purchases, so a run says which one it used: `Catalogue.tagger`.
+The score depends on the tagger in a small share of purchases, so a run reports which one it used: `Catalogue.tagger`.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 from typing import Any
 
 from .... import plugins
@@ -26,20 +28,7 @@ MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
 NAMES = ("light", "hanta", "spacy", "auto")
 
 _WORD = re.compile(r"\w+(?:[-']\w+)*|[^\w\s]")
-# Closed classes are listed; open ones are guessed from their endings.
-_CLOSED = """
-    a an and are as at be but by for from has have if in into is it its no non not of off on or our out over per so such
-    than that the their them then there these they this those to under up us use used using via was we when which will
-    with without you your all any anti both can each every more most much only other own same some very fit fits made
-    make makes set get new great good best perfect ideal easy big small large medium extra mini long short high low wide
-    slim thin thick deep full half double single dual multi black white blue red green grey gray pink purple yellow
-    orange brown beige navy ivory soft hard light dark bright warm cool hot cold dry wet fresh raw pure clean clear
-    plain simple classic modern vintage retro casual formal elegant sexy cute funny loose tight regular heavy strong
-    sturdy durable comfortable comfy portable adjustable removable reusable washable waterproof breathable lightweight
-    natural organic vegan free safe sensitive delicious sweet salty spicy mens womens men's women's girl's boy's kid's
-    baby's one two three four five six eight ten first second real true right left round square flat front back inner
-    outer indoor outdoor upper lower top daily ultra super premium original unique special"""
-_OTHER = frozenset(_CLOSED.split())
+# Words of closed classes are listed in not_nouns.json; open classes are guessed from their endings.
 _NOT_NOUN = re.compile(
     r"(?:.{2}(?:able|ible|ful|less|ous|ive|ish|ical|ally|ly|ated|ized|ised|ined|oned|ered|ened|ished|ered|ic|ary|proof|resistant"
     r"|friendly|sided|washed|style))$|.{3}ed$"
@@ -47,14 +36,20 @@ _NOT_NOUN = re.compile(
 _MEASURE = re.compile(r"\d")
 
 
+@cache
+def _not_nouns() -> frozenset[str]:
+    return frozenset(json.loads((files(__package__) / "not_nouns.json").read_text(encoding="utf-8")))
+
+
 def light(name: str) -> list[str]:
-    """Nouns by rule of thumb; deterministic, and fast enough for any catalogue."""
+    """Nouns by simple rules; deterministic and fast."""
+    listed = _not_nouns()
     found = (word.lower() for word in _WORD.findall(name))
     return [
         word
         for word in found
         if len(word) > 1
-        and word not in _OTHER
+        and word not in listed
         and not _MEASURE.search(word)
         and not _NOT_NOUN.search(word)
         and word[0].isalpha()
@@ -62,12 +57,12 @@ def light(name: str) -> list[str]:
 
 
 def given(nouns: Mapping[str, Sequence[str]], otherwise: Tagger = light) -> Callable[[str, str], Sequence[str]]:
-    """A lookup by product id, for nouns that were made elsewhere; what it lacks is tagged by `otherwise`."""
+    """A lookup of given nouns by product id; other products are tagged by `otherwise`."""
     return lambda asin, title: nouns[asin] if asin in nouns else otherwise(title)
 
 
 def find_tagger(name: str) -> tuple[str, Tagger]:
-    """A tagger by name, and the name of the one that it came to be."""
+    """The tagger of a name, with its resolved name ("auto" resolves to one of the others)."""
     if name not in NAMES:
         raise ConfigError(f"no noun tagger is called {name!r}; there are {', '.join(NAMES)}.")
     if name == "auto":

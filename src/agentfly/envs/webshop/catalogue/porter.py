@@ -1,7 +1,7 @@
-"""The Porter stemmer: an English word in lower case in, its stem out.
+"""The Porter stemmer: an English word in lower case to its stem.
 
 M. F. Porter, "An algorithm for suffix stripping", Program 14 (1980), with the two later changes of its author that search
-engines use ("bli" becomes "ble", "logi" becomes "log"). Words of one or two letters are left alone.
+engines use ("bli" becomes "ble", "logi" becomes "log"). Words of one or two letters are unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 _VOWELS = frozenset("aeiou")
-# Suffix and what takes its place, by the letter before its last, where the measure of what is left is above 0.
+# Suffix and replacement, applied if the measure of the rest is above 0.
 _STEP_2 = (
     ("ational", "ate"),
     ("tional", "tion"),
@@ -34,7 +34,7 @@ _STEP_2 = (
     ("logi", "log"),
 )
 _STEP_3 = (("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ful", ""), ("ness", ""))
-# Dropped where the measure of what is left is above 1; the longer of two that fit is tried first.
+# Dropped if the measure of the rest is above 1; longer suffixes come first.
 _STEP_4 = (
     *("ement", "ance", "ence", "able", "ible", "ment", "ant", "ent", "ism", "ate", "iti", "ous", "ive", "ize", "ion"),
     *("al", "er", "ic", "ou"),
@@ -111,7 +111,7 @@ def _consonant(word: str, place: int) -> bool:
 
 
 def _measure(word: str) -> int:
-    """How often a vowel is followed by a consonant."""
+    """The number of times a vowel is followed by a consonant."""
     count, was_vowel = 0, False
     for place in range(len(word)):
         consonant = _consonant(word, place) if word[place] == "y" else word[place] not in _VOWELS
@@ -129,7 +129,7 @@ def _doubled(word: str) -> bool:
 
 
 def _short_end(word: str) -> bool:
-    """Consonant, vowel, consonant, of which the last is not w, x or y."""
+    """Whether the word ends in consonant, vowel, consonant, with the last not w, x or y."""
     last = len(word) - 1
     return (
         last >= 2

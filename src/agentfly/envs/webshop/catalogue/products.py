@@ -1,8 +1,8 @@
 """One product of the shop, read from the records that WebShop publishes.
 
-In: a record of `items_shuffle*.json` (as collected), or the `product` of a line of its search documents (as cleaned). Out: a
-`ShopProduct` that has checked itself. Prices become numbers, option values are written as the shop shows them: stripped, "/" as
-" | ", lower case. A record without what a product needs is refused by name; the reader of the file adds the line.
+A record is one of `items_shuffle*.json` (as collected) or the `product` of a search document (as cleaned). Prices become
+numbers; option values are written as the shop shows them: stripped, "/" as " | ", lower case. Raises BadRecord for an
+incomplete record; the reader of the file adds the line.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NOT_NUMBER = re.compile(r"[^\d.]")
 
 
 class BadRecord(ValueError):
-    """A record that no product can be made of."""
+    """A record that is not a valid product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShopProduct:
-    """`pricing` holds one price or the two ends of a range; `instruction` is the template of its goals, where it has any."""
+    """`pricing` is one price or a range; `instruction` is the template of its goals, None without goals."""
 
     asin: str
     title: str
@@ -46,7 +46,7 @@ class ShopProduct:
 
     @property
     def searched(self) -> str:
-        """What the search engine reads of it."""
+        """The text that the search engine indexes."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join((self.title, self.description, self.bullets[0] if self.bullets else "", options)).lower()
 
@@ -55,7 +55,7 @@ class ShopProduct:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ShopProduct:
-        """What `to_dict` gave, back from JSON."""
+        """The inverse of `to_dict`, after JSON."""
         texts = ("bullets", "attributes", "instruction_attributes", "human")
         lists = {name: tuple(record[name]) for name in texts}
         options = {name: tuple(values) for name, values in record["options"].items()}
@@ -63,7 +63,7 @@ class ShopProduct:
 
 
 def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any = None) -> ShopProduct | None:
-    """A product from either kind of record; None for one that the original skips. `extra` is its entry in `items_ins_v2`."""
+    """A product from either kind of record, or None if the original skips it. `extra` is its entry in `items_ins_v2`."""
     if not isinstance(record, Mapping):
         raise BadRecord(f"a product is an object, not a {type(record).__name__}")
     record = _whole(record)
@@ -94,7 +94,7 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
 
 
 def read_extra(value: Any) -> tuple[tuple[str, ...] | None, str | None, tuple[str, ...]]:
-    """Its entry in `items_ins_v2`: attributes (None: the record's own), the instruction, and the attributes that this names."""
+    """An entry of `items_ins_v2`: attributes (None: those of the record), instruction, attributes of the instruction."""
     if not isinstance(value, Mapping):
         raise BadRecord(f"attributes and instruction are an object, not {value!r:.40}")
     value = _whole(value)
@@ -105,7 +105,7 @@ def read_extra(value: Any) -> tuple[tuple[str, ...] | None, str | None, tuple[st
 
 
 def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Its entry in `items_human_ins`: instructions that people wrote."""
+    """An entry of `items_human_ins`: instructions that people wrote."""
     if not isinstance(value, list):
         raise BadRecord(f"human instructions are a list, not {value!r:.40}")
     found = []
@@ -123,7 +123,7 @@ def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_nouns(value: Any) -> list[str]:
-    """Its entry in `title_nouns`."""
+    """An entry of `title_nouns`."""
     if not isinstance(value, list) or not all(isinstance(noun, str) for noun in value):
         raise BadRecord(f"nouns are a list of words, not {value!r:.40}")
     return [str(noun) for noun in _whole(value)]
@@ -139,7 +139,7 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 
 
 def _pricing(value: Any) -> tuple[float, ...]:
-    """ "$12.99", "$10.00$14.00" or a list of numbers; nothing: the price that the original gives to what has none."""
+    """ "$12.99", "$10.00$14.00" or a list of numbers; NO_PRICE without any, as in the original."""
     if not value:
         return (NO_PRICE,)
     try:
@@ -155,7 +155,7 @@ def _pricing(value: Any) -> tuple[float, ...]:
 
 
 def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Of a collected record from `customization_options`, of a cleaned one from `options`."""
+    """From `customization_options` of a collected record, or `options` of a cleaned one."""
     cleaned = record.get("options")
     if isinstance(cleaned, Mapping):
         for name, values in cleaned.items():
@@ -177,7 +177,7 @@ def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
-    """A list of texts (numbers are taken as text); None where there is none."""
+    """A list of texts or numbers as texts; None if the field is missing."""
     value = record.get(name)
     if value is None:
         return None
@@ -187,7 +187,7 @@ def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
 
 
 def _whole(value: Any) -> Any:
-    """The same without halves of surrogate pairs: JSON can hold one, but no file of ours can."""
+    """The value without unpaired surrogates: JSON can contain them, UTF-8 files cannot."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, list):

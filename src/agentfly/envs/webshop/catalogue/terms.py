@@ -1,7 +1,7 @@
-"""Text to search terms: what an English analyser of a search engine makes of it.
+"""Text to search terms, as an English analyser of a search engine does it.
 
-Words nearly as Unicode's word boundaries (UAX 29) cut them, lower case, without a possessive 's, without stop words, stemmed.
-The same function reads products and queries, so the two meet. Long input is cut: nobody searches for a megabyte.
+Words are cut nearly at Unicode word boundaries (UAX 29), lower-cased, stripped of possessive 's, filtered by stop words and
+stemmed. Products and queries use the same function. Long words and queries are cut.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STOP = """a an and are as at be but by for if in into is it no not of on or suc
     was will with"""
 STOP_WORDS = frozenset(_STOP.split())
 _LETTER = r"[^\W\d_]"
-# Letters may be joined by . ' : and digits by . , ; ' and everything else between two word characters ends a word.
+# Letters may be joined by . ' : and digits by . , ; ' while any other character ends a word.
 _JOIN = rf"(?:(?<={_LETTER})[.'’:](?={_LETTER})|(?<=\d)[.,;'’](?=\d))"
 _WORD = re.compile(rf"\w+(?:{_JOIN}\w+)*")
 _PLAIN = re.compile(r"[a-z0-9]+")
@@ -29,7 +29,7 @@ def terms(text: str) -> list[str]:
 
 
 def words(text: str) -> Iterator[str]:
-    """Its words in lower case, possessives taken off."""
+    """The words in lower case, without possessives."""
     for found in _WORD.findall(text):
         word = found.lower()
         if len(word) > 2 and word[-1] == "s" and word[-2] in "'’＇":
@@ -37,5 +37,5 @@ def words(text: str) -> Iterator[str]:
         if _PLAIN.fullmatch(word) and len(word) <= MAX_WORD:
             yield word
             continue
-        if word.strip("_"):  # a word of underscores alone is punctuation
+        if word.strip("_"):  # underscores alone are punctuation
             yield from (word[start : start + MAX_WORD] for start in range(0, len(word), MAX_WORD))

@@ -1,7 +1,7 @@
-"""How alike two short texts are, from 0 to 100, whatever the order of their words: the "token set ratio" of fuzzy matching.
+"""The "token set ratio" of fuzzy matching: how similar two short texts are, from 0 to 100, whatever the order of their words.
 
-Both texts are reduced to their sets of words; the words they share, and those with the rest of either, are compared as strings
-by insertions and deletions. Equal to the libraries that the original shop uses, to the rounded number; the tests show it.
+Both texts are reduced to sets of words; the common words, alone and with the rest of either text, are compared by insertions
+and deletions. Equal, after rounding, to the libraries that the original shop uses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=65_536)
 def token_set_ratio(left: str, right: str) -> int:
-    """100 where one text has all words of the other; 0 where either has none."""
+    """100 if one text has all words of the other; 0 if either has no words."""
     ours, theirs = _words(left), _words(right)
     if not ours or not theirs:
         return 0
@@ -52,6 +52,6 @@ def _alike(edits: int, length: int) -> float:
 
 
 def _words(text: str) -> frozenset[str]:
-    """Lower-case words of letters and digits; Latin-1 letters beyond ASCII vanish without a gap, as they do in the original."""
+    """Lower-case words of letters and digits. Latin-1 letters beyond ASCII are deleted, as in the original."""
     kept = "".join(letter for letter in text if not 128 <= ord(letter) < 256)
     return frozenset("".join(letter if letter.isalnum() else " " for letter in kept).lower().split())

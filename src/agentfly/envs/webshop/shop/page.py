@@ -101,7 +101,7 @@ def open_page(
 
 
 def _others(task: Task | None) -> list[Task]:
-    """More tasks of the same shop."""
+    """More tasks of the same catalogue."""
     from ....data import load_tasks
     from ..tasks import easy_webshop_tasks, row_of, webshop_tasks
 

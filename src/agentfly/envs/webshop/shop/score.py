@@ -1,9 +1,9 @@
-"""The published score of a purchase: what was bought and what was asked for in, a number from 0 to 1 out, with its parts.
+"""The published score of a purchase, from 0 to 1, with its parts.
 
     score = r_type * (attributes hit + options hit + price ok) / (number of attributes + number of options + 1)
 
-Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", 2022, section 3; the rules of
-detail are those of its environment, as recorded episodes show them. Pure functions: nothing is looked up here.
+Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", 2022, section 3; the details
+are those of its environment, as recorded episodes show them. Pure functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLOURS = tuple(_COLOURS.split())
 
 @dataclass(frozen=True, slots=True)
 class PurchaseScore:
-    """`total`, and the shares it is made of; `options` is 1 where none were asked for."""
+    """The total and its parts. `options` is 1 if the goal has none."""
 
     total: float
     type: float
@@ -46,7 +46,7 @@ def score(
     bought_nouns: Sequence[str],
     goal_nouns: Sequence[str],
 ) -> PurchaseScore:
-    """Score a purchase. The nouns are those of the two products' names, in order, with repetitions."""
+    """Score a purchase. The nouns are those of the two product names, in order, with repetitions."""
     kind = type_share(bought, goal, bought_nouns, goal_nouns)
     attributes = attributes_hit(bought, goal.attributes)
     options = options_hit(list(chosen.values()), goal.options)
@@ -62,7 +62,7 @@ def score(
 
 
 def type_share(bought: ShopProduct, goal: ShopGoal, bought_nouns: Sequence[str], goal_nouns: Sequence[str]) -> float:
-    """Is it the kind of thing that was asked for? 1, 0.5, 0.1 or 0."""
+    """How well the kind of product fits: 1, 0.5, 0.1 or 0."""
     overlap = len(set(bought_nouns) & set(goal_nouns)) / len(goal_nouns) if goal_nouns else 0.2
     if overlap == 0.0:
         return 0.0
@@ -73,7 +73,7 @@ def type_share(bought: ShopProduct, goal: ShopGoal, bought_nouns: Sequence[str],
 
 
 def attributes_hit(bought: ShopProduct, wanted: Sequence[str]) -> int:
-    """How many wanted attributes the product has: among its own, or in its title, bullets or description."""
+    """The number of wanted attributes among those of the product, or in its title, bullets or description."""
     texts = (bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower())
     return sum(
         any(token_set_ratio(own, each) > ALIKE for own in bought.attributes) or any(each in text for text in texts)
@@ -82,7 +82,7 @@ def attributes_hit(bought: ShopProduct, wanted: Sequence[str]) -> int:
 
 
 def options_hit(chosen: Sequence[str], wanted: Mapping[str, str] | Sequence[str]) -> int:
-    """How many wanted options were chosen. A named option is compared as "name value", or as its colour where that is one."""
+    """The number of wanted options that were chosen. Colours are compared by their colour word."""
     have = [colour_of(value) for value in chosen]
     items = wanted.items() if isinstance(wanted, Mapping) else wanted
     return sum(any(token_set_ratio(own, _wanted(each)) > ALIKE for own in have) for each in items)
@@ -91,7 +91,7 @@ def options_hit(chosen: Sequence[str], wanted: Mapping[str, str] | Sequence[str]
 def _wanted(item: str | tuple[str, str]) -> str:
     if isinstance(item, str):
         return colour_of(item)
-    # The original looks for a colour among the two words themselves, not inside them, and else compares the pair as written.
+    # The original tests whether a colour equals one of the two words, and otherwise compares the repr of the pair.
     return next((colour for colour in COLOURS if colour in item), str(item))
 
 

@@ -1,7 +1,7 @@
-"""A page of the shop for a person in a terminal: the text that a model reads in, the same in lines out.
+"""A page of the shop as lines for a person in a terminal.
 
-Products stand in a row each, and what can be clicked stands last, as it is to be written. The instruction is left out: who
-plays has read it. A brief page is short enough as it is.
+One product per line; clickables come last, as actions to type. The instruction is left out, because the player has read it.
+Brief pages are unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SCORE = "Your score (min 0.0, max 1.0)"
 
 
 def shown(page: str) -> str:
-    """The page in lines."""
+    """The page as lines."""
     parts = page.split(SEPARATOR)
     if len(parts) == 1:
         return page

@@ -1,9 +1,9 @@
-"""One visit to the shop: actions in, pages out, the score at the end.
+"""One visit to the shop: actions lead from page to page, and the purchase is scored.
 
-The pages are those of WebShop's text environment, to the letter: visible strings joined by " [SEP] ". A catalogue or a visit
-may ask for brief ones, which leave out the instruction and what seldom matters, and say what is chosen. An action is
-`search[words]`, possible on every page, or `click[what]` on something clickable; everything else leaves the page as it is, and
-`note` says why. A visit that has ended by `buy now` stays ended. Nothing here is random and nothing is read from disk.
+Pages are those of WebShop's text environment, to the letter: visible strings joined by " [SEP] ". Brief pages leave out the
+instruction and rarely needed parts, and show the chosen options. An action is `search[words]`, possible on every page, or
+`click[what]` on a clickable; anything else leaves the page unchanged, and `note` says why. A visit ends with `buy now`. It is
+deterministic and reads nothing from disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ACTION = re.compile(r"(.+)\[(.+)\]")
 
 
 class Shelves(Protocol):
-    """What a visit needs of a catalogue."""
+    """The part of a catalogue that a visit uses."""
 
     page_size: int
     brief: bool
@@ -41,7 +41,7 @@ class Shelves(Protocol):
 
 
 class VisitStep(NamedTuple):
-    """What an action led to; the reward is the score of a purchase, and 0 before it."""
+    """The result of an action. The reward is the score of a purchase, and 0 before it."""
 
     observation: str
     reward: float
@@ -59,7 +59,7 @@ class Visit:
         *,
         brief: bool | None = None,
     ) -> None:
-        """`brief`: short pages or whole ones; when not set, as the catalogue asks."""
+        """`brief`: short or whole pages; None: as the catalogue says."""
         self.shelves, self.goal = shelves, goal
         self.brief = shelves.brief if brief is None else brief
         self._search = search or shelves.search
@@ -70,7 +70,7 @@ class Visit:
         self.chosen: dict[str, str] = {}
         self.score: PurchaseScore | None = None
         self.note = ""
-        """Why the last action had no effect; empty where it had one."""
+        """Why the last action had no effect; empty if it had one."""
 
     @property
     def done(self) -> bool:
@@ -82,7 +82,7 @@ class Visit:
 
     @property
     def told(self) -> str:
-        """What a model reads: the page, and before it why the last action had no effect."""
+        """What a model reads: the note, if any, and the page."""
         return f"{self.note}\n{self.observation}" if self.note else self.observation
 
     def step(self, action: str) -> VisitStep:
@@ -103,7 +103,7 @@ class Visit:
 
     @property
     def clickables(self) -> list[str]:
-        """What can be clicked on this page, in the order of the page; "search" is shown but only `search[...]` searches."""
+        """The clickables of the page, in its order. "search" is listed, but only `search[...]` searches."""
         if self.page == "start":
             return ["search"]
         if self.page == "results":
@@ -124,7 +124,7 @@ class Visit:
         if what == "search" or what not in self.clickables:
             self.note = f"There is nothing called {what[:60]!r} to click on this page."
         elif self.page == "item" and (name := self._option(what)) is not None:
-            # First, because an option may be called like a button: the original then means the option.
+            # Before the buttons: if an option has the name of a button, the original takes the option.
             self.chosen[name] = what
         elif self.page == "results" and (asin := self._result(what)) is not None:
             self.asin, self.page, self.chosen = asin, "item", {}
@@ -154,11 +154,11 @@ class Visit:
         self.page = "done"
 
     def _option(self, what: str) -> str | None:
-        """The option that has this value; of several, the last, whose button hides the others."""
+        """The option that has this value; of several the last, as in the original."""
         return next((name for name, values in reversed(list(self._product().options.items())) if what in values), None)
 
     def _result(self, what: str) -> str | None:
-        """The product on this page of results that is meant by what was clicked, which is in small letters."""
+        """The product on this page of results whose lower-case id was clicked."""
         return next((asin for asin in self._shown() if asin.lower() == what), None)
 
     def _product(self) -> ShopProduct:
@@ -207,7 +207,7 @@ class Visit:
         product, brief = self._product(), self.brief
         lines: list[str] = [] if brief else ["< Prev"]
         for name, values in product.options.items():
-            # A brief page says what was chosen; the original's looks the same before and after.
+            # A brief page shows the chosen value; a page of the original does not.
             lines += [f"{name}: {self.chosen[name]}"] if brief and name in self.chosen else [name, *values]
         lines += [product.title.strip(), f"Price: {product.price_tag}"]
         if brief:
@@ -238,7 +238,7 @@ class Visit:
 
 
 def read_action(action: str) -> tuple[str, str | None]:
-    """`search[red mug]` to ("search", "red mug"); without brackets the whole is the name."""
+    """`search[red mug]` to ("search", "red mug"); without brackets (action, None)."""
     if len(action) > MAX_ACTION:
         return action[:20], None
     found = _ACTION.match(action)
