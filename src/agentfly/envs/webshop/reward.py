@@ -1,8 +1,8 @@
 """Rewards of the shop, read from the chain's environment: a chain that buys nothing has 0.
 
-    webshop_score     the published score, from 0 to 1; components are its parts (type, attributes, options, price, bought) and
-                      `idle`, the share of actions without effect
-    webshop_success   1 if the score is full, else 0
+webshop_score     the published score, from 0 to 1; components are its parts (type, attributes, options, price, bought) and
+                  `idle`, the share of actions without effect
+webshop_success   1 if the score is full, else 0
 """
 
 from __future__ import annotations
