@@ -47,10 +47,10 @@ bench: $(STAMP) ## run the benchmarks and print their tables
 	$(BIN)/python benchmarks/sandbox.py
 
 pocket: $(STAMP) ## build the bundled model again (minutes on a GPU, longer on a CPU)
-	$(BIN)/python -m agentfly.pocket.build
+	$(BIN)/python scripts/pocket/build.py
 
 pocket-worlds: $(STAMP) ## build the bundled model of the text worlds again (minutes on a GPU, hours on a CPU)
-	$(BIN)/python -m agentfly.pocket.build_worlds
+	$(BIN)/python scripts/pocket/build_worlds.py
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

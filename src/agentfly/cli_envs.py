@@ -7,8 +7,7 @@
     agentfly envs open NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
     agentfly envs serve NAME [--host H] [--port P] [--max N] [--token-env NAME] [--placement PLACE] [--option KEY=VALUE]
 
-NAME is a registered name, module:Class or file.py:Class. What a world is comes from the world itself (`envs.worlds`); nothing
-here knows one by name.
+NAME is a registered name, module:Class or file.py:Class. `envs.worlds` finds what belongs to a world.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from .envs.worlds import World
 
 ENDED_PIPE = 141
-"""The exit code of a program that a closed pipe has ended, as a shell counts it."""
+"""The exit code that a shell reports for a program ended by SIGPIPE."""
 
 
 class _Unread(Exception):
-    """Nobody reads what is printed any more, as in `agentfly envs play NAME | head -3`."""
+    """The output pipe is closed, as in `agentfly envs play NAME | head -3`."""
 
 
 def add_parser(commands: Any) -> None:
@@ -107,7 +106,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """The conformance kit over one environment; its class may say how to play it in `conformance()`."""
+    """Run `check_env`. The class may say how to play it in `conformance()`."""
     from .envs.check import check_env
     from .envs.worlds import check_usable
 
@@ -159,7 +158,7 @@ def run_play(arguments: argparse.Namespace) -> int:
         try:
             return input(prompt)
         except EOFError:
-            say("")  # what follows shall not stand behind the prompt
+            say("")  # end the line of the prompt
             raise
         except BrokenPipeError as error:
             raise _Unread from error
@@ -175,14 +174,14 @@ def run_play(arguments: argparse.Namespace) -> int:
     try:
         play(world, task, ask, say)
     except _Unread:
-        # What is left in the buffer goes nowhere, instead of failing once more when Python ends.
+        # The rest of the buffer goes to /dev/null; otherwise flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ENDED_PIPE
     return 0
 
 
 def run_open(arguments: argparse.Namespace) -> int:
-    """Until Ctrl-C. A world with a page of its own has `page(task)` on its class; others are played on a plain one."""
+    """Serve until Ctrl-C. A world may provide `page(task)` on its class; others get the generic page."""
     world = _world(arguments)
     task = _task(arguments, world)
     page = getattr(world.cls, "page", None)

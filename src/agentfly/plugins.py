@@ -98,7 +98,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "webshop_human": "agentfly.envs.webshop.tasks:webshop_human_tasks",
     },
     "demos": {
-        "arithmetic": "agentfly.pocket.task_demos:arithmetic_demos",
+        "arithmetic": "agentfly.pocket.demos:arithmetic_demos",
         "easy_code": "agentfly.envs.code.demos:easy_code_demos",
         "code": "agentfly.envs.code.demos:code_demos",
         "gsm8k": "agentfly.envs.code.gsm8k_demos:gsm8k_demos",

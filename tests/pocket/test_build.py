@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import build as script
 import pytest
-
-from agentfly.pocket import build as script
 
 
 @pytest.fixture
@@ -69,9 +68,10 @@ def test_an_unknown_device_is_refused_in_one_sentence(tmp_path, capsys):
 
 
 def test_the_evaluation_runs_the_code_of_a_chain_and_reads_its_answer():
+    from build_evaluate import Chain, held_out, read
+
     from agentfly.envs.code.solver import solve
     from agentfly.envs.code.tasks import easy_code_tasks
-    from agentfly.pocket.build_evaluate import Chain, held_out, read
 
     cases, rows = held_out("code", 3), easy_code_tasks("test", 3)
     for case, row in zip(cases, rows, strict=True):

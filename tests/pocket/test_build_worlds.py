@@ -8,7 +8,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import build_worlds as script
 import pytest
+import world_demos
+from build import new_model
+from tokens import encode_demo
+from world_demos import WORLDS, as_demo, chunk, dialogues, prompt_of, worlds_named
 
 import agentfly
 from agentfly.config import Config
@@ -17,11 +22,7 @@ from agentfly.envs.scienceworld import java
 from agentfly.envs.search.generated.easy import easy_questions
 from agentfly.errors import ConfigError
 from agentfly.learn.samples import to_samples
-from agentfly.pocket import build_worlds as script
-from agentfly.pocket import model_dir, world_demos
-from agentfly.pocket.build import new_model
-from agentfly.pocket.tokens import encode_demo
-from agentfly.pocket.world_demos import WORLDS, as_demo, chunk, dialogues, prompt_of, worlds_named
+from agentfly.pocket import model_dir
 from agentfly.render import HFRenderer
 from agentfly.training.build import build_agent
 from agentfly.training.demonstrations import to_trajectory

@@ -8,14 +8,14 @@ import random
 import re
 
 import pytest
+from chat import code_system
+from code_demos import SLIPS, code_demo, train_task
+from dialogues import demonstrations
 
 from agentfly.agents.code import CodeAgent
 from agentfly.envs.code.task_kinds import EASY
 from agentfly.envs.code.tasks import split_of
-from agentfly.pocket.chat import code_system
-from agentfly.pocket.code_demos import SLIPS, code_demo, train_task
-from agentfly.pocket.demo import Demo
-from agentfly.pocket.demos import demonstrations
+from agentfly.pocket.demos import Demo
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Completion, Message, Task
 

@@ -7,11 +7,11 @@ import random
 import re
 
 import pytest
+from chat import react_system
+from dialogues import arithmetic_demo, demonstrations, lookup, lookup_demo
 
-from agentfly.pocket.chat import react_system
-from agentfly.pocket.demos import Demo, arithmetic_demo, demonstrations, lookup, lookup_demo
+from agentfly.pocket.demos import CANONICAL, Demo, DemoTool
 from agentfly.pocket.tasks import split_of
-from agentfly.pocket.toolbox import CANONICAL, DemoTool
 
 
 def calls_of(demo: Demo) -> list[tuple[str, str]]:

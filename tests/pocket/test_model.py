@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import build_worlds
 import pytest
+from build import SHAPE
+from world_demos import WORLDS
 
 from agentfly.engines.local.load import BUNDLED
-from agentfly.pocket import build_worlds, model_dir, worlds_dir
-from agentfly.pocket.build import SHAPE
-from agentfly.pocket.world_demos import WORLDS
+from agentfly.pocket import model_dir, worlds_dir
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "build.json"}
 
@@ -37,9 +38,8 @@ def test_it_loads_through_from_pretrained_and_is_what_the_script_builds(tokenize
 
 def test_it_uses_a_tool_to_answer_the_first_example(tokenizer):
     import torch
+    from build_evaluate import held_out, play
     from transformers import AutoModelForCausalLM
-
-    from agentfly.pocket.build_evaluate import held_out, play
 
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32).eval()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from chat import IM_END, react_system, start_text
+from dialogues import demonstrations
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokens import ADDED, demo_pieces, encode_demo
 
-from agentfly.pocket.chat import IM_END, react_system, start_text
-from agentfly.pocket.demos import demonstrations
-from agentfly.pocket.tokens import ADDED, demo_pieces, encode_demo
-from agentfly.pocket.toolbox import CANONICAL, DemoTool
+from agentfly.pocket.demos import CANONICAL, DemoTool
 from agentfly.render import HFRenderer
 from agentfly.types import Completion, Message
 

@@ -1,10 +1,9 @@
-"""How fast and how large a world is: a name and numbers of instances in, one `Figures` for each number out.
+"""Speed and memory of a world, for several numbers of instances at once.
 
-Every number is measured in a fresh process of its own, so that memory of one is not hidden in what another has freed. The
-instances come from a pool as they do in training, are all alive at once, and act at random as the class's `conformance()` says.
-Memory is the proportional share (PSS) of the process and everything it started, less what it was before the world was loaded:
-code, catalogue and index are in it. A world that does not say how to act in it is refused; one that cannot hold so many
-instances gives its error as the figure.
+Each number is measured in a fresh process, so that one measurement does not reuse memory that another has freed. Instances come
+from a pool as in training, are all alive at once, and act at random as `conformance()` of the class says. Memory is the
+proportional set size (PSS) of the process and its descendants, less what it was before the world was loaded. A world without
+`conformance()` is refused; if a number of instances fails, its `Figures` carry the error.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ MARK = "figures: "
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """`load_s`: until the world's code and tasks were there; `start_s`: all instances; `reset_s`: each with its task.
-    `memory_mb`: of everything together.
+    """Seconds to load code and tasks (`load_s`), to start all instances (`start_s`) and to reset each (`reset_s`).
+    `memory_mb` is the total of all instances.
     """
 
     world: str
@@ -84,7 +83,7 @@ HEADER = (
 def bench_world(
     name: str, instances: Sequence[int] = INSTANCES, *, seconds: float = SECONDS, seed: int = 0
 ) -> Iterable[Figures]:
-    """Measure a world, one number of instances after the other."""
+    """Measure a world for each number of instances. Raises ConfigError if it cannot be played at random."""
     if not instances or any(type(number) is not int or number < 1 for number in instances):
         raise ConfigError(f"instances are whole numbers from 1, such as 1,64,1024, not {instances!r}")
     if not seconds > 0:
@@ -116,7 +115,7 @@ def _in_a_process(name: str, number: int, seconds: float, seed: int) -> Figures:
 
 
 async def measure(name: str, number: int, seconds: float, seed: int = 0) -> Figures:
-    """Measure here and now, in this process."""
+    """Measure in this process."""
     gc.collect()
     before, began = memory_of_tree(os.getpid()), time.perf_counter()
     world = find_world(name)
@@ -150,7 +149,7 @@ async def measure(name: str, number: int, seconds: float, seed: int = 0) -> Figu
 
 
 async def _act(lease: Lease, world: World, actions: Any, rng: random.Random, until: float) -> int:
-    """Act until the time is over, at least once; at the end of an episode begin it again."""
+    """Act until the deadline, at least once. Returns the number of steps; an episode that ends is reset."""
     env, seen, steps = lease[world.name], lease.observation(world.name), 0
     while True:
         chosen = actions(rng, seen) if callable(actions) else rng.choice(list(actions))
@@ -161,7 +160,7 @@ async def _act(lease: Lease, world: World, actions: Any, rng: random.Random, unt
             return steps
         if _ended(seen):
             seen = await _wait(env.reset(lease.task))
-        await asyncio.sleep(0)  # every instance in its turn
+        await asyncio.sleep(0)  # let the other instances act
 
 
 def _ended(value: Any) -> bool:
@@ -175,13 +174,13 @@ async def _wait(value: Any) -> Any:
 
 
 def memory_of_tree(pid: int) -> float:
-    """MB of a process and its descendants, shared pages counted once; where the system does not tell, of what it tells."""
+    """MB of a process and its descendants, with shared pages counted once where the kernel reports PSS."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(entry.read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
-            continue  # it ended while we looked
+            continue  # the process ended meanwhile
         children.setdefault(parent, []).append(int(entry.parent.name))
     total, waiting = 0.0, [pid]
     while waiting:

@@ -1,9 +1,7 @@
-"""`check_env`: is this a good environment? A class in, a `Report` out: what was checked, what failed, what could not be
-checked.
+"""`check_env`: examines an environment and returns a `Report` of what passed, what failed and what could not be checked.
 
-Works on any class with `reset(task)` and `close()`. What it is told, it can check: without `actions` no episode is played,
-without `solver` nobody knows the full score; such checks are reported as "not checked", never as passed. It changes nothing
-outside the instances it makes, and closes them.
+It works on any class with `reset(task)` and `close()`. Without `actions` no episode is played, and without `solver` the full
+score is unknown: such checks are reported as "not checked", never as passed. Only instances made here are touched and closed.
 
     report = check_env(GuessEnv, tasks=[{"secret": 3}, {"secret": 8}],
                        actions=lambda rng, seen: ("guess", {"n": rng.randint(1, 10)}),
@@ -27,7 +25,7 @@ from ..resources.spec import Spec, spec_of
 from ..types import Task
 from .check_growth import grows
 from .check_report import Check, Failed, Report, Skipped, Status
-from .check_subject import Call, Play, Subject, episode, refused, steps_of, text
+from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
 
 __all__ = ["Check", "Report", "check_env"]
 
@@ -46,11 +44,11 @@ def check_env(
 ) -> Report:
     """Examine an environment: a class, a name, or a function that builds one.
 
-    `tasks`: at least two different ones show more (one row or none: some checks are left out). `actions`: calls to choose
-    from, or a function (rng, observation) or (rng, observation, env) that gives the next one; a call is (method, {arguments}),
-    anything else an action for `step`. `solver(env, task)` plays a task to its full score,
-    `do_nothing(env, task)` plays without trying; each may return the score. `score(env, task)` reads it; left out, the
-    environment's own `score`, or the rewards of the calls. All of them may be async.
+    `tasks`: two or more different ones check more. `actions`: calls to choose from, or a function (rng, observation) or (rng,
+    observation, env) that returns the next call; a call is (method, {arguments}), anything else is an action for `step`.
+    `solver(env, task)` plays a task to its full score, `do_nothing(env, task)` plays without trying; each may return the
+    score. `score(env, task)` reads the score; the default is the environment's `score`, or the sum of rewards. All functions
+    may be async.
     """
     spec = spec_of(make)
     return asyncio.run(
@@ -110,7 +108,7 @@ class _Examination:
                 status, detail = "failed", str(finding)
             except ConfigError as error:
                 if check != self.starts:
-                    raise  # the call of check_env itself is wrong
+                    raise  # the arguments of check_env are wrong
                 status, detail = "failed", str(error)
             except Exception as error:  # noqa: BLE001 - any way an environment can fail is a finding
                 status, detail = "failed", f"{type(error).__name__}: {error}"
@@ -192,15 +190,15 @@ class _Examination:
         return None if self.play.actions is not None else "by the first observation alone; give `actions`"
 
     async def cancelled(self) -> str | None:
-        """A call that is given up. In the loop it is cancelled, and the instance is usable afterwards or refuses; in a thread
-        it is stopped, and the instance is closed. Either way others are as good as ever.
+        """A cancelled call. In the event loop the instance must be usable afterwards or refuse calls; in a thread the call
+        must end and the instance is closed. Other instances must not be affected.
         """
         task = self.tasks[0]
         wanted = await self.fresh_episode(task, self.seed)
         for turns in (0, 1, 2, 5):
             async with self.subject() as subject:
                 observation = await subject.reset(task)
-                calls: list[Call] = [("reset", {"task": task})]
+                calls: list[EnvCall] = [("reset", {"task": task})]
                 if self.play.actions is not None:
                     calls.append(await subject.choose(self.play, random.Random(self.seed), observation))
                 if not subject.in_loop:
@@ -253,7 +251,7 @@ class _Examination:
         raise Skipped("no episode said that it was done (a ToolResult or dict with done, a step tuple, or an attribute `done`)")
 
     async def solve_recorded(self, subject: Subject, task: Task) -> Any:
-        """Play until done, by the solver if there is one; the last call that was made."""
+        """Play until done, with the solver if there is one. Returns the last call."""
         if self.solver is None:
             for attempt in range(10):
                 await episode(subject, task, self.play, self.seed + attempt)
@@ -273,7 +271,7 @@ class _Examination:
         return float(value)
 
     async def read_score(self, subject: Subject, task: Task) -> float | None:
-        """As it stands. Where calls pay rewards, what was paid is the score, also before the first payment."""
+        """The current score. If calls return rewards, their sum is the score, and 0 before the first reward."""
         value = await subject.score(self.play, task)
         if value is None and self.solver is not None and self.pays is None:
             self.pays = False
@@ -294,7 +292,7 @@ class _Examination:
                     raise Failed(f"task {task.id}: the solver scores {value:g}, full is {self.full:g}")
 
     async def nothing_less(self) -> None:
-        """The do-nothing policy, or no call at all."""
+        """Scores the do-nothing policy, or a reset without any call."""
         values = []
         for task in self.tasks:
             async with self.subject() as subject:
@@ -306,7 +304,7 @@ class _Examination:
             raise Failed(f"doing nothing scores {max(values):g}, which is full")
 
     async def random_less(self) -> None:
-        """On average: a lucky episode may well be full."""
+        """Compares the mean: a single lucky episode may have the full score."""
         self.need_actions()
         values = []
         for task in self.tasks:
@@ -338,13 +336,13 @@ class _Examination:
         return None if self.play.actions is not None else "without empty actions; give `actions`"
 
     async def blanks(self, subject: Subject, task: Task, observation: Any) -> None:
-        """The calls that a player might make, with nothing in them."""
+        """Calls of a random player with their texts left empty."""
         rng, tried = random.Random(self.seed), set[str]()
         for _ in range(20):
             method, arguments = await subject.choose(self.play, rng, observation)
             blank = {name: "" if isinstance(value, str) else value for name, value in arguments.items()}
             if blank == arguments or method in tried:
-                continue  # nothing in it can be left empty
+                continue  # no argument can be left empty
             tried.add(method)
             await subject.attempt((method, blank))
             await self.unpaid(subject, task, f"after an empty {method}")
@@ -376,7 +374,7 @@ class _Examination:
         await episode(subject, self.tasks[number % len(self.tasks)], self.play, self.seed + number % 4)
 
     async def measure(self) -> None:
-        """Figures, not judged."""
+        """Measure speed and memory; they are reported, not judged."""
         task, steps, started = self.tasks[0], 0, time.perf_counter()
         async with self.subject() as subject:
             while time.perf_counter() - started < 0.2:
@@ -403,7 +401,7 @@ def _same(wanted: str | list[str], seen: str | list[str], who: str) -> None:
 
 
 async def _cancel_after(coroutine: Any, turns: int, timeout_s: float) -> None:
-    """Start a call, let the loop turn so often, cancel it; it may take its time to clean up, within the deadline."""
+    """Start a call, let the event loop run `turns` times, then cancel it. The call may clean up within the deadline."""
     task = asyncio.ensure_future(coroutine)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -412,4 +410,4 @@ async def _cancel_after(coroutine: Any, turns: int, timeout_s: float) -> None:
     if not done:
         raise Failed(f"a cancelled call did not end within {timeout_s:g} s")
     if not task.cancelled():
-        task.exception()  # it ended before, or refused: both are fine
+        task.exception()  # retrieved, so that asyncio does not log it

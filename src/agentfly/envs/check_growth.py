@@ -1,8 +1,7 @@
-"""Whether many episodes leave something behind: marks taken between rounds of episodes in, growth that never stops out.
+"""Leaks: whether memory, files, threads or child processes of this process grow in every round of episodes.
 
-What is counted belongs to this process: memory that Python knows of, the process's own memory, open files, threads, child
-processes. One round goes before the first mark, for what is loaded once; a leak is what grows in every round after it.
-Slow worlds play fewer episodes. Where nothing can be counted (no /proc), only Python's memory and threads are.
+One round is played before the first measurement, for what is loaded once. Slow worlds play fewer episodes. Without /proc only
+Python's memory and threads are counted.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from .check_report import Failed
 
 ROUNDS = 4
 MAX_EPISODES, MIN_EPISODES = 10, 3
-"""In one round."""
+"""Per round."""
 PATIENCE_S = 10.0
-"""About how long all rounds of one kind may take."""
+"""Approximate limit for all rounds of one kind."""
 LEAK_BYTES = 1024
-"""More than this per episode in every round is growth; of the whole process, which is grown in large pieces, much more."""
+"""Growth per episode in every round that counts as a leak. A process grows in large pieces, so its limit is higher."""
 PROCESS_LEAK_BYTES = 1 << 18
 
 
@@ -38,7 +37,7 @@ class Mark:
 
 
 async def grows(what: str, play: Callable[[int], Awaitable[None]]) -> None:
-    """Play rounds of episodes; `Failed` where something grows in every one of them."""
+    """Play rounds of episodes. Raises Failed if something grows in every round."""
     marks: list[Mark] = []
     episodes = MAX_EPISODES
     for number in range(ROUNDS):
@@ -88,5 +87,5 @@ def _num_children() -> int:
             with open(f"/proc/self/task/{thread}/children") as file:
                 count += len(file.read().split())
     except OSError:
-        return count  # a thread that ended meanwhile, or a kernel that does not tell
+        return count  # the thread ended meanwhile, or the kernel has no such file
     return count

@@ -1,4 +1,4 @@
-"""What an examination found: one `Check` per question, all in a `Report` that prints itself. Nothing is examined here."""
+"""The result of an examination: one `Check` per question, in a `Report` that prints itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ class Check:
 
 @dataclass(slots=True)
 class Report:
-    """`ok`: nothing failed. `complete`: nothing was left unchecked either. `figures`: start_s; and of one that is ok,
-    steps_per_s and memory_kb
-    """
+    """`ok`: no check failed. `complete`: every check passed. `figures`: start_s, and if ok steps_per_s and memory_kb."""
 
     name: str
     checks: list[Check] = field(default_factory=list)
@@ -50,8 +48,8 @@ class Report:
 
 
 class Failed(Exception):
-    """A check found something."""
+    """A check found a defect."""
 
 
 class Skipped(Exception):
-    """A check lacks what it needs."""
+    """A check cannot run with what it was given."""

@@ -1,7 +1,7 @@
-"""An environment under examination: calls in, what came back as comparable text out, each call within a deadline.
+"""An environment under examination: calls with deadlines, and results as comparable text.
 
-Used by `check` only. An environment whose `reset` is async lives in the event loop; any other lives in a thread of its own,
-so that one that hangs is noticed and not waited for. `Play` says how to act in it and how to read its score.
+Only `check` uses it. An environment whose `reset` is async runs in the event loop; any other runs in a separate thread, so that
+a call that hangs is detected. `Play` says how to act and how to read the score.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ..resources.spec import Spec
 from ..tools.deadline import Expired, within
 from ..types import Task, ToolResult
 
-Call = tuple[str, dict[str, Any]]
+EnvCall = tuple[str, dict[str, Any]]
 """A method's name and its arguments."""
 
 
 @dataclass(slots=True)
 class Play:
-    """How to act, score and tell the end. `actions` is a list of calls, or a function of (rng, observation) or (rng,
-    observation, env) that gives the next call; a call is (method, {arguments}), and anything else is an action for `step`."""
+    """How to act and score. `actions` is a list of calls, or a function of (rng, observation) or (rng, observation, env) that
+    returns the next call; a call is (method, {arguments}), and anything else is an action for `step`."""
 
     actions: Sequence[Any] | Callable[..., Any] | None
     score: Callable[[Any, Task], Any] | None
@@ -51,7 +51,7 @@ class Subject:
         self.timeout_s = timeout_s
         self.done = False
         self.rewards = 0.0
-        self.last: Call | None = None
+        self.last: EnvCall | None = None
 
     async def start(self) -> Subject:
         await self._within(self.instance.start(), "starting")
@@ -63,11 +63,11 @@ class Subject:
 
     @property
     def lives(self) -> bool:
-        """Whether the thread that was made for it is still there."""
+        """Whether the thread of the instance is still running."""
         return any(thread.name.endswith(f"-{self.instance.number}") for thread in set(threading.enumerate()) - self.before)
 
-    async def choose(self, play: Play, rng: random.Random, observation: Any) -> Call:
-        """The next call of somebody who acts at random."""
+    async def choose(self, play: Play, rng: random.Random, observation: Any) -> EnvCall:
+        """The next call of a random player."""
         actions = play.actions
         assert actions is not None
         if not callable(actions):
@@ -80,8 +80,8 @@ class Subject:
             return chosen
         return "step", {"action": chosen}
 
-    async def attempt(self, call: Call) -> Any:
-        """What the call gave, an exception as its text; but not a missed deadline."""
+    async def attempt(self, call: EnvCall) -> Any:
+        """The result of a call, or the text of its exception. A missed deadline is raised."""
         try:
             return await self.act(call)
         except (DeadlineError, ConfigError):
@@ -93,8 +93,8 @@ class Subject:
         self.done, self.rewards, self.last = False, 0.0, None
         return await self._within(self.instance.reset(task), "reset")
 
-    async def act(self, call: Call) -> Any:
-        """What the call gave; an exception is a result too, except a missed deadline."""
+    async def act(self, call: EnvCall) -> Any:
+        """The result of a call, whose rewards and end are noted."""
         self.last = call
         value = await self.call(*call)
         self.note(value)
@@ -107,25 +107,25 @@ class Subject:
         return await self._within(self.instance.call(method, (), arguments), method)
 
     async def run(self, function: Callable[..., Any], env: Any, *args: Any) -> Any:
-        """A user's function over the environment, where the environment lives, with a longer deadline."""
+        """Run a user's function on the environment, in its loop or thread, with ten times the deadline."""
         return await self._within(
             self.instance.run(partial(function, env, *args)), getattr(function, "__name__", "function"), 10
         )
 
     async def play(self, player: Callable[[Any, Task], Any], task: Task) -> Any:
-        """Let a player act; what it does is written down as if we had acted."""
+        """Let a player act. Its calls are noted like those of `act`."""
         value = await self.run(player, _Recorder(self), task)
         self.done |= getattr(self.env, "done", False) is True
         return value
 
     def note(self, value: Any) -> None:
-        """What a call gave: rewards, and whether it is over."""
+        """Note the reward in a result, and whether the episode is over."""
         reward, done = told(value)
         self.done |= done or getattr(self.env, "done", False) is True
         self.rewards += reward
 
     async def score(self, play: Play, task: Task) -> float | None:
-        """The score as it stands; None where nothing says how to read one."""
+        """The current score, or None if there is no way to read one."""
         if play.score is not None:
             value = await self.run(play.score, self.env, task)
         else:
@@ -136,8 +136,8 @@ class Subject:
             return self.rewards if self.rewards else None
         return float(value)
 
-    async def give_up(self, call: Call) -> None:
-        """Start a call in the instance's own thread, give it up when it has begun, and end the instance."""
+    async def give_up(self, call: EnvCall) -> None:
+        """Start a call in the thread of the instance, cancel it once it runs, and end the instance."""
         begun = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -151,7 +151,7 @@ class Subject:
         calling.cancel()
         await asyncio.wait([calling, beginning])
         if not calling.cancelled():
-            calling.exception()  # it was over before; what it gave does not matter
+            calling.exception()  # the call ended first; its exception is retrieved so that asyncio does not log it
         self.instance.abandon()
         await self.discard()
 
@@ -159,7 +159,7 @@ class Subject:
         await self._within(self.instance.call("close", (), {}), "close")
 
     async def discard(self) -> None:
-        """End it, whatever state it is in."""
+        """End the instance in any state."""
         await self.instance.close(self.timeout_s)
 
     async def _within(self, coroutine: Any, what: str, times: float = 1) -> Any:
@@ -171,7 +171,7 @@ class Subject:
 
 
 class _Recorder:
-    """The environment as a player sees it, with its calls written down."""
+    """The environment as a player sees it; the subject notes every call."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -199,8 +199,8 @@ class _Recorder:
 
 
 def told(value: Any) -> tuple[float, bool]:
-    """The reward in what a call gave, and whether it says that the episode is over: a ToolResult, a tuple as `step` returns it
-    in other libraries (observation, reward, done, ...; or terminated, truncated), a dict or an object with these names.
+    """The reward in a result, and whether it ends the episode. Reads a ToolResult, a tuple as Gymnasium's `step` returns it
+    (observation, reward, done or terminated, truncated), a dict, or an object with these attributes.
     """
     if isinstance(value, tuple):
         if len(value) < 3 or not isinstance(value[1], int | float):
@@ -213,7 +213,7 @@ def told(value: Any) -> tuple[float, bool]:
 
 
 def refused(value: Any) -> bool:
-    """Whether an answer says that the call was not carried out."""
+    """Whether a result says that the call was refused."""
     error = value.get("error") if isinstance(value, dict) else getattr(value, "error", None)
     return error is not None and error is not False
 
@@ -222,7 +222,7 @@ _TOLD = ("reward", "done", "terminated", "truncated")
 
 
 def text(value: Any) -> str:
-    """A value as comparable text; addresses of objects are no part of it."""
+    """A value as comparable text, without addresses of objects."""
     if isinstance(value, ToolResult):
         value = [value.observation, value.reward, value.done, value.error]
     try:
@@ -237,7 +237,7 @@ def _simple(value: Any) -> Any:
 
 
 async def episode(subject: Subject, task: Task, play: Play, seed: int) -> list[str]:
-    """Reset and act at random: everything that was seen, as text. Without actions: the first observation only."""
+    """Reset and act at random. Returns all observations as text; only the first if there are no actions."""
     steps = steps_of(subject, task, play, seed)
     return [line async for line in steps]
 

@@ -1,27 +1,33 @@
-"""What every web page of a world needs: plain HTML without script, on loopback, for a person at this machine.
+"""Web pages of worlds: plain HTML without script, on loopback, for one person at this machine. Needs `agentfly[serve]`.
 
-A request for another host than this one is refused, so that no other name can be made to stand for it; what a form sends is
-short and is read here; a browser that goes away in the middle of a page is nobody's trouble. Nothing is logged or written. What
-a page shows and does is its world's: see `webshop.page` and `game_page`.
+A `WebPage` has one address. GET shows it; a form posts to it and is answered with a redirect, so that a reload repeats nothing.
+`webshop.shop.page` and `game_page` are the two kinds.
 """
 
 from __future__ import annotations
 
-import errno
-import re
-import sys
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs
 
-from ..errors import ConfigError
+from ..errors import MissingExtra
+from ..net.guard import Guard
+from ..net.server import WebServer, serve_until_stopped
 
 HOST, PORT = "127.0.0.1", 8350
-NAMES = (HOST, "localhost")
 MAX_BODY = 8_192
-READ_S = 30.0
+MAX_FIELDS = 8
+COOKIE = "visit"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    # Not "no-referrer": browsers then send "Origin: null" with the page's own forms, and the guard would refuse them.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fafafa}
 form{display:inline}button,input{font:inherit;padding:.3rem .7rem;margin:.15rem;border:1px solid #999;border-radius:.3rem}
@@ -30,119 +36,101 @@ li{margin:.6rem 0}.price{color:#060}.note{color:#900}pre{white-space:pre-wrap;ov
 .did{font-weight:600}"""
 
 
-class PageServer(ThreadingHTTPServer):
-    """`title` stands on every page."""
+@dataclass(frozen=True, slots=True)
+class PageAnswer:
+    """The inner HTML of a page, or None for a redirect to the page; and the cookie that the browser shall keep."""
 
-    daemon_threads = True
+    body: str | None = None
+    status: int = 200
+    cookie: str = ""
+
+
+class WebPage:
+    """Subclasses implement `show` and `act`. `title` stands at the top of the page."""
+
     title = "AgentFly"
 
-    @property
-    def url(self) -> str:
-        return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
+    async def start(self) -> None:
+        """Prepare before the server listens."""
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
+    async def close(self) -> None:
+        """Release what `start` acquired. Also called if `start` failed."""
 
-
-class PageHandler(BaseHTTPRequestHandler):
-    """`show` and `act` are a page's own."""
-
-    server: PageServer
-    timeout = READ_S
-    server_version = "agentfly-page"
-    sys_version = ""
-
-    def show(self) -> None:
+    async def show(self, cookie: str) -> PageAnswer:
         raise NotImplementedError
 
-    def act(self, sent: dict[str, str]) -> None:
+    async def act(self, cookie: str, form: dict[str, str]) -> PageAnswer:
+        """Apply a form that the page has posted."""
         raise NotImplementedError
 
-    def do_GET(self) -> None:
-        if not self._is_for_here():
-            return
-        if self.path.partition("?")[0] != "/":
-            self.send_page(404, "<p>There is no such page. <a href='/'>Back</a></p>")
-            return
-        self.show()
 
-    def do_POST(self) -> None:
-        if not self._is_for_here():
-            return
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MAX_BODY:
-            self.close_connection = True
-            self.send_page(413, "<p>That was too long.</p>")
-            return
+def page_server(page: WebPage, port: int | None) -> WebServer:
+    """A server for `page` on loopback. Without a `port` it takes PORT, or a free one if PORT is in use."""
+    return WebServer(
+        _app(page),
+        Guard(HOST, own_pages=True),
+        host=HOST,
+        port=PORT if port is None else port,
+        fallback_port=port is None,
+        max_connections=64,
+        max_body=MAX_BODY,
+    )
+
+
+def open_in_browser(page: WebPage, what: str, port: int | None, say: Callable[[str], None]) -> None:
+    """Serve `page` until Ctrl-C. `what` names it in the two sentences that are said."""
+    name = what.replace("{", "{{").replace("}", "}}")
+
+    async def run() -> None:
         try:
-            form = parse_qs(self.rfile.read(int(length)).decode("utf-8", "replace"), max_num_fields=8)
+            await page.start()
+            server = page_server(page, port)
+            await serve_until_stopped(server, say, f"{name} is open at {{url}}/ (Ctrl-C closes it)", f"{what} is closed")
+        finally:
+            await page.close()
+
+    asyncio.run(run())
+
+
+def _app(page: WebPage) -> Any:
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import HTMLResponse, RedirectResponse, Response
+        from starlette.routing import Route
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"a web page needs {error.name!r}: pip install 'agentfly[serve]'") from error
+
+    def respond(answer: PageAnswer) -> Response:
+        response: Response
+        if answer.body is None:
+            response = RedirectResponse("/", status_code=303)
+        else:
+            html = frame(page.title, answer.body).encode("utf-8", "replace")
+            response = HTMLResponse(html, status_code=answer.status, headers=HEADERS)
+        if answer.cookie:
+            response.set_cookie(COOKIE, answer.cookie, path="/", httponly=True, samesite="strict")
+        return response
+
+    async def show(request: Request) -> Response:
+        return respond(await page.show(request.cookies.get(COOKIE, "")))
+
+    async def act(request: Request) -> Response:
+        try:
+            fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
         except ValueError:
-            self.send_page(400, "<p>That is no form of this page. <a href='/'>Back</a></p>")
-            return
-        self.act({name: values[0] for name, values in form.items()})
+            return respond(PageAnswer("<p>That is no form of this page. <a href='/'>Back</a></p>", 400))
+        return respond(await page.act(request.cookies.get(COOKIE, ""), {name: values[0] for name, values in fields.items()}))
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-        """A person's clicks are nobody's log lines."""
+    async def not_found(request: Request, error: Exception) -> Response:
+        return respond(PageAnswer("<p>There is no such page. <a href='/'>Back</a></p>", 404))
 
-    def _is_for_here(self) -> bool:
-        """Whether the one host that is asked for is loopback; else it is refused."""
-        hosts = [re.sub(r":\d*$", "", host.strip().lower()) for host in self.headers.get_all("Host", [])]
-        if len(hosts) == 1 and hosts[0] in NAMES:
-            return True
-        self.close_connection = True
-        self.send_page(403, "<p>This page is for this machine alone.</p>")
-        return False
-
-    def send_page(self, status: int, body: str, cookie: str = "") -> None:
-        data = frame(self.server.title, body).encode("utf-8", "replace")
-        self.send_response(status)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cache-Control", "no-store")
-        self._cookie_header(cookie)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def send_back(self, cookie: str = "") -> None:
-        """After a form: the page is asked for anew, so that loading it again does nothing twice."""
-        self.send_response(303)
-        self.send_header("Location", "/")
-        self.send_header("Content-Length", "0")
-        self._cookie_header(cookie)
-        self.end_headers()
-
-    def _cookie_header(self, cookie: str) -> None:
-        if cookie:
-            self.send_header("Set-Cookie", f"visit={cookie}; Path=/; HttpOnly; SameSite=Strict")
-
-
-S = TypeVar("S", bound=PageServer)
-
-
-def listen(make: Callable[[int], S], port: int | None, what: str) -> S:
-    """A server on `port`; without one on the usual port, or on any that is free where another page is open there already."""
-    try:
-        return make(PORT if port is None else port)
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
-            return make(0)
-        raise ConfigError(f"{what} cannot listen on {HOST}:{port or PORT}: {error.strerror or error}") from error
-
-
-def serve(server: PageServer, what: str, say: Callable[[str], None]) -> None:
-    """Until Ctrl-C."""
-    say(f"{what} is open at {server.url} (Ctrl-C closes it)")
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        say(f"{what} is closed")
+    routes = [Route("/", show, methods=["GET"]), Route("/", act, methods=["POST"])]
+    return Starlette(routes=routes, exception_handlers={404: not_found})
 
 
 def button(token: str, name: str, value: str, text: str, chosen: bool = False) -> str:
+    """A form with one button that posts `name=value` and the token."""
     mark = " class=on aria-pressed=true" if chosen else ""
     return (
         f"<form method=post><input type=hidden name=token value='{token}'>"

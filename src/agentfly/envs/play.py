@@ -1,9 +1,9 @@
-"""A person plays a world in the terminal: lines in, observations and, at the end, the rewards out.
+"""A person plays a world in the terminal.
 
-A line is an action. It goes to the tool whose name it begins with (`TOOL text` or `TOOL {"argument": ...}`), or, where it names
-none, to the world's main tool: the first one that takes a single text. `help` lists tools and what is possible now, `answer
-TEXT` gives the final answer, `quit` (or the end of the input) stops; the rewards of the world are shown in every case. The
-environment is lent from a pool as it is to a chain, and the record is a chain's, so rewards see what they see in training.
+A line is an action. It goes to the tool whose name it begins with (`TOOL text` or `TOOL {"argument": ...}`), or else to the
+world's main tool: the first one that takes a single text. `help` lists tools and possible actions, `answer TEXT` gives the
+final answer, `quit` (or the end of the input) stops; the rewards are shown in every case. The environment is leased from a pool
+as for a chain, and the record is a `Trajectory`, so rewards see what they see in training.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ WORDS = "Write an action; `help` lists what is possible, `answer TEXT` gives a f
 
 
 def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str], None]) -> Trajectory:
-    """Play one task. `ask` shows a prompt and gives one line, or raises EOFError; `say` shows a text."""
+    """Play one task. `ask` shows a prompt and returns one line, or raises EOFError; `say` shows a text."""
     check_usable(world)
-    # The loop stands still while the person thinks, so that Ctrl-C ends the wait for a line as it would anywhere.
+    # The event loop does not run during `ask`, so Ctrl-C interrupts input() as in any program.
     with asyncio.Runner() as runner:
-        game = Game(world, task)
+        game = TextGame(world, task)
         try:
             runner.run(game.open())
             say(game.opening())
@@ -55,7 +55,9 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     return game.trajectory
 
 
-class Game:
+class TextGame:
+    """One task of one world, played line by line. The environment is leased from a pool, as for a chain."""
+
     def __init__(self, world: World, task: Task) -> None:
         self.world, self.task = world, task
         self.tools = tools_of_world(world)
@@ -65,14 +67,14 @@ class Game:
         self.main = first or next((tool for tool in self.tools.values() if _text_argument(tool)), None)
         self.trajectory = Trajectory("play", task, messages=list(task.messages))
         self.context = Context(task, self.trajectory)
-        # A person may take a day over a move.
+        # A person may think for long.
         self.spec = spec_of(world.cls, name=world.name, max=1, max_hold_s=DAY_S)
         self.manager = ResourceManager(None, self.spec)
         self.lease: Lease | None = None
         self.over = False
 
     def shown(self, text: str) -> str:
-        """An observation for a person; rewards see what a model would."""
+        """An observation as a person reads it. The trajectory keeps what a model would read."""
         show = getattr(self.world.cls, "shown", None)
         return str(show(text)) if callable(show) else text
 
@@ -86,7 +88,7 @@ class Game:
         self.context.lend = lend
 
     def opening(self) -> str:
-        """The task as a model reads it, and the first observation where it says more."""
+        """The task as a model reads it, and the first observation if it says more."""
         assert self.lease is not None
         parts = [message.content for message in self.task.messages]
         seen = self.lease.observation(self.world.name)
@@ -110,7 +112,7 @@ class Game:
         return "\n".join([*lines, WORDS])
 
     async def act(self, line: str) -> str:
-        """One turn: the line as a call, or as the final answer."""
+        """Play one turn: the line as a tool call or as the final answer. Returns the observation."""
         first, _, rest = line.partition(" ")
         if first == "answer" and first not in self.tools:
             self.trajectory.prediction = rest.strip()
@@ -147,7 +149,7 @@ class Game:
         return ToolCall(first, {names[0]: _value(tool, names[0], rest)} if rest and names else {})
 
     async def score(self) -> list[str]:
-        """Every reward of the world that this task can be scored by, one a row."""
+        """One row for each reward of the world that this task has the fields for."""
         self.trajectory.outcome = Outcome.FINISHED if self.over else Outcome.MAX_TURNS
         rows: list[str] = []
         rewards = rewards_of_world(self.world)
@@ -159,13 +161,13 @@ class Game:
         if not rows:
             solved = self.world.conformance().get("score")
             if solved is not None and self.lease is not None:
-                # In a thread: there the environment can be read wherever it lives.
+                # In a thread: an environment in a process or sandbox is read through blocking calls.
                 value = await asyncio.to_thread(solved, self.lease[self.world.name], self.task)
                 rows.append(f"score: {await value if inspect.isawaitable(value) else value:g}")
         steps = sum(turn.reward for turn in self.trajectory.turns)
         if any(result.reward for turn in self.trajectory.turns for result in turn.results):
             rows.append(f"step rewards: {steps:g}")
-        return rows or ["this world has no reward of its own"]
+        return rows or ["this world has no reward"]
 
     async def _value(self, reward: Reward) -> str:
         try:
@@ -186,7 +188,7 @@ class Game:
 
 
 def _text_argument(tool: Tool) -> str | None:
-    """The one argument of a tool that takes a single text; None for any other tool."""
+    """The argument of a tool that takes a single text, or None."""
     parameters: Mapping[str, Any] = tool.schema["function"]["parameters"]
     required = parameters["required"]
     names = required or list(parameters["properties"])
@@ -196,7 +198,7 @@ def _text_argument(tool: Tool) -> str | None:
 
 
 def _value(tool: Tool, argument: str, text: str) -> Any:
-    """A line as an argument: as it is where the tool takes a text, else as the JSON value that it spells."""
+    """A line as an argument: unchanged if the tool takes a text, else parsed as JSON if possible."""
     if tool.schema["function"]["parameters"]["properties"][argument].get("type") == "string":
         return text
     try:

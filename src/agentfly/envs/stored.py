@@ -1,9 +1,9 @@
-"""Things that are slow to build are built once and kept on disk: a path, a builder and a loader in, what the loader gives out.
+"""Data that is slow to build, built once and kept on disk.
 
-A stored thing is a folder of files beside a manifest with the size and checksum of each. It is built in a temporary folder and
-renamed into place, so nobody sees half of one. What is missing, incomplete, altered or refused by its loader is built again.
-Two runs that want the same thing agree through a lock file: one builds, the other waits, within a deadline; a builder that
-dies gives its lock back to the system. Nothing is pickled here, and a builder should not either.
+A stored item is a folder of files and a manifest with the size and checksum of each. It is built in a temporary folder and
+renamed into place, so readers never see a partial one. An item that is missing, incomplete, altered or refused by its loader is
+built again. Two processes that want the same item use a lock file: one builds, the other waits within a deadline; the system
+releases the lock of a process that dies. Nothing is pickled.
 
     index = stored(cache_root() / "webshop" / key, build=write_files, load=open_files)
 """
@@ -26,23 +26,23 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, DeadlineError, WorldError
 
 log = logging.getLogger(__name__)
-Thing = TypeVar("Thing")
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 WAIT_S = 1800.0
 POLL_S = 0.05
 SAY_S = 2.0
-"""After so long a wait the log says what is waited for."""
+"""After this wait the log says what the process waits for."""
 _CHUNK = 1 << 20
 
 
 class Damaged(Exception):
-    """What is stored cannot be used: raised by a check or a loader, answered by building again."""
+    """A stored item cannot be used. Raised by a check or a loader; the item is then built again."""
 
 
 def cache_root() -> Path:
-    """Where stored things live: `$AGENTFLY_CACHE`, or `agentfly` in the user's cache folder."""
+    """The folder of stored items: `$AGENTFLY_CACHE`, or `agentfly` in the user's cache folder."""
     if given := os.environ.get("AGENTFLY_CACHE"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -52,16 +52,16 @@ def cache_root() -> Path:
 def stored(
     path: Path,
     build: Callable[[Path], None],
-    load: Callable[[Path], Thing],
+    load: Callable[[Path], T],
     *,
     wait_s: float = WAIT_S,
     check: bool = True,
-) -> Thing:
-    """What `load(path)` gives, after `build(folder)` has filled the folder where that was needed.
+) -> T:
+    """Return `load(path)`; if the item is missing or damaged, `build(folder)` makes it first.
 
-    `wait_s` is for the run that waits while another builds. `check=False` compares sizes only: for what is too large to be read
-    at every start. A loader says that it cannot use what it finds by raising Damaged, OSError, ValueError or KeyError; after a
-    fresh build that is a WorldError.
+    `wait_s` limits the wait for another process that builds. `check=False` compares sizes only, for items too large to be read
+    at every start. A loader refuses an item by raising Damaged, OSError, ValueError or KeyError. Raises WorldError if a freshly
+    built item cannot be loaded, DeadlineError after `wait_s`, ConfigError if the folder cannot be written.
     """
     path = Path(path)
     try:
@@ -83,19 +83,19 @@ def stored(
 
 
 def key_of(*parts: Any) -> str:
-    """A short name for what something was built from: settings, file names with `stamp_of`, versions of a format."""
+    """A short hash of what an item is built from: settings, `stamp_of` of files, format versions."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
 
 def stamp_of(file: Path) -> list[Any]:
-    """What tells a changed file from an unchanged one without reading it."""
+    """Path, size and modification time of a file: differs if the file has changed."""
     status = file.stat()
     return [str(file.resolve()), status.st_size, status.st_mtime_ns]
 
 
 def _build(path: Path, build: Callable[[Path], None]) -> None:
-    """Fill a temporary folder, write its manifest, put it where the old one was. The caller holds the lock."""
-    for left in path.parent.glob(f".{path.name}.*"):  # of a builder that died
+    """Build into a temporary folder, write its manifest, replace the old item. The caller holds the lock."""
+    for left in path.parent.glob(f".{path.name}.*"):  # left by a process that died
         shutil.rmtree(left, ignore_errors=True)
     made = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     made.mkdir()
@@ -108,7 +108,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
             manifest.flush()
             os.fsync(manifest.fileno())
         if path.is_dir() and not path.is_symlink():
-            # Readers that have files of it open keep them; the name is free for the new one.
+            # Processes that have its files open keep them; the name is free for the new item.
             path.rename(path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}"))
         else:
             path.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def _build(path: Path, build: Callable[[Path], None]) -> None:
 
 
 def _verify(path: Path, check: bool) -> None:
-    """Every file is there, with the size and (where asked for) the checksum that it was written with."""
+    """Raise Damaged unless every file has the size and, with `check`, the checksum of the manifest."""
     try:
         outer = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         text = outer["content"]
@@ -155,7 +155,7 @@ def _digest(data: bytes) -> str:
 
 @contextmanager
 def _locked(file: Path, path: Path, wait_s: float) -> Iterator[None]:
-    """Hold the lock file; the system lets go of it when the process ends, however it ends."""
+    """Hold the lock file. The system releases it when the process ends, also if it is killed."""
     begun = time.monotonic()
     deadline, said = begun + wait_s, False
     handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -169,7 +169,7 @@ def _locked(file: Path, path: Path, wait_s: float) -> Iterator[None]:
             time.sleep(POLL_S)
         yield
     finally:
-        os.close(handle)  # closing gives the lock back
+        os.close(handle)  # closing releases the lock
 
 
 if sys.platform == "win32":

@@ -1,15 +1,15 @@
-"""What belongs to a world: the name of an environment in, its class, task sets, tools, rewards and needs out.
+"""What belongs to a world: its class, task sets, tools, rewards and requirements, found by the name of its environment.
 
-Nothing is listed by hand. A tool or reward belongs to a world if it asks for its environment by annotation; a task set, tool
-or reward also if its file lies in the world's folder. An environment class may declare more, all of it optional:
+A tool or reward belongs to a world if it asks for its environment by annotation; a task set, tool or reward also if its module
+is in the world's package. An environment class may declare more, all optional:
 
-    needs          a text: what must be installed beside the package ("Java 11 or newer")
-    missing()      a sentence with the cure where something of that is not there, else ""
-    admissible()   the actions that are possible now, for a person who asks for help
-    shown(text)    an observation as a person reads it best; left out, as it is
-    page(task)     serves a web page of the world, and returns when the person is done with it
-    task_set       the name of the task set that is played unless another is asked for
-    main_tool      the name of the tool that a plain line goes to; left out, the first one that takes a single text
+    needs          text: what must be installed beside the package ("Java 11 or newer")
+    missing()      a sentence with the cure if a requirement is missing, else ""
+    admissible()   the actions that are possible now, for the help of a player
+    shown(text)    an observation formatted for a person
+    page(task)     serves a web page of the world until the person closes it
+    task_set       the name of the default task set
+    main_tool      the name of the tool that plain lines go to; by default the first one that takes a single text
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..rewards import Reward, as_reward
 from ..tools.definition import Tool, as_tool
 from ..types import Task
 
-# Methods that a person does not play with, where a world has no tools and its methods stand in for them.
+# Methods that are not offered as tools if a world has no tools and its methods are played instead.
 NOT_PLAYED = ("reset", "close", "conformance", "healthy", "missing", "admissible", "page", "score", "shown")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One world and the names of what belongs to it. `problem` says why it cannot be used here, or is empty."""
+    """A world and the names of what belongs to it. `problem` says why it cannot be used, or is empty."""
 
     name: str
     cls: Any
@@ -45,13 +45,13 @@ class World:
     problem: str = ""
 
     def conformance(self) -> dict[str, Any]:
-        """What the class tells `check_env`: tasks, actions, solver; empty where it tells nothing."""
+        """The arguments of `check_env` that the class declares: tasks, actions, solver; empty if it declares none."""
         told: dict[str, Any] = getattr(self.cls, "conformance", dict)()
         return told
 
 
 def find_world(name: str) -> World:
-    """The world of that name (or "module:Class", or "file.py:Class"); an unknown name or a missing extra is refused."""
+    """The world of a name, "module:Class" or "file.py:Class". Raises ConfigError or MissingExtra if it cannot be loaded."""
     cls = plugins.resolve("envs", name)
     missing = getattr(cls, "missing", None)
     tasks = _belonging("tasks", cls)
@@ -71,7 +71,7 @@ def find_world(name: str) -> World:
 
 
 def describe_world(name: str) -> World:
-    """As `find_world`, for a list: what cannot be loaded is listed with the reason."""
+    """Like `find_world`, but a world that cannot be loaded is returned with its `problem`."""
     try:
         return find_world(name)
     except AgentFlyError as error:
@@ -84,7 +84,7 @@ def check_usable(world: World) -> None:
 
 
 def tools_of_world(world: World) -> dict[str, Tool]:
-    """Its tools by name; of a world without any, its public methods that describe themselves, as tools that ask for it."""
+    """Its tools by name. A world without tools is played through its public methods that have a docstring."""
     found = {name: as_tool(name) for name in world.tools}
     if found:
         return found
@@ -95,25 +95,25 @@ def tools_of_world(world: World) -> dict[str, Tool]:
 
 
 def rewards_of_world(world: World) -> dict[str, Reward]:
-    """Its rewards by name, with their usual settings."""
+    """Its rewards by name, with default settings."""
     return {name: as_reward(name) for name in world.rewards}
 
 
 def tasks_of_world(
     world: World, task_set: str | None = None, split: str = "train", count: int | None = None, seed: int = 0
 ) -> list[Task]:
-    """Tasks of the named set, else of the world's own, else those it is examined with."""
+    """Tasks of the named set, else of the world's default set, else those of `conformance()`."""
     name = task_set or next(iter(world.tasks), None)
     if name is not None:
         return load_tasks(name, split=split, count=count, seed=seed)
     given = world.conformance().get("tasks")
     if not given:
-        raise ConfigError(f"{world.name} has no task set of its own: name one, or a file, with --task-set")
+        raise ConfigError(f"{world.name} has no task set: name one, or a file, with --task-set")
     return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(given)]
 
 
 def _belonging(kind: str, cls: Any) -> list[str]:
-    """In the order of the built-in table, where a world's main tool and task set stand first; then what was added."""
+    """In the order of the built-in table, which lists the main tool and task set first; plugins follow."""
     order = list(plugins.BUILTIN.get(kind, ()))
     names = sorted(plugins.names(kind), key=lambda name: order.index(name) if name in order else len(order))
     return [name for name in names if _belongs(kind, name, cls)]
@@ -127,11 +127,11 @@ def _belongs(kind: str, name: str, cls: Any) -> bool:
     try:
         return cls in getattr(plugins.resolve(kind, name), "envs", ())
     except (AgentFlyError, TypeError):
-        return False  # what cannot be loaded belongs to another world, which says so itself
+        return False  # a plugin that cannot be loaded belongs to another world, which reports it
 
 
 def _module_of(kind: str, name: str) -> str:
-    """Where a name leads, without importing what is built in."""
+    """The module of a name. Built-in names are not imported."""
     target = plugins.BUILTIN.get(kind, {}).get(name)
     if target is not None:
         return target.rpartition(":")[0]
@@ -150,7 +150,7 @@ def _same_folder(module: str, other: str) -> bool:
 
 
 def _method_tool(cls: Any, name: str, method: Callable[..., Any]) -> Tool:
-    """A method as a tool: the same arguments and text, called on the chain's own environment."""
+    """A method as a tool with the same arguments and description, called on the chain's environment."""
     signature = inspect.signature(method)
     hints = typing.get_type_hints(method)
     own = [

@@ -1,7 +1,7 @@
-"""The two miniature models that ship inside the package, their tasks, and the scripts that make them.
+"""The two miniature models that ship inside the package, and the arithmetic tasks of the quick start.
 
-`model_dir()` ("pocket") and `worlds_dir()` ("pocket-worlds") are folders that `from_pretrained` loads. Nothing heavy is
-imported here: torch and transformers come in only with `agentfly.pocket.build` and the modules it uses.
+`model_dir()` ("pocket") and `worlds_dir()` ("pocket-worlds") are folders that `from_pretrained` loads. `scripts/pocket` in the
+repository builds them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["model_dir", "worlds_dir"]
 
 
 def model_dir() -> Path:
-    """The folder of the bundled model, in Hugging Face format."""
+    """The folder of the model "pocket", in Hugging Face format."""
     return Path(__file__).parent / "model"
 
 
 def worlds_dir() -> Path:
-    """The folder of the bundled model for the text worlds, in the same format."""
+    """The folder of the model "pocket-worlds", in Hugging Face format."""
     return Path(__file__).parent / "worlds_model"

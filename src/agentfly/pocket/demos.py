@@ -1,55 +1,78 @@
-"""Demonstrations: whole dialogues, in ReAct, native tool-call and code form, as good and as bad as they are asked for.
+"""Demonstrations of the arithmetic tasks for `ReactAgent` with the tools add, subtract and multiply.
 
-In: a seed and a phase. Out: `Demo` values: messages, native tool schemas, and which replies are to be learnt.
-
-  phase "good"   everything is solved; a mistake that is shown, so that its correction can be learnt, is not learnt itself
-  phase "mixed"  two-step arithmetic and code tasks are solved only sometimes (see BEHAVIOURS, here and in code_demos.py): this
-                 is the warm start that RL improves on
-
-Questions are drawn from the train split alone. This file tokenises nothing.
+All questions come from the train split. The mistakes shown are to stop half-way, to guess and to call a wrong tool. The
+dialogue parts here are also what `scripts/pocket` builds the bundled model's training data from.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from .chat import react_system
-from .code_demos import code_demo
-from .demo import GUESSES, Demo, Phase
-from .tasks import OPERATIONS, Problem, one_step_problem, split_of, two_step_problem
-from .toolbox import DemoTool, arithmetic_tools, bystander, invented, lookup_tool
+from .tasks import OPERATIONS, ArithmeticProblem, calculate, one_step_problem, split_of, two_step_problem
 
-# What the mixed phase does with an arithmetic question, in weights: the first row is two-step, the second one-step.
-BEHAVIOURS = {
-    2: {"good": 35, "forgetful": 26, "guess": 12, "wrong_tool": 17, "malformed": 10},
-    1: {"good": 80, "guess": 8, "wrong_tool": 6, "malformed": 6},
-}
-KINDS = {"two_step": 40, "one_step": 20, "lookup": 13, "no_tools": 4, "code": 23}
-MIXED_KINDS = {"two_step": 48, "one_step": 19, "lookup": 9, "no_tools": 3, "code": 21}
-
-FIRST_LINES = (
-    "You are a helpful assistant with tools.",
-    "You are a careful calculator.",
-    "Solve the task with the tools you have.",
-)
-VERBS = {"add": "add", "subtract": "subtract", "multiply": "multiply"}
+MISTAKES = ("forgetful", "guess", "wrong_tool")
+CANONICAL = {"add": "Add two numbers.", "subtract": "Subtract b from a.", "multiply": "Multiply two numbers."}
+# Thoughts: before the first call, before later calls, before an answer, before a guess.
 BEGIN = ("{} first", "I need to {}", "{} the numbers", "start: {}")
 GO_ON = ("now {}", "then {}", "next {}", "{} the result")
 ENOUGH = ("done", "that is it", "I have the result")
-# How a call that cannot be read may look, and how the tools then answer; other frameworks word it otherwise (OTHER_ERRORS).
-UNREADABLE = "This tool call could not be read: the JSON is not valid at {}."
-OTHER_ERRORS = ("Error: the input is not valid JSON", "Error: wrong type: expected a number", "Error: bad call, try again")
-NUDGES = (
-    "Your reply has no tool call and no answer. Use a tool or give your answer.",
-    "Reply with an Action and its Input, or with an Answer.",
-)
-RELATIONS = ("friend", "teacher", "city", "color", "boss", "number", "price", "age")
+GUESSES = ("I know this", "easy", "that is it")
 
 
-class Style:
-    """How calls, answers and observations are written: ReAct text, or native tool calls."""
+@dataclass(slots=True)
+class Demo:
+    """A dialogue. `learn[i]`: the i-th assistant message is trained on. `solved`: the last answer is right."""
+
+    messages: list[dict[str, str]]
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    learn: list[bool] = field(default_factory=list)
+    solved: bool = True
+    kind: str = ""
+
+    def reply(self, text: str, learn: bool = True) -> None:
+        self.messages.append({"role": "assistant", "content": text})
+        self.learn.append(learn)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTool:
+    """A tool as a demonstration shows it. `kind` is an operation, "lookup" or "other"; `floats`: it answers 84.0, not 84."""
+
+    name: str
+    kind: str
+    description: str
+    arguments: tuple[tuple[str, str], ...] = (("a", "number"), ("b", "number"))
+    notes: tuple[str, ...] = ()
+    floats: bool = False
+
+    def line(self) -> str:
+        """The tool's line in the ReAct prompt, without the dash."""
+        signature = ", ".join(f"{name}: {kind}" for name, kind in self.arguments)
+        notes = "; ".join(f"{name}: {note}" for (name, _), note in zip(self.arguments, self.notes, strict=False))
+        return f"{self.name}({signature}): {self.description}" + (f" {notes}" if notes else "")
+
+    def schema(self) -> dict[str, Any]:
+        """The tool's JSON schema, as chat templates take it."""
+        properties: dict[str, Any] = {name: {"type": kind} for name, kind in self.arguments}
+        for (name, _), note in zip(self.arguments, self.notes, strict=False):
+            properties[name]["description"] = note
+        parameters = {"type": "object", "properties": properties, "required": list(properties)}
+        return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": parameters}}
+
+    def input(self, *values: int | str) -> str:
+        """The arguments of a call as JSON."""
+        return json.dumps({name: value for (name, _), value in zip(self.arguments, values, strict=True)}, ensure_ascii=False)
+
+    def observe(self, left: int, right: int) -> str:
+        result = calculate(self.kind, left, right)
+        return f"{result}.0" if self.floats else str(result)
+
+
+class DialogueWriter:
+    """Appends calls, answers and observations to a `Demo`, as ReAct text or as native tool calls."""
 
     def __init__(self, demo: Demo, native: bool) -> None:
         self.demo, self.native = demo, native
@@ -65,193 +88,73 @@ class Style:
         self.demo.reply(answer if self.native else f"Thought: {thought}\nAnswer: {answer}")
 
     def observe(self, text: str) -> None:
-        message = ("tool", text) if self.native else ("user", f"Observation: {text}")
-        self.demo.messages.append({"role": message[0], "content": message[1]})
+        role, content = ("tool", text) if self.native else ("user", f"Observation: {text}")
+        self.demo.messages.append({"role": role, "content": content})
 
 
-def demonstrations(seed: str, phase: Phase, count: int) -> Iterator[Demo]:
-    """`count` dialogues, the same ones for the same seed."""
-    rng = random.Random(seed)
-    weights = KINDS if phase == "good" else MIXED_KINDS
-    for kind in rng.choices(list(weights), weights=list(weights.values()), k=count):
-        if kind == "lookup":
-            demo = lookup_demo(rng)
-        elif kind == "no_tools":
-            demo = direct_demo(rng)
-        elif kind == "code":
-            demo = code_demo(rng, phase)
+def arithmetic_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """Rows for supervised training, each with two calls and an answer. `mistakes` is the share of dialogues that go wrong."""
+    rng = random.Random(f"arithmetic demos {seed}")
+    rows = []
+    for _ in range(count):
+        problem = train_problem(rng, 2)
+        demo = Demo([{"role": "user", "content": problem.question}])
+        writer = DialogueWriter(demo, native=False)
+        behaviour = rng.choice(MISTAKES) if rng.random() < mistakes else "good"
+        if behaviour == "guess":
+            guess_answer(rng, demo, writer, problem)
         else:
-            demo = arithmetic_demo(rng, 2 if kind == "two_step" else 1, phase)
-        demo.kind = kind
-        yield demo
+            work_through(rng, demo, writer, plain_tools(rng), problem, behaviour)
+        rows.append({"messages": demo.messages, "answer": str(problem.results()[-1])})
+    return rows
 
 
-def arithmetic_demo(rng: random.Random, steps: int, phase: Phase, behaviour: str = "") -> Demo:
-    """One arithmetic dialogue; without a named behaviour it is drawn as the phase says."""
-    problem = train_problem(rng, steps)
-    tools = arithmetic_tools(
-        rng, {step.operation for step in problem.steps}, plain=rng.random() < (0.5 if steps == 2 else 0.25)
-    )
-    demo, style = _open(rng, problem.question, list(tools.values()))
-    if not behaviour:
-        weights = BEHAVIOURS[steps] if phase == "mixed" else {"good": 94, "corrected": 6}
-        behaviour = rng.choices(list(weights), weights=list(weights.values()))[0]
-    if behaviour == "guess":
-        return guess_answer(rng, demo, style, problem)
-    if behaviour in ("malformed", "corrected"):
-        fails = _stumble(rng, style, tools[problem.steps[0].operation], problem, learn=behaviour == "malformed")
-        if behaviour == "malformed" and fails:
-            return guess_answer(rng, demo, style, problem)
-    work_through(rng, demo, style, tools, problem, behaviour)
-    return demo
+def plain_tools(rng: random.Random) -> dict[str, DemoTool]:
+    """The package's tools add, subtract and multiply by kind, in a random order."""
+    kinds = list(OPERATIONS)
+    rng.shuffle(kinds)
+    return {kind: DemoTool(kind, kind, CANONICAL[kind]) for kind in kinds}
 
 
-def train_problem(rng: random.Random, steps: int) -> Problem:
+def train_problem(rng: random.Random, steps: int) -> ArithmeticProblem:
+    """A problem of the train split with one or two steps."""
     while True:
         problem = two_step_problem(rng) if steps == 2 else one_step_problem(rng)
         if split_of(problem.question) == "train":
             return problem
 
 
-def _open(rng: random.Random, question: str, tools: Sequence[DemoTool]) -> tuple[Demo, Style]:
-    native = bool(tools) and rng.random() < 0.25
-    if native:
-        demo = Demo([{"role": "user", "content": question}], [tool.schema() for tool in tools])
-        if rng.random() < 0.3:
-            demo.messages.insert(0, {"role": "system", "content": rng.choice(FIRST_LINES)})
-    else:
-        first_line = rng.choice(FIRST_LINES) if rng.random() < 0.1 else ""
-        system = react_system([tool.line() for tool in tools], first_line)
-        demo = Demo([{"role": "system", "content": system}, {"role": "user", "content": question}])
-    return demo, Style(demo, native)
-
-
 def work_through(
-    rng: random.Random, demo: Demo, style: Style, tools: dict[str, DemoTool], problem: Problem, behaviour: str
+    rng: random.Random,
+    demo: Demo,
+    writer: DialogueWriter,
+    tools: dict[str, DemoTool],
+    problem: ArithmeticProblem,
+    behaviour: str,
 ) -> None:
-    """Go through the steps with the tools, faithfully to what they answer, and then give the answer that was reached."""
+    """Call the tools step by step and answer with the last result. "forgetful" stops early, "wrong_tool" errs in one step."""
     result, right = 0, problem.results()[-1]
-    astray = rng.randrange(len(problem.steps)) if behaviour == "wrong_tool" else -1
+    wrong_step = rng.randrange(len(problem.steps)) if behaviour == "wrong_tool" else -1
     for number, step in enumerate(problem.steps):
         if behaviour == "forgetful" and number == 1:
             break
         left, other = step.operands(result)
         tool = tools[step.operation]
-        if number == astray:
+        if number == wrong_step:
             choices = [kind for kind in OPERATIONS if kind in tools and kind != step.operation]
             tool = tools[rng.choice(choices)] if choices else tool
-        thought = rng.choice(GO_ON if number else BEGIN).format(VERBS[tool.kind])
-        style.call(thought, tool.name, tool.input(left, other))
+        writer.call(rng.choice(GO_ON if number else BEGIN).format(tool.kind), tool.name, tool.input(left, other))
         observation = tool.observe(left, other)
-        style.observe(observation)
+        writer.observe(observation)
         result = int(float(observation))
-    style.answer(rng.choice(ENOUGH), str(result))
+    writer.answer(rng.choice(ENOUGH), str(result))
     demo.solved = result == right
 
 
-def guess_answer(rng: random.Random, demo: Demo, style: Style, problem: Problem) -> Demo:
+def guess_answer(rng: random.Random, demo: Demo, writer: DialogueWriter, problem: ArithmeticProblem) -> Demo:
+    """Answer without a call, with a number near the right one."""
     right = problem.results()[-1]
     guess = max(0, right + rng.choice((-1, 1)) * rng.randint(1, 30))
-    style.answer(rng.choice(GUESSES), str(guess))
+    writer.answer(rng.choice(GUESSES), str(guess))
     demo.solved = guess == right
     return demo
-
-
-def _stumble(rng: random.Random, style: Style, tool: DemoTool, problem: Problem, *, learn: bool) -> bool:
-    """A call that cannot be made, and the error that comes back; whether the chain gives up after it."""
-    step = problem.steps[0]
-    name, good = tool.name, tool.input(*step.operands(0))
-    (first, kind), (second, _) = tool.arguments
-    place = rng.randint(28, 40) if style.native else 2
-    variants = [
-        (name, good[:-1], UNREADABLE.format("its end: expecting ',' delimiter")),
-        (
-            name,
-            good.replace('"', ""),
-            UNREADABLE.format(f"character {place}: expecting property name enclosed in double quotes"),
-        ),
-        (name, good.replace(":", ""), UNREADABLE.format(f"character {place + 4}: expecting ':' delimiter")),
-    ]
-    if not learn:
-        expected = f"Expected {name}({first}: {kind}, {second}: {kind})."
-        unknown = invented(rng)
-        only = f'{{"{first}": {step.left}}}'
-        variants += [
-            (unknown, good, f'There is no tool "{unknown}". Known tools: {name}.'),
-            (name, only, f'Bad arguments for {name}: missing argument "{second}". {expected}'),
-        ]
-    if not style.native:
-        wanted = f'This tool call could not be read: its Input must be a JSON object: {{"{first}": ..., "{second}": ...}}.'
-        variants.append((name, f"{step.left}, {step.right}", wanted))
-    named, written, error = rng.choice(variants)
-    style.call(rng.choice(BEGIN).format(VERBS[tool.kind]), named, written, learn=learn)
-    style.observe(error if rng.random() < 0.8 else rng.choice(OTHER_ERRORS))
-    return rng.random() < 0.6
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A question about facts that nobody can know, and the calls that answer it: (tool, values, what it answers)."""
-
-    question: str
-    tools: tuple[DemoTool, ...]
-    calls: tuple[tuple[DemoTool, tuple[int | str, ...], str], ...]
-
-    @property
-    def answer(self) -> str:
-        return self.calls[-1][2]
-
-
-def lookup(rng: random.Random) -> Lookup:
-    """One fact, or two facts in a row, or arithmetic on a fact."""
-    tool, hops = lookup_tool(rng), rng.choice(("one", "one", "two", "priced"))
-    relation, other = rng.sample(RELATIONS, 2)
-    who, middle, value = invented(rng).capitalize(), invented(rng).capitalize(), _value(rng)
-    tools = [tool]
-    if hops == "priced":
-        operations = arithmetic_tools(rng, set(OPERATIONS), plain=True)
-        kind, price, number = rng.choice(("add", "multiply")), rng.randint(2, 30), rng.randint(2, 9)
-        tools += operations.values()
-        question = f"What is the price of {who}, {'plus' if kind == 'add' else 'times'} {number}?"
-        last = operations[kind]
-        rng.shuffle(tools)
-        fact, sum_up = (tool, (f"price of {who}",), str(price)), (last, (price, number), last.observe(price, number))
-        return Lookup(question, tuple(tools), (fact, sum_up))
-    tools += [bystander(rng) for _ in range(rng.choice((0, 1)))]
-    rng.shuffle(tools)
-    if hops == "one":
-        return Lookup(f"What is the {relation} of {who}?", tuple(tools), ((tool, (f"{relation} of {who}",), value),))
-    question = f"What is the {other} of the {relation} of {who}?"
-    first, second = (tool, (f"{relation} of {who}",), middle), (tool, (f"{other} of {middle}",), value)
-    return Lookup(question, tuple(tools), (first, second))
-
-
-def lookup_demo(rng: random.Random) -> Demo:
-    task = lookup(rng)
-    demo, style = _open(rng, task.question, task.tools)
-    for number, (tool, values, observation) in enumerate(task.calls):
-        if tool.kind == "lookup":
-            thought = "now look that up" if number else "look it up"
-        else:
-            thought = f"now {VERBS[tool.kind]}"
-        style.call(thought, tool.name, tool.input(*values))
-        style.observe(observation)
-    style.answer(rng.choice(ENOUGH), task.answer)
-    return demo
-
-
-def direct_demo(rng: random.Random) -> Demo:
-    """No tools, or a nudge: questions small enough to know by heart, and what to do when told that a reply was neither."""
-    a, b = rng.randint(1, 9), rng.randint(1, 9)
-    demo, style = _open(rng, f"What is {a} plus {b}?", ())
-    if rng.random() < 0.3:
-        demo.reply(f"Thought: {rng.choice(BEGIN).format('add')}", learn=False)
-        demo.messages.append({"role": "user", "content": rng.choice(NUDGES)})
-    style.answer(rng.choice(ENOUGH), str(a + b))
-    return demo
-
-
-def _value(rng: random.Random) -> str:
-    if rng.random() < 0.4:
-        return str(rng.randint(1, 99))
-    return rng.choice(("red", "green", "blue", "yellow")) if rng.random() < 0.4 else invented(rng).capitalize()

@@ -1,30 +1,34 @@
 """Seeded arithmetic tasks in varied English, for the tools add, subtract and multiply.
 
-In: a split, a count and a seed. Out: rows `{"question", "answer", "steps", "operations"}`. A question belongs to exactly one
-split, whatever the seed: the split is a hash of its text. Numbers are small, results are never negative, and the result of the
-first step is never the answer to the whole, so that stopping half-way is always wrong. This file knows no model.
+Rows are `{"question", "answer", "steps", "operations"}`. A hash of the question decides its split, whatever the seed. Numbers
+are small and never negative; the first step's result never equals the answer, so stopping half-way is always wrong.
+
+`wording.json` holds the sentence patterns. Slots: {a} {b} {c} numbers, {name} {things} words, {w1} an infix word ("times"),
+{s1} a sign, {i1} an instruction on the result so far ("multiply by 3"), {f1} a whole instruction ("Multiply 12 by 7"), {n1} a
+noun phrase ("the product of 12 and 7"); 2 in place of 1 is the second step.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from ..errors import ConfigError
-from . import wording
 
-Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
 OPERATIONS = ("add", "subtract", "multiply")
 DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One operation; an operand that is None is the result of the step before."""
+class ArithmeticStep:
+    """One operation. An operand of None stands for the result of the previous step."""
 
     operation: str
     left: int | None
@@ -35,11 +39,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ArithmeticProblem:
     """A question and the steps that answer it."""
 
     question: str
-    steps: tuple[Step, ...]
+    steps: tuple[ArithmeticStep, ...]
 
     def results(self) -> list[int]:
         """The result of every step; the last one is the answer."""
@@ -55,12 +59,12 @@ def calculate(operation: str, left: int, right: int) -> int:
     return left - right if operation == "subtract" else left * right
 
 
-def arithmetic(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def arithmetic(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Questions that need two calls, such as "What is 12 times 7, plus 5?"."""
     return _rows(two_step_problem, 10_000, split, count, seed)
 
 
-def one_step_arithmetic(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def one_step_arithmetic(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Questions that need one call, such as "What is 12 times 7?"."""
     return _rows(one_step_problem, 2_000, split, count, seed)
 
@@ -72,7 +76,7 @@ def split_of(question: str) -> str:
 
 
 def _rows(
-    make: Callable[[random.Random], Problem], most: int, split: str, count: int | None, seed: int
+    make: Callable[[random.Random], ArithmeticProblem], most: int, split: str, count: int | None, seed: int
 ) -> list[dict[str, Any]]:
     if split not in SPLITS:
         raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
@@ -97,17 +101,17 @@ def _rows(
     return rows
 
 
-def one_step_problem(rng: random.Random) -> Problem:
+def one_step_problem(rng: random.Random) -> ArithmeticProblem:
     operation = rng.choice(OPERATIONS)
     a, b = _first_operands(rng, operation)
     if rng.random() < 0.2:
-        pattern = rng.choice(wording.ONE_STEP_STORIES[operation])
+        pattern = rng.choice(_wording()["one_step_stories"][operation])
     else:
-        pattern = rng.choice(wording.ONE_STEP)
-    return Problem(_fill(rng, pattern, operation, a, b), (Step(operation, a, b),))
+        pattern = rng.choice(_wording()["one_step"])
+    return ArithmeticProblem(_fill(rng, pattern, operation, a, b), (ArithmeticStep(operation, a, b),))
 
 
-def two_step_problem(rng: random.Random) -> Problem:
+def two_step_problem(rng: random.Random) -> ArithmeticProblem:
     while True:
         problem = _try_two_steps(rng)
         first, last = problem.results()
@@ -115,7 +119,7 @@ def two_step_problem(rng: random.Random) -> Problem:
             return problem
 
 
-def _try_two_steps(rng: random.Random) -> Problem:
+def _try_two_steps(rng: random.Random) -> ArithmeticProblem:
     first, second = rng.choice(OPERATIONS), rng.choice(OPERATIONS)
     a, b = _first_operands(rng, first)
     result = calculate(first, a, b)
@@ -127,17 +131,17 @@ def _try_two_steps(rng: random.Random) -> Problem:
         c = rng.randint(1, max(1, min(result, 30)))
     side = "left"
     kind = rng.random()
-    stories = wording.TWO_STEP_STORIES.get((first, second), ())
+    stories = _wording()["two_step_stories"].get(f"{first} {second}", ())
     if kind < 0.2 and stories:
         pattern = rng.choice(stories)
     elif kind < 0.4:
         if second == "subtract" and rng.random() < 0.5:
             side, c = "right", result + rng.randint(1, 30)
-        pattern = rng.choice(wording.TWO_STEP_BY_SECOND[second, side])
+        pattern = rng.choice(_wording()["two_step_by_second"][f"{second} {side}"])
     else:
-        pattern = rng.choice(wording.TWO_STEP)
-    last = Step(second, None, c) if side == "left" else Step(second, c, None)
-    return Problem(_fill(rng, pattern, first, a, b, second, c), (Step(first, a, b), last))
+        pattern = rng.choice(_wording()["two_step"])
+    last = ArithmeticStep(second, None, c) if side == "left" else ArithmeticStep(second, c, None)
+    return ArithmeticProblem(_fill(rng, pattern, first, a, b, second, c), (ArithmeticStep(first, a, b), last))
 
 
 def _first_operands(rng: random.Random, operation: str) -> tuple[int, int]:
@@ -150,20 +154,28 @@ def _first_operands(rng: random.Random, operation: str) -> tuple[int, int]:
 
 
 def _fill(rng: random.Random, pattern: str, first: str, a: int, b: int, second: str = "add", c: int = 0) -> str:
-    full = rng.choice(wording.FULL[first]).format(a, b)
-    return pattern.format(
+    words = _wording()
+    full = rng.choice(words["full"][first]).format(a, b)
+    text: str = pattern.format(
         a=a,
         b=b,
         c=c,
-        w1=wording.INFIX[first],
-        w2=wording.INFIX[second],
-        s1=wording.SIGN[first],
-        s2=wording.SIGN[second],
-        i1=wording.ONWARD[first][0].format(b),
-        i2=rng.choice(wording.ONWARD[second]).format(c),
+        w1=words["infix"][first],
+        w2=words["infix"][second],
+        s1=words["sign"][first],
+        s2=words["sign"][second],
+        i1=words["onward"][first][0].format(b),
+        i2=rng.choice(words["onward"][second]).format(c),
         f1=full,
         F1=full[0].upper() + full[1:],
-        n1=wording.NOUN[first].format(a, b),
-        name=rng.choice(wording.NAMES),
-        things=rng.choice(wording.THINGS),
+        n1=words["noun"][first].format(a, b),
+        name=rng.choice(words["names"]),
+        things=rng.choice(words["things"]),
     )
+    return text
+
+
+@cache
+def _wording() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files(__package__) / "wording.json").read_text(encoding="utf-8"))
+    return found

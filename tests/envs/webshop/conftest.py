@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.webshop.catalogue import Catalogue
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.products import Product
+from agentfly.envs.webshop.catalogue.catalogue import Catalogue
+from agentfly.envs.webshop.catalogue.goals import ShopGoal
+from agentfly.envs.webshop.catalogue.products import ShopProduct
 
 RECORDED = Path(__file__).resolve().parents[4] / "shared" / "data" / "webshop"
 
@@ -40,8 +40,8 @@ def episodes(recorded) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def shop(recorded, episodes, tmp_path_factory) -> Catalogue:
     """The original's small catalogue with the prices that the recordings drew and the nouns that they used."""
-    from agentfly.envs.webshop.files import locate
-    from agentfly.envs.webshop.kept import open_files
+    from agentfly.envs.webshop.catalogue.disk import open_files
+    from agentfly.envs.webshop.catalogue.files import locate
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTFLY_CACHE", str(tmp_path_factory.mktemp("recorded")))
@@ -61,7 +61,7 @@ def shop(recorded, episodes, tmp_path_factory) -> Catalogue:
 def corner() -> Catalogue:
     """Twelve mugs and a lamp."""
     mugs = [
-        Product(
+        ShopProduct(
             asin=f"B00000000{number:X}",
             title=f"Blue Mug {number}" if number else "Red Mug",
             description="A mug to drink from." if number else "",
@@ -74,13 +74,13 @@ def corner() -> Catalogue:
         )
         for number in range(12)
     ]
-    lamp = Product(asin="B0000000LA", title="Tall Lamp", query="lamps", product_category="Home › Lighting", pricing=(80.0,))
+    lamp = ShopProduct(asin="B0000000LA", title="Tall Lamp", query="lamps", product_category="Home › Lighting", pricing=(80.0,))
     return Catalogue("corner", [*mugs, lamp])
 
 
 @pytest.fixture
-def goal() -> Goal:
-    return Goal(
+def goal() -> ShopGoal:
+    return ShopGoal(
         asin="B000000001",
         instruction="Find me a stoneware mug with color: blue, and size: large, and price lower than 20.00 dollars",
         attributes=("stoneware", "dishwasher safe"),

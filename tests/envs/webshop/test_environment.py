@@ -11,9 +11,9 @@ import pytest
 from agentfly import ReactAgent, check_env
 from agentfly.config import Config
 from agentfly.data import load_tasks
+from agentfly.envs.webshop.catalogue.goals import ShopGoal
 from agentfly.envs.webshop.env import WebShop
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.shop.visit import Visit
 from agentfly.envs.webshop.solver import play
 from agentfly.envs.webshop.tasks import easy_webshop_tasks, webshop_tasks
 from agentfly.envs.webshop.tools import webshop_browser, webshop_step
@@ -25,9 +25,9 @@ from agentfly.types import Task, ToolCall, Trajectory
 
 
 def actions_for(row) -> list[str]:
-    from agentfly.envs.webshop.catalogue import open_catalogue
+    from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
 
-    visit = Visit(open_catalogue(row["catalogue"]), Goal.from_dict(row["goal"]))
+    visit = Visit(open_catalogue(row["catalogue"]), ShopGoal.from_dict(row["goal"]))
     return [action for action, _ in play(visit)]
 
 

@@ -11,12 +11,12 @@ import zlib
 
 import pytest
 
-from agentfly.envs.webshop import catalogue as catalogues
-from agentfly.envs.webshop.catalogue import open_catalogue
-from agentfly.envs.webshop.files import locate, read_items
-from agentfly.envs.webshop.goals import price_of
-from agentfly.envs.webshop.kept import open_files, products_of
-from agentfly.envs.webshop.products import read_record
+from agentfly.envs.webshop.catalogue import catalogue as catalogues
+from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
+from agentfly.envs.webshop.catalogue.disk import open_files, products_of
+from agentfly.envs.webshop.catalogue.files import locate, read_items
+from agentfly.envs.webshop.catalogue.goals import price_of
+from agentfly.envs.webshop.catalogue.products import read_record
 from agentfly.errors import ConfigError, DataError
 
 
@@ -236,7 +236,7 @@ def test_the_column_of_a_fault_counts_from_the_lines_beginning(tmp_path):
 
 
 def test_a_letter_across_the_border_of_two_pieces_is_read(tmp_path, monkeypatch):
-    from agentfly.envs.webshop import files
+    from agentfly.envs.webshop.catalogue import files
 
     monkeypatch.setattr(files, "_CHUNK", 3)
     (tmp_path / "items_shuffle.json").write_text('["é", "🏠🏠",\n "ü"]', encoding="utf-8")
@@ -321,7 +321,7 @@ def test_what_no_file_can_be_called_is_one_sentence(name):
 
 def test_what_was_built_is_used_again_and_mended_when_damaged(folder, cache, monkeypatch):
     built = []
-    from agentfly.envs.webshop import kept
+    from agentfly.envs.webshop.catalogue import disk as kept
 
     build = kept._build
     monkeypatch.setattr(kept, "_build", lambda files, where: (built.append(1), build(files, where)))
@@ -368,7 +368,7 @@ def test_ids_that_differ_in_capitals_alone_are_one_product(folder):
 
 
 def test_products_are_kept_up_to_a_number(folder, monkeypatch):
-    from agentfly.envs.webshop import kept
+    from agentfly.envs.webshop.catalogue import disk as kept
 
     monkeypatch.setattr(kept, "NUM_KEPT", 2)
     products, _ = open_files(locate(str(folder)))

@@ -13,15 +13,14 @@ import pytest
 from agentfly import ReactAgent
 from agentfly.data import load_tasks
 from agentfly.envs.webshop import tasks as task_sets
-from agentfly.envs.webshop.catalogue import open_catalogue
+from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
+from agentfly.envs.webshop.catalogue.easy import easy_goals, easy_products
+from agentfly.envs.webshop.catalogue.generate import generated_products, word_lists
+from agentfly.envs.webshop.catalogue.goals import ShopGoal
 from agentfly.envs.webshop.demos import easy_webshop_demos, webshop_data_brief_demos, webshop_data_demos, webshop_demos
-from agentfly.envs.webshop.easy import easy_goals, easy_products
 from agentfly.envs.webshop.env import WebShop
-from agentfly.envs.webshop.generate import generated_products
-from agentfly.envs.webshop.goals import Goal
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.shop.visit import Visit
 from agentfly.envs.webshop.solver import play
-from agentfly.envs.webshop.wares import ADJECTIVES, PATTERNS, WARES
 from agentfly.errors import ConfigError, DataError
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Completion, Task
@@ -81,8 +80,9 @@ def test_the_draws_are_those_that_a_model_was_trained_on(shop):
 
 
 def test_every_kind_of_ware_has_lists_of_the_same_length():
-    for ware in WARES:
-        for words, usual in ((ware.adjectives, ADJECTIVES), (ware.patterns, PATTERNS)):
+    lists = word_lists()
+    for ware in lists.wares:
+        for words, usual in ((ware.adjectives, lists.looks["adjectives"]), (ware.patterns, lists.looks["patterns"])):
             assert len(set(words)) == len(words) == len(usual)
 
 
@@ -156,7 +156,7 @@ def test_the_published_goals_are_split_as_the_literature_does(monkeypatch, recor
     train = task_sets.webshop_data_tasks("train", 10_000)
     assert {int(row["id"]) for row in train} == set(range(1500, 6910))
     goals = open_catalogue(str(recorded)).goals()
-    assert Goal.from_dict(train[7]["goal"]) == goals[int(train[7]["id"])]
+    assert ShopGoal.from_dict(train[7]["goal"]) == goals[int(train[7]["id"])]
     with pytest.raises(DataError, match=r"no human goals.*items_human_ins.json"):
         task_sets.webshop_human_tasks("test", 3)
 

@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from agentfly.envs.webshop.goals import Goal, Goals, bounds_above, num_goals, price_of
-from agentfly.envs.webshop.nouns import find_tagger, light
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.catalogue.goals import Goals, ShopGoal, bounds_above, num_goals, price_of
+from agentfly.envs.webshop.catalogue.nouns import find_tagger, light
+from agentfly.envs.webshop.shop.visit import Visit
 
 
 def test_every_recorded_step_is_equal(shop, episodes):
     compared = 0
     for episode in episodes["episodes"]:
-        visit = Visit(shop, Goal.from_dict(episode["goal"]), search=lambda words: episodes["searches"][words])
+        visit = Visit(shop, ShopGoal.from_dict(episode["goal"]), search=lambda words: episodes["searches"][words])
         assert (visit.observation, sorted(visit.clickables)) == (episode["start"], episode["start_clickables"])
         for step in episode["steps"]:
             assert visit.step(step["action"]) == (step["observation"], step["reward"], step["done"]), step["action"]
@@ -32,7 +32,7 @@ def test_every_recorded_search_gives_the_same_list(shop, episodes):
 
 def test_every_recorded_goal_is_made_in_the_recorded_order(shop, recorded):
     with gzip.open(recorded / "goals_recorded.jsonl.gz", "rt") as stream:
-        wanted = [Goal.from_dict(json.loads(line)) for line in stream]
+        wanted = [ShopGoal.from_dict(json.loads(line)) for line in stream]
     drawn = {goal.asin: goal.price_upper for goal in wanted}
     counts = [num_goals(product) for product in shop.products]
     made = Goals(shop.products, counts, bound=lambda product, number: drawn[product.asin])

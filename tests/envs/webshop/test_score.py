@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.envs.webshop.fuzzy import distance, longest_common, token_set_ratio
-from agentfly.envs.webshop.score import attributes_hit, colour_of, options_hit, score, type_share
+from agentfly.envs.webshop.shop.fuzzy import distance, longest_common, token_set_ratio
+from agentfly.envs.webshop.shop.score import attributes_hit, colour_of, options_hit, score, type_share
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from agentfly.envs.stored import Damaged
-from agentfly.envs.webshop.analyse import terms
-from agentfly.envs.webshop.index import K1, B, Index, rounded_length
-from agentfly.envs.webshop.porter import stem
+from agentfly.envs.webshop.catalogue.index import K1, B, ProductIndex, rounded_length
+from agentfly.envs.webshop.catalogue.porter import stem
+from agentfly.envs.webshop.catalogue.terms import terms
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_ranks_are_those_of_the_formula(query):
     wanted = sorted(
         (place for place, score in enumerate(scores) if score > 0), key=lambda place: (-round(scores[place], 6), place)
     )
-    assert Index.build(DOCUMENTS).search(query, 10) == wanted
+    assert ProductIndex.build(DOCUMENTS).search(query, 10) == wanted
 
 
 def test_the_weights_are_those_of_the_formula():
-    index = Index.build(DOCUMENTS)
+    index = ProductIndex.build(DOCUMENTS)
     term = index.numbers["lamp"]
     part = slice(int(index.starts[term]), int(index.starts[term + 1]))
     assert index.weights[part].tolist() == pytest.approx([by_hand(["lamp"])[2]], rel=1e-6)
@@ -119,7 +119,7 @@ def test_rare_and_common_words_are_ranked_alike():
     rng = random.Random(0)
     words = [f"w{number}" for number in range(60)]
     documents = [rng.choices(words, weights=[1 / (n + 1) for n in range(60)], k=rng.randint(1, 30)) for _ in range(400)]
-    index = Index.build(documents)
+    index = ProductIndex.build(documents)
     for _ in range(200):
         query = rng.choices(words, k=rng.randint(1, 3))
         scores = np.zeros(400)
@@ -133,11 +133,11 @@ def test_rare_and_common_words_are_ranked_alike():
 
 
 def test_an_index_is_read_back_as_it_was_written(tmp_path):
-    index = Index.build(DOCUMENTS)
+    index = ProductIndex.build(DOCUMENTS)
     index.save(tmp_path)
-    again = Index.open(tmp_path)
+    again = ProductIndex.open(tmp_path)
     assert again.numbers == index.numbers
     assert again.search(["red", "mug"], 10) == index.search(["red", "mug"], 10)
     np.save(tmp_path / "weights.npy", np.zeros(3, np.float32))
     with pytest.raises(Damaged):
-        Index.open(tmp_path)
+        ProductIndex.open(tmp_path)

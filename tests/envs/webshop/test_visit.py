@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agentfly.envs.webshop.catalogue import Catalogue
-from agentfly.envs.webshop.products import Product
-from agentfly.envs.webshop.shop import Visit
+from agentfly.envs.webshop.catalogue.catalogue import Catalogue
+from agentfly.envs.webshop.catalogue.products import ShopProduct
+from agentfly.envs.webshop.shop.visit import Visit
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ def test_after_the_end_nothing_happens(visit):
 
 
 def test_an_option_that_is_called_like_a_button_is_the_option(corner, goal):
-    from agentfly.envs.webshop.catalogue import Catalogue
-    from agentfly.envs.webshop.products import Product
+    from agentfly.envs.webshop.catalogue.catalogue import Catalogue
+    from agentfly.envs.webshop.catalogue.products import ShopProduct
 
-    odd = Product(asin="B0000000OD", title="Odd mug", options={"style": ("features", "plain")}, query="mugs")
+    odd = ShopProduct(asin="B0000000OD", title="Odd mug", options={"style": ("features", "plain")}, query="mugs")
     visit = Visit(Catalogue("odd", [odd, corner.product("B000000001")]), goal)
     for action in ("search[odd]", "click[b0000000od]", "click[features]"):
         visit.step(action)
@@ -107,7 +107,7 @@ def test_an_option_that_is_called_like_a_button_is_the_option(corner, goal):
 
 @pytest.mark.parametrize("asin", ["b0abcdefgh", "B0abcdefgH", "buy now", "< prev"])
 def test_a_product_is_opened_whatever_its_id_is_written_like(asin, goal):
-    shop = Catalogue("odd", [Product(asin=asin, title="Mug", query="mugs", options={"color": ("red",)})])
+    shop = Catalogue("odd", [ShopProduct(asin=asin, title="Mug", query="mugs", options={"color": ("red",)})])
     visit = Visit(shop, goal)
     visit.step("search[mug]")
     assert asin.lower() in visit.clickables

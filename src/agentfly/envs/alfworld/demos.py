@@ -1,8 +1,7 @@
-"""Dialogues of `ReactAgent` with `alfworld_step`, as good and as bad as they are asked for.
+"""Dialogues of `ReactAgent` with `alfworld_step`, for supervised training; all of the train split.
 
-In: a count, a seed and the share of slips. Out: rows for supervised training, of the train split alone. Things are looked for,
-as in plays.py, and every observation is the engine's own answer to the command before it. A slip is one of `SLIPS`; it is
-played out like anything else, so a slip that does no harm may still end in success.
+Things are searched for as in plays.py, and every observation is the engine's answer. `mistakes` is the share of dialogues with
+one of `SLIPS`; a slip is played out, so one that does no harm may still end in success.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .tasks import alfworld_games, alfworld_tasks, easy_alfworld_tasks, open_gam
 TOOL = "alfworld_step"
 MAX_MISSES = 3
 MAX_EASY_TURNS = 8
-# What is thought before a command, by its verb; "go" depends on whether the hand is full.
+# The thought before a command, by its verb; that of "go" depends on whether a thing is held.
 THOUGHTS = {
     "open": "open it",
     "take": "take it",
@@ -30,17 +29,16 @@ THOUGHTS = {
     "heat": "heat it",
     "cool": "cool it",
 }
-Row = dict[str, Any]
 
 
-def alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """Generated households of every size; a thing is found after at most three places in vain."""
+def alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """Generated households of every size; a thing is found after at most MAX_MISSES misses."""
     rng = random.Random(f"alfworld demos {seed}")
     return [_wander(row, rng, mistakes) for row in alfworld_tasks("train", count, seed)]
 
 
-def easy_alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """Small households; places are looked at in the order in which the room lists them."""
+def easy_alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """Small households; places are searched in the order in which the room lists them."""
     rng = random.Random(f"easy alfworld demos {seed}")
     rows = []
     for row in easy_alfworld_tasks("train", count, seed):
@@ -49,20 +47,22 @@ def easy_alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> 
     return rows
 
 
-def alfworld_games_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """Published games of the train split, from $ALFWORLD_DATA; beyond their number they come again, searched otherwise."""
+def alfworld_games_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """Published games of the train split, from $ALFWORLD_DATA; beyond their number they repeat, searched in another order."""
     rng = random.Random(f"alfworld games demos {seed}")
     rows = alfworld_games("train", count, seed)
     return [_wander(rows[number % len(rows)], rng, mistakes) for number in range(count)]
 
 
-def _wander(row: Row, rng: random.Random, mistakes: float) -> Row:
+def _wander(row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:
     game = open_game(row)
     commands = searched(State(game), plausible_order(rng, rng.randint(0, MAX_MISSES)))
     return _row(row, game, commands or [], rng, mistakes)
 
 
-def _row(row: Row, game: Game, commands: list[str], rng: random.Random, mistakes: float, max_turns: int = 1000) -> Row:
+def _row(
+    row: dict[str, Any], game: Game, commands: list[str], rng: random.Random, mistakes: float, max_turns: int = 1000
+) -> dict[str, Any]:
     if rng.random() < mistakes:
         slip = rng.choice([slip for name, slip in SLIPS.items() if name != "forgets" or game.goal.marks])
         commands = slip(game, list(commands), rng)
@@ -72,7 +72,7 @@ def _row(row: Row, game: Game, commands: list[str], rng: random.Random, mistakes
         messages.append({"role": "assistant", "content": _reply(command, state)})
         messages.append({"role": "user", "content": f"Observation: {state.step(command)}"})
         if state.won:
-            messages.pop()  # the chain ends with this action
+            messages.pop()  # the chain ends with this action, so the model sees no answer
             break
     else:
         if len(commands) < max_turns:

@@ -1,9 +1,8 @@
-"""One playthrough of a game: a command in, the words of the original out, to the letter.
+"""One playthrough of a game: commands are answered in the words of the original engine, to the letter.
 
-A command is carried out where it is admissible as it is written; anything else gives "Nothing happens." and changes nothing.
-`admissible` lists what is, in the original's order. Winning is judged on the state. The original's oddities are kept: `look`
-never lists things, only what is held can be examined, `use` always turns on, and a thing that was in two receptacles is still
-in the other when it is taken from one.
+A command is carried out if it is admissible as written; anything else gives "Nothing happens." and changes nothing.
+`admissible` lists commands in the order of the original. Oddities of the original are kept: `look` never lists things, only the
+held thing can be examined, `use` always turns on, and a thing in two receptacles stays in one when it is taken from the other.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _LOOKS = {
 
 
 class State:
-    """Where the agent is, what it holds, what is open, and where everything lies."""
+    """The place of the agent, what it holds, which receptacles are open, and where all things are."""
 
     __slots__ = ("contents", "game", "held", "lies_at", "marks", "opened", "place", "won")
 
@@ -51,16 +50,16 @@ class State:
         self.held = -1
         self.opened = set(game.opened)
         self.contents: list[tuple[int, ...]] = list(game.contents)
-        """Things of each receptacle, in order; rows are replaced, never changed, so untouched ones are the game's own."""
+        """Things of each receptacle, in order. Rows are replaced, never changed, because they are shared with the game."""
         self.marks: dict[int, int] = {}
-        """Only of things whose marks have changed."""
+        """Of things whose marks have changed."""
         self.lies_at: dict[int, frozenset[int]] = {}
         self.won = False
 
     # ---- acting
 
     def step(self, command: str) -> str:
-        """Carry out one command: what comes back."""
+        """Carry out a command. Returns the feedback."""
         command = command.strip()
         verb, _, rest = command.partition(" ")
         if verb == "go" and rest.startswith("to "):
@@ -87,7 +86,7 @@ class State:
         return NOTHING if said is None else said
 
     def _still(self, command: str) -> str:
-        """What changes nothing."""
+        """Commands that change nothing."""
         if command == "look":
             return self._look()
         if command == "inventory":
@@ -205,7 +204,7 @@ class State:
 
     @property
     def here(self) -> tuple[int, ...]:
-        """Receptacles at this place."""
+        """Receptacles at the agent's place."""
         return self.game.at_place.get(self.place, ())
 
     def marks_of(self, thing: int) -> int:
@@ -215,12 +214,12 @@ class State:
         return not self.game.receptacles[number].openable or number in self.opened
 
     def takes(self, number: int, thing: int) -> bool:
-        """Whether a thing can be put there now."""
+        """Whether a thing can be put into a receptacle now."""
         kinds = (self.game.receptacles[number].kind, self.game.things[thing].kind)
         return kinds in self.game.fits and self.reachable(number)
 
     def admissible(self) -> list[str]:
-        """Every command that would do something here, in the original's order."""
+        """Every admissible command, in the order of the original."""
         game, held = self.game, self.held
         commands = ["help", "inventory", "look"]
         commands += [f"go to {item.name}" for item in game.receptacles if item.place != self.place]
@@ -249,7 +248,7 @@ class State:
         return sorted(set(commands))
 
     def is_goal(self) -> bool:
-        """Whether the state is one that wins."""
+        """Whether the state satisfies the goal."""
         goal, (things, targets, lamps) = self.game.goal, self.game.goals
         if goal.lamp:
             lit = [lamp for lamp in lamps if self.marks_of(lamp) & TOGGLED] if self.held in things else []
@@ -257,11 +256,11 @@ class State:
         return any(sum(self.counts(thing, number) for thing in things) >= goal.count for number in targets)
 
     def counts(self, thing: int, number: int) -> bool:
-        """Whether a thing lies there as the goal wants it."""
+        """Whether a thing is in the receptacle with all marks of the goal."""
         return thing in self.contents[number] and self.marks_of(thing) & self.game.goal.marks == self.game.goal.marks
 
     def progress(self) -> float:
-        """The share of the task's stages that the state has come to: the thing in hand, treated, placed; 1 where it wins."""
+        """The share of stages that the state has reached: thing in hand, treated, placed; 1 if the game is won."""
         if self.won:
             return 1.0
         goal, (things, targets, lamps) = self.game.goal, self.game.goals
@@ -276,7 +275,7 @@ class State:
         return min(best + (1 / stages if treated_elsewhere else 0.0), goal.count) / goal.count
 
     def key(self) -> str:
-        """A digest of the state: equal exactly where two playthroughs of one game are in the same state."""
+        """A digest: equal for two playthroughs of one game exactly if their states are equal."""
         moved = [(number, row) for number, row in enumerate(self.contents) if row != self.game.contents[number]]
         marks = sorted((thing, marks) for thing, marks in self.marks.items() if marks != self.game.things[thing].marks)
         lies = sorted((o, sorted(at)) for o, at in self.lies_at.items() if at != self.game.lies_at.get(o, frozenset()))
@@ -291,7 +290,7 @@ class State:
         return other
 
     def _here(self, name: str) -> int:
-        """A receptacle by name, where it stands at this place; -1 otherwise."""
+        """The number of a receptacle at the agent's place, or -1."""
         number = self.game.receptacle_at.get(name, -1)
         return number if number >= 0 and self.game.receptacles[number].place == self.place else -1
 
@@ -300,6 +299,6 @@ class State:
 
 
 def _two(rest: str, between: str) -> tuple[str, str]:
-    """`mug 1 from desk 1` to its two names; where it is not of this form, to two that nothing has."""
+    """The two names in `mug 1 from desk 1`; two empty names if the text has another form."""
     first, found, second = rest.partition(between)
     return (first, second) if found else ("", "")

@@ -1,8 +1,8 @@
 """`AlfWorld`: one household for one chain, as an environment.
 
-In: actions, as text. Out: what the original engine says, and `done` when the task is won. An action that is not possible here,
-whatever it holds (100 kB, control characters), gives "Nothing happens." After the end every action is refused; `reset` opens
-the game of a task, `restart` the same one again. Games are shared between instances, so an instance is a few hundred bytes.
+Actions are texts; observations are those of the original engine. An action that is not possible, whatever it contains, gives
+"Nothing happens.". After the task is won every action is refused. `reset` opens the game of a task, `restart` opens the same
+game again. Games are shared between instances, so an instance needs a few hundred bytes.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class AlfWorld(Environment):
     def __init__(self) -> None:
         self.num_steps = 0
         self.num_idle = 0
-        """Actions to which nothing happened."""
+        """Number of actions that were answered by "Nothing happens."."""
         self.best = self._base = 0.0
         self._state: State | None = None
 
     async def reset(self, task: Task) -> str:
-        """Open the task's game: the room and the objective."""
+        """Open the game of a task. Returns the room and the objective."""
         return self._begin(State(open_game(task.fields)))
 
     async def restart(self) -> ToolResult:
-        """Begin the same game again; not once it is won. What was reached and done before still counts."""
+        """Start the same game again, unless it is won. Progress and counters are kept."""
         if self.done:
             return ToolResult(observation=OVER, error="bad_arguments")
         self._state = State(self.state.game)
         return ToolResult(observation=_seen(self._state))
 
     async def step(self, action: str) -> ToolResult:
-        """Do one thing: what comes back, and whether the task is done."""
+        """Act. Returns the observation; `done` when the task is won."""
         state = self.state
         if state.won:
             return ToolResult(observation=OVER, error="bad_arguments")
@@ -61,7 +61,7 @@ class AlfWorld(Environment):
         return ToolResult(observation=said, done=state.won)
 
     async def admissible(self) -> list[str]:
-        """Every action that is possible now, in the original's order; none after the end."""
+        """Every possible action in the order of the original; none after the end."""
         return [] if self.done else self.state.admissible()
 
     async def objective(self) -> str:
@@ -72,15 +72,15 @@ class AlfWorld(Environment):
         return float(self.done)
 
     async def progress(self) -> float:
-        """The largest share of the task's stages that was reached: the thing in hand, treated, placed. 1 is done."""
+        """The largest share of the stages that was reached: thing in hand, treated, placed."""
         return self.best
 
     async def idle(self) -> float:
-        """The share of actions to which nothing happened; 0 where there was none."""
+        """The share of actions that were answered by "Nothing happens."; 0 without actions."""
         return self.num_idle / self.num_steps if self.num_steps else 0.0
 
     async def state_key(self) -> str:
-        """A digest of the state, equal where two chains of one task stand in the same state."""
+        """A digest of the state: equal for two chains of one task exactly if their states are equal."""
         return self.state.key()
 
     @property
@@ -101,12 +101,12 @@ class AlfWorld(Environment):
 
     def _begin(self, state: State) -> str:
         self._state, self.num_steps, self.num_idle, self.best = state, 0, 0, 0.0
-        self._base = state.progress()  # of two things that belong somewhere, one may lie there already: nobody earned that
+        self._base = state.progress()  # of two things to place, one may be in place from the start
         return _seen(state)
 
     @staticmethod
     def conformance() -> dict[str, Any]:
-        """How `check_env` plays it: the oracle must win three tasks, random moves must not."""
+        """The arguments of `check_env`: the oracle wins three tasks, random moves do not."""
         from ...data import load_tasks
         from .tasks import alfworld_tasks
 

@@ -1,8 +1,8 @@
-"""A household and its task: facts or PDDL text in, a `Game` out that any number of playthroughs share.
+"""A household and its task, as an immutable `Game` that any number of playthroughs share.
 
-`read_problem` reads the problem of an ALFRED game as it stands in `game.tw-pddl`; `build` makes a game from `Facts`. Names are
-given as the original gives them: things of a name are numbered in the reverse order of their ids. A game never changes; what
-changes is in `engine.State`. A problem that cannot be played is refused with the place where it stands.
+`read_problem` reads the PDDL problem of an ALFRED game as it stands in `game.tw-pddl`; `build` makes a game from `Facts`. Names
+follow the original: things with one name are numbered in the reverse order of their ids. Raises DataError, with the location,
+for a problem that cannot be played.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 from sys import intern
 
 from ...errors import DataError
-from .goal import CLEAN, COOL, HOT, MARKS, SLICED, Goal, read_goal, type_word
+from .goal import CLEAN, COOL, HOT, MARKS, SLICED, HouseholdGoal, read_goal, type_word
 
-# What can be done with an object; the bits of the marks are used where the two belong together.
+# Abilities of an object as bits. An ability has the bit of the mark that it can receive.
 CLEANABLE, HEATABLE, COOLABLE, SLICEABLE, SWITCH, PORTABLE, VESSEL = CLEAN, HOT, COOL, SLICED, 16, 32, 64
 ABILITIES = {
     "cleanable": CLEANABLE,
@@ -28,7 +28,7 @@ ABILITIES = {
     "isreceptacleobject": VESSEL,
 }
 APPLIANCES = {"sink": CLEAN, "sinkbasin": CLEAN, "microwave": HOT, "fridge": COOL}
-"""Receptacles that leave a mark on what is held before them."""
+"""Receptacles that can treat the held thing, and the mark they leave."""
 KNIVES = frozenset({"knife", "butterknife"})
 _PAIRS = {
     "cancontain", "objecttype", "receptacletype", "inreceptacle", "receptacleatlocation", "objectatlocation",
@@ -50,49 +50,49 @@ class Receptacle:
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class HouseholdThing:
     name: str
     kind: str
     abilities: int
     marks: int
     """At the start."""
     inside: tuple[int, ...] = ()
-    """What is in it, where it is a vessel: shown, never moved."""
+    """Contents of a vessel: shown by `examine`, never moved."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """A household before it is numbered. Ids sort as the original's do; places are numbers or any other names."""
+    """A household before its things are numbered. Ids sort as those of the original."""
 
     receptacles: dict[str, str] = field(default_factory=dict)
     """Id to type."""
     things: dict[str, str] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
-    """Where a receptacle stands."""
+    """Receptacle to its place."""
     openable: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
     abilities: dict[str, int] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     contents: list[tuple[str, str]] = field(default_factory=list)
-    """Thing, receptacle."""
+    """Pairs of thing and receptacle."""
     nested: list[tuple[str, str]] = field(default_factory=list)
-    """Thing, vessel."""
+    """Pairs of thing and vessel."""
     lies_at: list[tuple[str, str]] = field(default_factory=list)
-    """Thing, place: only a knife asks for it."""
+    """Pairs of thing and place. Only slicing reads it."""
     fits: set[tuple[str, str]] = field(default_factory=set)
-    """Type of receptacle, type of thing."""
+    """Pairs of receptacle type and thing type."""
     start: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Game:
-    """Everything that does not change. Receptacles and things stand in the order in which the original lists them."""
+    """Everything that does not change. Receptacles and things are in the order in which the original lists them."""
 
     id: str
     task: str
-    goal: Goal
+    goal: HouseholdGoal
     receptacles: tuple[Receptacle, ...]
-    things: tuple[Thing, ...]
+    things: tuple[HouseholdThing, ...]
     fits: frozenset[tuple[str, str]]
     start: int
     opened: frozenset[int]
@@ -102,12 +102,12 @@ class Game:
     thing_at: dict[str, int]
     at_place: dict[int, tuple[int, ...]]
     goals: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    """The things, targets and lamps that the goal is about."""
+    """Numbers of the things, targets and lamps that can satisfy the goal."""
     walkthrough: tuple[str, ...] = ()
 
     @property
     def room(self) -> str:
-        """What is seen at the beginning."""
+        """The first observation."""
         return f"You are in the middle of a room. Looking quickly around you, you see {listed(self.receptacles)}."
 
     @property
@@ -119,14 +119,14 @@ class Game:
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{self.room}\n\n{self.objective}"
 
 
-def listed(items: Sequence[Receptacle | Thing], article: str = "a ") -> str:
-    """`a mug 2, a mug 1, and a pen 1`; without anything: `nothing`."""
+def listed(items: Sequence[Receptacle | HouseholdThing], article: str = "a ") -> str:
+    """`a mug 2, a mug 1, and a pen 1`, or `nothing`."""
     names = [f"{article}{item.name}" for item in items]
     return ", ".join(names[:-1]) + f", and {names[-1]}" if len(names) > 1 else names[0] if names else "nothing"
 
 
-def build(name: str, task: str, goal: Goal, facts: Facts, where: str, walkthrough: Sequence[str] = ()) -> Game:
-    """Number the household and check that it hangs together."""
+def build(name: str, task: str, goal: HouseholdGoal, facts: Facts, where: str, walkthrough: Sequence[str] = ()) -> Game:
+    """Number the household. Raises DataError if its facts contradict each other."""
     numbered = _names([*facts.receptacles, *facts.things])
     places: dict[str, int] = {}
     for place in [facts.start, *facts.places.values(), *(place for _, place in facts.lies_at)]:
@@ -152,7 +152,9 @@ def build(name: str, task: str, goal: Goal, facts: Facts, where: str, walkthroug
         if thing in thing_at:
             inside.setdefault(vessel, []).append(thing_at[thing])
     things = [
-        Thing(numbered[key], facts.things[key], facts.abilities.get(key, 0), facts.marks.get(key, 0), _sorted(inside.get(key)))
+        HouseholdThing(
+            numbered[key], facts.things[key], facts.abilities.get(key, 0), facts.marks.get(key, 0), _sorted(inside.get(key))
+        )
         for key in order
     ]
     lies: dict[int, set[int]] = {}
@@ -266,7 +268,7 @@ def _facts(text: str, types: dict[str, str], where: str) -> Facts:
 
 
 def _names(keys: Sequence[str]) -> dict[str, str]:
-    """`Mug_bar_...` to "mug 2": in the order of ids, the first gets the highest number."""
+    """`Mug_bar_...` to "mug 2". The first id gets the highest number."""
     by_word: dict[str, list[str]] = {}
     for key in sorted(keys, key=str.lower):
         word, *rest = key.split("_bar_")
@@ -278,7 +280,7 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _shared(fits: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """What goes where is the same in thousands of games: one object for all of them."""
+    """One object for equal sets: thousands of games have the same."""
     return fits
 
 

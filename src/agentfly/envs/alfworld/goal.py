@@ -1,8 +1,8 @@
-"""What wins a game: the goal of an ALFRED problem in, a `Goal` out, which reads a state.
+"""What wins a game: reads the goal of an ALFRED problem into a `HouseholdGoal`.
 
 Six kinds of task are known: put a thing somewhere; clean, heat or cool it first; put two there; hold it under a lamp that is
-on. Each is a conjunction of facts over variables, and is recognised by those facts, not by its name. Any other goal is
-refused, such as one about slices, which ALFWorld leaves out too.
+on. A goal is a conjunction of facts over variables and is recognised by these facts, not by its name. Raises DataError for any
+other goal, such as one about slices, which ALFWorld leaves out too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sys import intern
 from ...errors import DataError
 
 CLEAN, HOT, COOL, SLICED, TOGGLED = 1, 2, 4, 8, 16
-"""Marks that an object can carry, added up."""
+"""Marks of an object, as bits."""
 MARKS = {"isclean": CLEAN, "ishot": HOT, "iscool": COOL, "issliced": SLICED, "istoggled": TOGGLED}
 KIND_OF_MARK = {
     CLEAN: "pick_clean_then_place_in_recep",
@@ -22,16 +22,24 @@ KIND_OF_MARK = {
     COOL: "pick_cool_then_place_in_recep",
 }
 KINDS = ("pick_and_place_simple", "look_at_obj_in_light", *KIND_OF_MARK.values(), "pick_two_obj_and_place")
+SENTENCES = {
+    "pick_and_place_simple": ("put a {thing} in {target}", "put some {thing} on {target}"),
+    "look_at_obj_in_light": ("look at {thing} under the {lamp}", "examine the {thing} with the {lamp}"),
+    "pick_clean_then_place_in_recep": ("put a clean {thing} in {target}", "clean some {thing} and put it in {target}"),
+    "pick_heat_then_place_in_recep": ("put a hot {thing} in {target}", "heat some {thing} and put it in {target}"),
+    "pick_cool_then_place_in_recep": ("put a cool {thing} in {target}", "cool some {thing} and put it in {target}"),
+    "pick_two_obj_and_place": ("put two {thing} in {target}", "find two {thing} and put them in {target}"),
+}
 # Facts of a goal that follow from the others: a lamp that is on can be switched, a cool apple can be cooled.
 _IMPLIED = {"cleanable", "heatable", "coolable", "sliceable", "toggleable", "pickupable", "receptacleatlocation", "atlocation"}
 _TOKEN = re.compile(r"[()]|[^\s()]+")
-Tree = str | list["Tree"]
+GoalTree = str | list["GoalTree"]
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """`count` things of type `thing` with all of `marks` in one receptacle of type `target`; or, where there is a `lamp`, one
-    thing of that type held beside a lamp of that type that is on. Types are lower-case words: "mug", "desk"."""
+class HouseholdGoal:
+    """`count` things of type `thing` with all of `marks` in one receptacle of type `target`. With a `lamp`: one thing of type
+    `thing` held beside a lamp that is on. Types are lower-case words: "mug", "desk"."""
 
     kind: str
     thing: str
@@ -41,8 +49,13 @@ class Goal:
     count: int = 1
 
 
-def read_goal(text: str, where: str) -> Goal:
-    """The goal of a problem: what stands behind `(:goal`."""
+def sentences(goal: HouseholdGoal) -> list[str]:
+    """The ways to say a task; the first is used where a game has no sentence."""
+    return [text.format(thing=goal.thing, target=goal.target, lamp=goal.lamp) for text in SENTENCES[goal.kind]]
+
+
+def read_goal(text: str, where: str) -> HouseholdGoal:
+    """Read the text behind `(:goal` of a problem."""
     atoms: list[list[str]] = []
     try:
         _collect(_tree(text, where), atoms, where)
@@ -71,18 +84,18 @@ def read_goal(text: str, where: str) -> Goal:
 
 def _shape(
     kinds: dict[str, str], marks: dict[str, int], placed: list[tuple[str, str]], held: list[str], distinct: bool, where: str
-) -> Goal:
+) -> HouseholdGoal:
     lamps = [thing for thing, _ in placed if marks.get(thing, 0) == TOGGLED]
     if len(placed) == len(lamps) == len(held) == 1 and lamps[0] in kinds and held[0] in kinds:
-        return Goal("look_at_obj_in_light", kinds[held[0]], lamp=kinds[lamps[0]])
+        return HouseholdGoal("look_at_obj_in_light", kinds[held[0]], lamp=kinds[lamps[0]])
     things, targets = [thing for thing, _ in placed], {target for _, target in placed}
     if not held and not lamps and len(targets) == 1 and targets <= kinds.keys() and set(things) <= kinds.keys():
         thing, target = kinds[things[0]], kinds[targets.pop()]
         mark = marks.get(things[0], 0)
         if len(things) == 1 and mark in (0, *KIND_OF_MARK):
-            return Goal(KIND_OF_MARK.get(mark, "pick_and_place_simple"), thing, target, marks=mark)
+            return HouseholdGoal(KIND_OF_MARK.get(mark, "pick_and_place_simple"), thing, target, marks=mark)
         if len(things) == 2 and distinct and kinds[things[1]] == thing and not marks:
-            return Goal("pick_two_obj_and_place", thing, target, count=2)
+            return HouseholdGoal("pick_two_obj_and_place", thing, target, count=2)
     raise DataError(f"{where}: the goal is none of the six kinds of task: {', '.join(KINDS)}")
 
 
@@ -91,15 +104,15 @@ def type_word(name: str) -> str:
     return intern(name.lower().removesuffix("type"))
 
 
-def _tree(text: str, where: str) -> Tree:
-    stack: list[list[Tree]] = [[]]
+def _tree(text: str, where: str) -> GoalTree:
+    stack: list[list[GoalTree]] = [[]]
     for token in _TOKEN.findall(text):
         if token == "(":
             stack.append([])
         elif token != ")":
             stack[-1].append(token.lower())
         elif len(stack) == 1:
-            break  # the bracket that closes (:goal or the problem
+            break  # closes (:goal or the problem
         else:
             done = stack.pop()
             stack[-1].append(done)
@@ -108,7 +121,7 @@ def _tree(text: str, where: str) -> Tree:
     return stack[0][0]
 
 
-def _collect(tree: Tree, atoms: list[list[str]], where: str) -> None:
+def _collect(tree: GoalTree, atoms: list[list[str]], where: str) -> None:
     """Every fact below `and` and `exists`."""
     if isinstance(tree, str) or not tree or not isinstance(tree[0], str):
         raise DataError(f"{where}: the goal is not a list of facts")

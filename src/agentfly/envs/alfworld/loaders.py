@@ -1,11 +1,10 @@
-"""Game files in, games out: the published `game.tw-pddl` files in their standard folders, and JSONL files of many games.
+"""Game files: the published `game.tw-pddl` files in their standard folders, and JSONL files of many games.
 
     $ALFWORLD_DATA/json_2.1.1/<split>/<task>/<trial>/game.tw-pddl      JSON: pddl_problem, grammar, walkthrough, solvable
-    $ALFWORLD_DATA/games_<split>.jsonl or .jsonl.gz                    a game a line: game, task, pddl_problem, walkthrough
+    $ALFWORLD_DATA/games_<split>.jsonl or .jsonl.gz                    one game per line: game, task, pddl_problem, walkthrough
 
-A game is named by where it stands: the path of its file, or `file.jsonl#line`. `load_game` opens it again from that name alone,
-in any process. What is missing or malformed is named with its line. As in ALFWorld, games about slices and movable receptacles,
-and games marked as unsolvable, are left out. Nothing is fetched.
+A game is named by its location: the path of its file, or `file.jsonl#line`. `load_game` opens it from that name in any process.
+As in ALFWorld, games about slices and movable receptacles and games marked as unsolvable are left out. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from typing import Any
 
 from ...errors import ConfigError, DataError
 from .game import Game, read_problem
-from .goal import read_goal
-from .wording import sentences
+from .goal import read_goal, sentences
 
 SPLITS = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
 SPLITS |= {name: name for name in SPLITS.values()}
-"""What a split is called elsewhere, and in the files."""
+"""Names of splits, and their names in the files."""
 VARIABLE = "ALFWORLD_DATA"
 FOLDER = "json_2.1.1"
 FILE = "game.tw-pddl"
@@ -38,13 +36,13 @@ _LEFT_OUT = ("movable", "Sliced")
 
 
 class Unsolvable(DataError):
-    """The game's own file says that it cannot be solved."""
+    """The file of the game marks it as unsolvable."""
 
 
 def find_games(split: str, path: str | Path | None = None) -> list[str]:
-    """The names of a split's games, in the order of their files. `path` is a folder as in the docstring, or a JSONL file.
+    """The names of the games of a split, in file order. `path` is a folder as described above, or a JSONL file.
 
-    Whether a `game.tw-pddl` is marked as unsolvable shows when it is loaded: reading thousands of files for it takes long.
+    `game.tw-pddl` files marked as unsolvable are included: `load_game` raises Unsolvable for them.
     """
     if split not in SPLITS:
         raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
@@ -65,7 +63,7 @@ def find_games(split: str, path: str | Path | None = None) -> list[str]:
 
 
 def data_folder(path: str | Path | None = None) -> Path:
-    """Where the games are: what was given, else `$ALFWORLD_DATA`, else where ALFWorld's own download puts them."""
+    """The folder of the games: `path`, else `$ALFWORLD_DATA`, else where ALFWorld's download puts them."""
     given = path or os.environ.get(VARIABLE)
     root = Path(given).expanduser() if given else Path.home() / ".cache" / "alfworld"
     if not root.exists():
@@ -77,7 +75,7 @@ def data_folder(path: str | Path | None = None) -> Path:
 
 
 def load_game(name: str) -> Game:
-    """A game by its name; the last few hundred are kept."""
+    """A game by its name. The last KEPT_GAMES are cached."""
     file, _, line = name.rpartition("#") if "#" in name else (name, "", "")
     path = Path(file)
     numbered = line.isascii() and line.isdigit() and line.strip("0") != ""
@@ -120,7 +118,7 @@ def _read_row(row: Any, name: str, where: str) -> Game:
 
 
 def task_of(row: dict[str, Any], problem: str, where: str) -> str:
-    """The sentence of the task: the row's own, else the one in the grammar, else one made from the goal."""
+    """The sentence of the task: that of the row, else that of the grammar, else one made from the goal."""
     task = row.get("task")
     if task is None:
         found = _TASK.search(str(row.get("grammar", "")))
@@ -134,7 +132,7 @@ def task_of(row: dict[str, Any], problem: str, where: str) -> str:
 
 
 def _id(row: dict[str, Any], name: str) -> str:
-    """`<split>/<task>/<trial>`: the row's own, or the last three folders."""
+    """`<split>/<task>/<trial>`, from the row or from the path."""
     given = row.get("game")
     if isinstance(given, str) and given:
         return given
@@ -146,7 +144,7 @@ def _is_played(name: str) -> bool:
 
 
 def _lines_of(path: Path) -> Iterator[int]:
-    """The lines of a file whose games are played."""
+    """The lines of a file with playable games."""
     for number, packed in _file(str(path), path.stat().st_mtime_ns).items():
         where = f"{path}: line {number}"
         row = _parse(zlib.decompress(packed), where)
@@ -158,7 +156,7 @@ def _lines_of(path: Path) -> Iterator[int]:
 
 @lru_cache(maxsize=KEPT_FILES)
 def _file(file: str, stamp: int) -> dict[int, bytes]:
-    """Every line of a file, packed: a game is 40 kB of text, and a file has thousands."""
+    """Every line of a file, compressed: a game is 40 kB of text, and a file has thousands."""
     packed: dict[int, bytes] = {}
     path = Path(file)
     number = 0
@@ -176,7 +174,7 @@ def _file(file: str, stamp: int) -> dict[int, bytes]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """A file that cannot be read is named."""
+    """Raise DataError with the file's name if it cannot be read."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:

@@ -1,8 +1,8 @@
-"""A plan from any state: the commands that win the game from here, or None where nothing can.
+"""A plan from any state: the commands that win the game from there, or None if no plan is found.
 
-The oracle reads the state (it knows what is in a closed drawer) and nothing else: no stored plan, no history. A plan is put
-together from fetching, treating and placing, for every thing and target that the goal may be about; the shortest one wins.
-A rehearsal on a copy of the state comes before any plan leaves this file, so a plan that is returned is a proof.
+The oracle reads the state, including the contents of closed receptacles, and no stored plan. It combines fetching, treating and
+placing for every thing and target of the goal and returns the shortest plan. Each plan is rehearsed on a copy of the state
+before it is returned, so a returned plan wins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .goal import CLEAN, COOL, HOT, TOGGLED
 
 _ORDER = {mark: verb for verb, mark in TREATMENTS.items()}
 MAX_PAIRS = 64
-"""Of things, for tasks about two of them: beyond this many the rest are not compared."""
+"""Limit on the pairs of things that are tried in tasks about two things."""
 
 
 def plan(state: State) -> list[str] | None:
-    """The shortest of the plans that the oracle can put together; empty where the game is won already."""
+    """The shortest plan found; empty if the game is won already."""
     if state.won or state.is_goal():
         return []
     for _, commands in sorted(((len(found), found) for found in _plans(state)), key=lambda row: row[0]):
@@ -54,12 +54,12 @@ def _plans(state: State) -> Iterator[list[str]]:
 
 
 def _delivered(state: State, things: tuple[int, ...], number: int) -> list[str] | None:
-    """Bring things to a receptacle, each treated as the goal wants it."""
+    """Bring things to a receptacle, each treated as the goal requires."""
     work = Work(state)
     for thing in things:
         if not work.fetch(thing, unlike=number) or not work.treat(thing):
             return None
-        # A thing that was in two receptacles and was taken from the other one is still where it is wanted.
+        # A thing that was in two receptacles and was taken from the other is still in this one.
         if not work.state.counts(thing, number) and not work.put(thing, number):
             return None
     return work.commands
@@ -76,7 +76,7 @@ def _lit(state: State, thing: int, lamp: int, number: int) -> list[str] | None:
 
 
 class Work:
-    """Commands as they are put together, carried out on a copy of the state. A method says whether it could be done."""
+    """A plan under construction, carried out on a copy of the state. Methods return whether they succeeded."""
 
     def __init__(self, state: State) -> None:
         self.state = state.copy()
@@ -88,7 +88,7 @@ class Work:
         self.state.step(command)
 
     def go(self, number: int, *, reach: bool = False) -> None:
-        """Stand before a receptacle and, to reach into it, have it open."""
+        """Go to a receptacle; with `reach`, open it too."""
         receptacle = self.game.receptacles[number]
         if receptacle.place != self.state.place:
             self.do(f"go to {receptacle.name}")
@@ -96,7 +96,7 @@ class Work:
             self.do(f"open {receptacle.name}")
 
     def fetch(self, thing: int, unlike: int = -1) -> bool:
-        """Have a thing in hand, taken where it is near; from `unlike` only if it is nowhere else."""
+        """Take a thing from the nearest receptacle; from `unlike` only if it is nowhere else."""
         state, item = self.state, self.game.things[thing]
         if state.held == thing:
             return True
@@ -109,7 +109,7 @@ class Work:
         return True
 
     def drop(self) -> bool:
-        """Put down what is held, as near as it goes."""
+        """Put the held thing into the nearest receptacle that it fits."""
         held = self.state.held
         kind = self.game.things[held].kind
         fitting = [number for number, item in enumerate(self.game.receptacles) if (item.kind, kind) in self.game.fits]
@@ -126,7 +126,7 @@ class Work:
         return True
 
     def treat(self, thing: int, *, again: bool = False) -> bool:
-        """Clean, heat or cool what is held, as the goal asks; `again` even where it is so already, which cannot be seen."""
+        """Clean, heat or cool the held thing as the goal requires; with `again` also if it has the mark already."""
         wanted = self.game.goal.marks
         for mark in (CLEAN, HOT, COOL):
             if wanted & mark and (again or not self.state.marks_of(thing) & mark):
@@ -139,6 +139,6 @@ class Work:
         return True
 
     def distance(self, number: int) -> int:
-        """Commands until one can reach into a receptacle."""
+        """Number of commands until the receptacle can be reached into."""
         away = self.game.receptacles[number].place != self.state.place
         return int(away) + int(not self.state.reachable(number))

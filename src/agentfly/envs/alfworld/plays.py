@@ -1,9 +1,8 @@
-"""Commands that win a game without knowing where things are: a state in, a way to look for things out.
+"""Commands that win a game by searching for things instead of knowing where they are.
 
-The oracle walks straight to a thing it cannot have seen; who learns from it learns to guess. Here a place is visited and looked
-into before anything is taken from it, and what was seen on the way is remembered. `listed_order` looks into receptacles as the
-room lists them, those that the task names last; `plausible_order` draws receptacles in which the thing could be, and finds it
-after at most so many misses: what a person who knows houses does.
+Dialogues made from the oracle would teach a model to guess. Here a receptacle is visited and opened before a thing is taken
+from it, and seen things are remembered. `listed_order` searches receptacles as the room lists them, those named by the task
+last; `plausible_order` draws receptacles that fit the thing and finds it after a limited number of misses.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from .engine import State
 from .oracle import Work
 
 Order = Callable[[Work, set[int], Sequence[int]], int | None]
-"""The work so far, the receptacles looked into, and the things that are wanted: the receptacle to look into next."""
+"""From the plan so far, the searched receptacles and the wanted things to the receptacle to search next."""
 
 
 def searched(state: State, order: Order) -> list[str] | None:
-    """Commands that win, each justified by what was seen before it; None where the order ends before the things are found."""
+    """Commands that win, each based on what was seen before it; None if the order ends before the things are found."""
     search = _Search(state, order)
     things, targets, lamps = state.game.goals
     if state.game.goal.lamp:
@@ -31,7 +30,7 @@ def searched(state: State, order: Order) -> list[str] | None:
 
 
 def listed_order(work: Work, looked: set[int], wanted: Sequence[int]) -> int | None:
-    """In the order in which the room is described; targets and appliances of the task after all others."""
+    """In the order of the room's description, with targets and appliances of the task last."""
     receptacles, marks = work.game.receptacles, work.game.goal.marks
     named = {*work.game.goals[1], *(number for number, item in enumerate(receptacles) if item.appliance & marks)}
     left = [number for number in range(len(receptacles)) if number not in looked]
@@ -39,7 +38,7 @@ def listed_order(work: Work, looked: set[int], wanted: Sequence[int]) -> int | N
 
 
 def plausible_order(rng: random.Random, max_misses: int) -> Order:
-    """Draws receptacles that could hold the thing; after `max_misses` in vain, goes to where it is."""
+    """Draws receptacles that could hold the thing; after `max_misses` misses, goes to where it is."""
     misses = [max_misses]
 
     def choose(work: Work, looked: set[int], wanted: Sequence[int]) -> int | None:
@@ -57,14 +56,14 @@ def plausible_order(rng: random.Random, max_misses: int) -> Order:
 
 
 class _Search:
-    """Work that takes only what it has seen. A method says whether it could be done; all stop once the game is won."""
+    """A plan that takes only seen things. Methods return whether they succeeded; all stop once the game is won."""
 
     def __init__(self, state: State, order: Order) -> None:
         self.work, self.order = Work(state), order
         self.looked: set[int] = set()
 
     def find(self, things: Sequence[int]) -> tuple[int, int] | None:
-        """A thing that lies in a receptacle that was looked into, and that receptacle."""
+        """A wanted thing in a searched receptacle, and that receptacle; None if the order ends first."""
         work = self.work
         while True:
             for number in sorted(self.looked, key=work.distance):
@@ -82,7 +81,7 @@ class _Search:
         return found is not None and self.work.fetch(found[0], unlike)
 
     def deliver(self, things: Sequence[int], target: int) -> bool:
-        """One more thing to the target, treated first."""
+        """Treat one more thing and bring it to the target."""
         if self.work.state.won:
             return True
         left = [thing for thing in things if not self.work.state.counts(thing, target)]

@@ -1,7 +1,7 @@
-"""Rewards of ALFWorld, read from the chain's own household: whatever the model says, the state decides.
+"""Rewards of ALFWorld, read from the state of the chain's household.
 
-alfworld_success    1 if the task is done; its component `idle` is the share of actions to which nothing happened
-alfworld_progress   the largest share of its stages that was reached: the thing in hand, treated, placed; 1 if it is done
+alfworld_success    1 if the task is done; its component `idle` is the share of actions that had no effect
+alfworld_progress   the largest share of the stages that was reached: thing in hand, treated, placed; 1 if the task is done
 """
 
 from __future__ import annotations

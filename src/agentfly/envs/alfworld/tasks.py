@@ -1,12 +1,12 @@
-"""Task sets: a split, a count and a seed in, rows `{"id", "question", "game", "kind"}` out.
+"""Task sets of ALFWorld. Rows are `{"id", "question", "game", "kind"}`.
 
     alfworld         generated households of all sizes and the six kinds of task
     easy_alfworld    three or four receptacles, three to six commands
     alfworld_games   the published games, from `$ALFWORLD_DATA` (see loaders.py): "validation" is valid_seen, "test" is
                      valid_unseen
 
-`question` is what the agent sees first; `game` names the game, which `open_game` opens again. A generated game belongs to
-exactly one split, whatever the seed: the split is a hash of what the agent sees first, so that no question is in two.
+`question` is the agent's first message; `game` is a name that `open_game` opens. A hash of the question decides the split of a
+generated game, so no question is in two splits, whatever the seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def alfworld_games(split: str, count: int | None = None, seed: int = 0, path: st
     if count is not None and count < 1:
         raise ConfigError(f"tasks: count must be at least 1, not {count}.")
     names = find_games(split, path)
-    # Files are sorted by the kind of task: without a shuffle the first of them would all be of one kind.
+    # Files are sorted by kind of task: without a shuffle the first `count` would be of one kind.
     random.Random(f"alfworld games {seed}").shuffle(names)
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -67,7 +67,7 @@ def row_of(game: Game, name: str) -> dict[str, Any]:
 
 
 def open_game(fields: Any) -> Game:
-    """The game of a row: its `game`, or, where it has one, the `pddl_problem` that it carries itself."""
+    """The game of a row: its `pddl_problem` if it has one, else the game that `game` names."""
     name, problem = fields.get("game"), fields.get("pddl_problem")
     if isinstance(problem, str):
         label = str(name or "given")
@@ -80,7 +80,7 @@ def open_game(fields: Any) -> Game:
 
 
 def split_of(game: Game) -> str:
-    """The one split that a generated game belongs to: 80 % train, 10 % validation, 10 % test."""
+    """The split of a generated game: 80 % train, 10 % validation, 10 % test."""
     bucket = zlib.crc32(f"{game.room}\n{game.task}".encode()) % 10
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 

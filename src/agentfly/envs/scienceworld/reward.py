@@ -1,4 +1,4 @@
-"""Rewards of ScienceWorld, read from the chain's own simulator: whatever the model says, the simulator decides.
+"""Rewards of ScienceWorld, read from the chain's simulator.
 
 scienceworld_score     the score at the end, from 0 to 1; a task that has failed is 0
 scienceworld_success   1 if the task was completed with the full score

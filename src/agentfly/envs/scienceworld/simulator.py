@@ -1,7 +1,7 @@
-"""One simulator in one of the JVMs: load a task, act in it, read its score; every method is async and waits for the JVM's turn.
+"""One simulator in one of the JVMs: load a task, act in it, read its score. Methods are async and wait for the JVM's thread.
 
 The Java object is called directly. Its Python wrapper lists all valid combinations of actions and objects at every step, which
-takes ten times as long as the step itself; here they are not listed. A simulator whose JVM died raises `WorldError`.
+takes ten times as long as the step. Calls raise `WorldError` after the JVM has died.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...errors import ConfigError, WorldError
-from .jvm import Jvm, Shared
+from .jvm import Jvm, SimulatorGlobals
 from .jvms import Jvms
 
 T = TypeVar("T")
@@ -22,8 +22,8 @@ DESCRIBED_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What came of an action. `score` is from 0 to 1, or below 0 where the task has failed."""
+class SimulatorReply:
+    """The reply to an action. `score` is from 0 to 1, or below 0 if the task has failed."""
 
     observation: str
     score: float
@@ -32,40 +32,40 @@ class Seen:
 
 
 class Simulator:
-    """A place in a JVM, and from the first load on a Java object in it."""
+    """A simulator in a JVM. The first load makes its Java object."""
 
     def __init__(self, pool: Jvms) -> None:
         self._pool = pool
         self._jvm: Jvm | None = pool.enter()
-        self._shared = Shared()
+        self._shared = SimulatorGlobals()
         self._java: Any = None
 
     @property
     def alive(self) -> bool:
         return self._jvm is not None and not self._jvm.why
 
-    async def load(self, task: str, variation: int, simplifications: str) -> tuple[str, Seen]:
-        """Open a variation of a task: its description, and what is seen first."""
+    async def load(self, task: str, variation: int, simplifications: str) -> tuple[str, SimulatorReply]:
+        """Open a variation of a task. Returns its description and the first reply."""
 
-        def load(jvm: Jvm) -> tuple[str, Seen]:
+        def load(jvm: Jvm) -> tuple[str, SimulatorReply]:
             self._load(jvm, task, variation, simplifications, gold=False)
             return str(self._java.getTaskDescription()).strip(), self._step("look around")
 
         return await self._call(load)
 
-    async def step(self, action: str) -> Seen:
+    async def step(self, action: str) -> SimulatorReply:
         return await self._call(lambda jvm: self._step(action))
 
     async def actions(self) -> list[str]:
-        """The forms that actions have, such as "open OBJ"."""
+        """The forms of actions, such as "open OBJ"."""
         return await self._call(lambda jvm: jvm.lines(self._java.getPossibleActions()))
 
     async def objects(self) -> list[str]:
-        """What can stand for OBJ here and now."""
+        """The objects that can replace OBJ now."""
         return await self._call(lambda jvm: jvm.lines(self._java.getPossibleObjects()))
 
     async def gold(self, task: str, variation: int, simplifications: str) -> list[str]:
-        """A sequence of actions that solves a task, from the simulator's own agent. It has to be loaded again afterwards."""
+        """Actions that solve a task, from the simulator's agent. The task must be loaded again afterwards."""
 
         def find(jvm: Jvm) -> list[str]:
             self._load(jvm, task, variation, simplifications, gold=True)
@@ -74,17 +74,17 @@ class Simulator:
         return await self._call(find)
 
     async def close(self) -> None:
-        """Leave the JVM. Calling it twice is fine."""
+        """Leave the JVM. Idempotent."""
         jvm, self._jvm = self._jvm, None
         java, self._java = self._java, None
         if jvm is None:
             return
         try:
             if java is not None and not jvm.why:
-                # Not waited for: whoever closes may be in a hurry, and the JVM does it in its turn.
+                # Not awaited: the caller may be cancelled, and the JVM drops the object in its turn.
                 jvm.submit(lambda: jvm.drop(java))
         except WorldError:
-            return  # the JVM ended in between, and the object with it
+            return  # the JVM has ended, and the object with it
         finally:
             self._pool.leave(jvm)
 
@@ -106,21 +106,21 @@ class Simulator:
         if error:
             raise ConfigError(f"ScienceWorld cannot load {task} {variation} {simplifications!r}: {error}")
 
-    def _step(self, action: str) -> Seen:
+    def _step(self, action: str) -> SimulatorReply:
         java = self._java
         if java is None:
             raise WorldError("no task of ScienceWorld is loaded")
         observation = str(java.step(action))
-        return Seen(observation, float(java.getScore()), bool(java.getCompleted()), int(java.getNumMoves()))
+        return SimulatorReply(observation, float(java.getScore()), bool(java.getCompleted()), int(java.getNumMoves()))
 
 
 async def describe(pool: Jvms, wanted: Sequence[tuple[str, int]]) -> list[str]:
-    """The descriptions of variations of tasks, without loading them whole: a few milliseconds each."""
+    """The descriptions of variations, without loading them: a few milliseconds each."""
     jvm = pool.enter()
 
     def read(part: Sequence[tuple[str, int]]) -> list[str]:
         java, found = jvm.gateway.jvm, []
-        # A maker of our own, dropped after a while: it holds on to the houses that it was set up in.
+        # A separate task maker, dropped after each part: it keeps references to the houses it has set up.
         maker = java.scienceworld.tasks.TaskMaker1()
         for task, variation in part:
             house = java.scienceworld.environments.EnvironmentMaker.mkKitchenEnvironment(0)
@@ -145,7 +145,7 @@ async def describe(pool: Jvms, wanted: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def run_apart(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a thread with a loop of its own: for sync functions that may be called where a loop is running."""
+    """Run a coroutine in a new thread and event loop, for sync functions called while a loop is running."""
     found: list[T] = []
     failed: list[BaseException] = []
 

@@ -1,21 +1,14 @@
-"""The solver of ScienceWorld: the simulator's own gold path for any task, and a shorter way for the easy ones.
+"""A short way to solve the easy tasks. `env.play_gold` solves any task by the simulator's gold path, which is slow to find.
 
-In: an environment and a task. Out: the actions that solve it. Gold paths have the full score on all 30 tasks, on 27 of them
-within 100 actions; finding one takes the simulator a second or two (mendelian genetics: half a minute). `EasyWay` knows where
-plants, animals and things are in this house, and teleports; of animals it knows, as the simulator does, how long they live.
+`EasyWay` knows the rooms of plants, animals and things, teleports there, and knows how long animals live in the simulator.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ...errors import WorldError
-from ...types import Task
 from .clip import CARRIED, is_living
-
-if TYPE_CHECKING:
-    from .env import ScienceWorld
 
 FULL = 1.0 - 1e-6
 GREEN = (" tree", " plant")
@@ -43,22 +36,11 @@ LIFESPANS = (
     "parrot",
     "giant tortoise",
 )
-"""Animals, those that live shortest first."""
-
-
-async def play_gold(env: ScienceWorld, task: Task) -> float:
-    """Play a task by its gold path; the score."""
-    actions = await env.gold(task)
-    await env.reset(task)
-    for action in actions:
-        result = await env.step(action=action)
-        if result.done:
-            break
-    return env.score
+"""Animals by life span, the shortest first."""
 
 
 class EasyWay:
-    """How an easy task is done: `where` to look; then, of what is seen there, `thing` to focus on; then `rest`."""
+    """The steps of an easy task: go to `where`, focus on one of `things`, then do `rest`."""
 
     def __init__(self, task_name: str, question: str) -> None:
         self.task_name = task_name
@@ -69,7 +51,7 @@ class EasyWay:
         self.where = places.get(task_name, "outside")
 
     def things(self, seen: str) -> list[str]:
-        """What will do, of what a look around shows; the best first."""
+        """The suitable things in an observation of the room, the best first."""
         shown = seen.partition(": ")[2].split(", ")
         if self.task_name == "find-non-living-thing":
             return sorted((thing for thing in shown if thing in CARRIED), key=CARRIED.index)
@@ -88,8 +70,8 @@ class EasyWay:
 
 
 def lifespan(animal: str) -> int:
-    """The place of an animal among all, by how long it lives in the simulator."""
+    """The rank of an animal by its life span in the simulator."""
     kind = re.sub(r"^(?:baby|juvenile|adult) | egg$", "", animal)
     if kind not in LIFESPANS:
-        raise WorldError(f"nobody knows how long a {kind!r} lives")
+        raise WorldError(f"the life span of a {kind!r} is unknown")
     return LIFESPANS.index(kind)

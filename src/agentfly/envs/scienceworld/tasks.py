@@ -1,10 +1,10 @@
 """The tasks of ScienceWorld as task sets: 30 tasks, 7,207 variations, three splits.
 
-In: a split, a count and a seed. Out: rows `{"question", "task_name", "variation", "game", ...}`; one without `simplifications`
-has those of the environment. The question is the simulator's own description, so Java is needed here too; `game` tells
-variations of equal description apart. The splits are the published ones: of each task's variations the first half is for
-training, the next quarter for validation, the rest for tests. Rows come in a seeded order, task after task in turn.
-`easy_scienceworld` holds the shortest tasks, with short questions and observations for a small model.
+Rows are `{"question", "task_name", "variation", "game", ...}`; a row without `simplifications` has those of the environment.
+The question is the simulator's description, so Java is needed; `game` distinguishes variations with equal descriptions. The
+splits are the published ones: of each task's variations the first half is for training, the next quarter for validation, the
+rest for tests. Rows are in a seeded order, one variation of each task in turn. `easy_scienceworld` has the shortest tasks,
+with short questions and observations for a small model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EASY_STEPS = 8
 EASY_CLIP = 100
 SIMPLIFICATIONS = ("easy", *NAMES)
 
-# How many variations each task has.
+# The number of variations of each task.
 VARIATIONS = {
     "boil": 30,
     "melt": 30,
@@ -165,7 +165,7 @@ def _check_split(split: str) -> str:
 
 
 def _draw(tasks: Sequence[str], split: str, count: int | None, seed: int) -> list[tuple[str, int]]:
-    """Task after task in turn, each task's variations in an order of their own; none comes twice."""
+    """One variation of each task in turn, each task's variations in a random order, without repetition."""
     _check_split(split)
     wanted = DEFAULT_COUNTS[split] if count is None else count
     if type(wanted) is not int or wanted < 1:
@@ -189,7 +189,7 @@ _lock = threading.Lock()
 
 
 def descriptions(chosen: Sequence[tuple[str, int]]) -> list[str]:
-    """What the simulator says of each; asked once a process."""
+    """The simulator's descriptions, cached in this process."""
     with _lock:
         new = [each for each in dict.fromkeys(chosen) if each not in _described]
         if new:

@@ -1,7 +1,6 @@
-"""`scienceworld_explorer(action)`: the model's way into the chain's `ScienceWorld`; `scienceworld_get_actions()`: its help.
+"""Tools of ScienceWorld: `scienceworld_explorer(action)` acts, `scienceworld_get_actions()` is help and takes no move.
 
-In: an action as the model wrote it. Out: an observation; the chain ends when the task does. Asking for help is no move.
-`SYSTEM` is a first line of the prompt (`agent.system`) for models that do not know this world yet.
+`SYSTEM` is a first line of the prompt (`agent.system`) for models that were not trained in this world.
 """
 
 from __future__ import annotations

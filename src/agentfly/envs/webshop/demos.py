@@ -1,8 +1,7 @@
-"""Visits of `ReactAgent` with `webshop_step`, as good and as bad as they are asked for.
+"""Visits of `ReactAgent` with `webshop_step`, for supervised training; all of the train split.
 
-In: a count, a seed and the share of slips. Out: rows for supervised training, of the train split alone. The query is made of
-the instruction, as a model could make it; every observation is the shop's own answer. A slip is one of `SLIPS`, and is played
-out like anything else.
+The query is made from the instruction, as a model could make it; every observation is the shop's answer. `mistakes` is the
+share of visits with one of `SLIPS`, which is played out.
 """
 
 from __future__ import annotations
@@ -15,44 +14,43 @@ from typing import Any
 
 from ...errors import DataError
 from ...tools.text import clean
-from .catalogue import open_catalogue
-from .easy import MATERIALS
-from .goals import Goal
-from .shop import Visit
+from .catalogue.catalogue import open_catalogue
+from .catalogue.easy import MATERIALS
+from .catalogue.goals import ShopGoal
+from .shop.visit import Visit
 from .solver import asked_for, chosen_options, queries
-from .tasks import Split, easy_webshop_tasks, webshop_data_brief_tasks, webshop_data_tasks, webshop_tasks
+from .tasks import easy_webshop_tasks, webshop_data_brief_tasks, webshop_data_tasks, webshop_tasks
 
 TOOL = "webshop_step"
 MAX_PAGES = 2
 SLIPS = ("no options", "one option less", "wrong option", "wrong product", "vague search", "give up")
-Row = dict[str, Any]
-Tasks = Callable[[Split, int | None, int], list[Row]]
+Tasks = Callable[[str, int | None, int], list[dict[str, Any]]]
 
 
-def webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Goals of the generated catalogue."""
     return _rows(webshop_tasks, count, seed, mistakes)
 
 
-def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """Goals of the beginners' shop; beyond their number they come again."""
+def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """Goals of the easy shop; beyond their number they repeat."""
     return _rows(easy_webshop_tasks, count, seed, mistakes)
 
 
-def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
+def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
     """Goals of the published files, from $WEBSHOP_DATA."""
     return _rows(webshop_data_tasks, count, seed, mistakes)
 
 
-def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[Row]:
-    """The same with brief pages; half of the searches name the options too, so that it can be found out which way is better."""
+def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
+    """The same with brief pages. Half of the searches name the options too, so that RL can find out which is better."""
     return _rows(webshop_data_brief_tasks, count, seed, mistakes, whole=0.5)
 
 
-def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[Row]:
-    """Goals whose product the query does not bring up early are passed over: nobody could have found them that way."""
+def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[dict[str, Any]]:
+    """Goals whose product is not among the first results of the query are skipped."""
     rng = random.Random(f"webshop demos {seed}")
-    found: list[Row] = []
+    found: list[dict[str, Any]] = []
     while len(found) < count:
         before = len(found)
         for row in tasks("train", None if count > 2_000 else 2 * count + 50, seed):
@@ -65,8 +63,8 @@ def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float 
     return found
 
 
-def _row(row: Row, rng: random.Random, mistakes: float, whole: float) -> Row | None:
-    goal = Goal.from_dict(row["goal"])
+def _row(row: dict[str, Any], rng: random.Random, mistakes: float, whole: float) -> dict[str, Any] | None:
+    goal = ShopGoal.from_dict(row["goal"])
     visit = Visit(open_catalogue(row["catalogue"]), goal, brief=row.get("brief"))
     slip = rng.choice(SLIPS) if rng.random() < mistakes else ""
     query = _whole_query(goal) if whole and rng.random() < whole else _query(goal)
@@ -84,25 +82,25 @@ def _row(row: Row, rng: random.Random, mistakes: float, whole: float) -> Row | N
     return {**{key: row[key] for key in ("catalogue", "goal", "brief") if key in row}, "messages": messages}
 
 
-def _findable(visit: Visit, goal: Goal, query: str) -> bool:
+def _findable(visit: Visit, goal: ShopGoal, query: str) -> bool:
     results = visit.shelves.search(query)
     return goal.asin in results[: MAX_PAGES * visit.shelves.page_size]
 
 
-def _query(goal: Goal) -> str:
-    """What is asked for, without options and price; in the beginners' shop the name alone."""
+def _query(goal: ShopGoal) -> str:
+    """The instruction without options and price; in the easy shop the product's name."""
     if goal.category == "easy":
         return goal.name
     return re.sub(r"\s+", " ", queries(goal)[0]).lower()
 
 
-def _whole_query(goal: Goal) -> str:
-    """What is asked for with its options, as the instruction has it."""
+def _whole_query(goal: ShopGoal) -> str:
+    """The instruction with its options, without the price."""
     return re.sub(r"[\s\[\]]+", " ", asked_for(goal)).strip().lower()
 
 
-def _actions(visit: Visit, goal: Goal, query: str, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Thoughts and actions; the visit is where the last one led when the next is asked for."""
+def _actions(visit: Visit, goal: ShopGoal, query: str, slip: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Thoughts and actions. Each action must be taken before the next is asked for."""
     if slip == "vague search":
         words = [word for word in _query(goal).split() if word not in MATERIALS] or [query]
         query = words[-1]
@@ -114,11 +112,11 @@ def _actions(visit: Visit, goal: Goal, query: str, slip: str, rng: random.Random
         return
     results = {asin.lower() for asin in visit.results}
     shown = [asin for asin in visit.clickables if asin in results]
-    if not shown:  # a vague word may find nothing at all
+    if not shown:  # a vague query may find nothing
         return
     if target not in shown or (slip == "wrong product" and len(shown) > 1):
         target = rng.choice([asin for asin in shown if asin != target] or [target])
-    yield "open it", f"click[{target.upper()}]"  # as the page writes it: copying is easier than spelling
+    yield "open it", f"click[{target.upper()}]"  # as the page writes it, so that the model can copy it
     for value in _options(visit, slip, rng):
         yield f"choose {value}", f"click[{value}]"
     yield "buy", "click[buy now]"

@@ -1,9 +1,8 @@
 """`WebShop`: one visit to the shop for one chain, as an environment.
 
-In: actions, `search[words]` and `click[what]`. Out: pages as text, and at the end the score of what was bought. A task's row
-says which `catalogue` and which `goal`, and whether pages are `brief`. The catalogue is opened once for the process and shared;
-an instance holds its own visit and little else, so thousands fit. What a model may write (any length, any character) never
-raises; a task without a goal does.
+Actions are `search[words]` and `click[what]`; observations are pages as text, and the purchase gives the score. The row of a
+task names the `catalogue`, the `goal` and whether pages are `brief`. The catalogue is opened once per process and shared; an
+instance holds only its visit, so thousands fit. No text of a model raises; a task without a goal does.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any, ClassVar
 from ...errors import ConfigError, WorldError
 from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
-from .catalogue import Catalogue, is_open, open_catalogue
-from .goals import read_row
-from .nouns import NAMES
-from .shop import Visit, read_action
-from .shown import shown
+from .catalogue.catalogue import Catalogue, is_open, open_catalogue
+from .catalogue.goals import read_row
+from .catalogue.nouns import NAMES
+from .shop.terminal import shown
+from .shop.visit import Visit, read_action
 
 
 class WebShop(Environment):
@@ -40,16 +39,16 @@ class WebShop(Environment):
         self._visit: Visit | None = None
 
     async def reset(self, task: Task) -> str:
-        """Enter the shop with the task's goal; the first page."""
+        """Enter the shop with the goal of a task. Returns the first page."""
         self._visit = None
         name, goal, brief = read_row(task)
         catalogue = await self._catalogue(name)
-        catalogue.product(goal.asin)  # an unknown product is the data's mistake: say so now
+        catalogue.product(goal.asin)  # raises for an unknown product, which is a fault of the data
         self._visit, self.num_steps, self.num_idle = Visit(catalogue, goal, brief=brief), 0, 0
         return self._visit.observation
 
     async def step(self, action: str) -> ToolResult:
-        """Act. The reward comes with the purchase, and is 0 before it; after the end every action is refused."""
+        """Act. The reward is the score of the purchase, and 0 before it; after the end every action is refused."""
         visit = self._open()
         if visit.done:
             return ToolResult(
@@ -63,11 +62,11 @@ class WebShop(Environment):
 
     @property
     def score(self) -> float:
-        """The published score so far: 0 until something is bought."""
+        """The published score; 0 until something is bought."""
         return 0.0 if self._visit is None or self._visit.score is None else self._visit.score.total
 
     async def result(self) -> dict[str, float]:
-        """The score and its parts, for rewards, all 0 where nothing was bought; `idle`: the share of actions without effect."""
+        """The score and its parts, 0 if nothing was bought; and `idle`, the share of actions without effect."""
         found = self._open().score
         names = ("type", "attributes", "options", "price")
         parts = {name: 0.0 if found is None else getattr(found, name) for name in names}
@@ -75,7 +74,7 @@ class WebShop(Environment):
         return {"score": 0.0 if found is None else found.total, "bought": float(found is not None), "idle": idle, **parts}
 
     def admissible(self) -> list[str]:
-        """What can be done now; anything may be searched for."""
+        """The possible actions; "search[...]" stands for any search."""
         visit = self._open()
         if visit.done:
             return []
@@ -92,14 +91,14 @@ class WebShop(Environment):
 
     @staticmethod
     def page(task: Task) -> None:
-        """Serve the shop as a web page until Ctrl-C, beginning with this task; what `agentfly envs open webshop` does."""
-        from .page import open_page
+        """Serve the shop as a web page until Ctrl-C, starting with this task (`agentfly envs open webshop`)."""
+        from .shop.page import open_page
 
         open_page(task=task)
 
     @staticmethod
     def conformance() -> dict[str, Any]:
-        """How `check_env` plays it: the solver buys what two tasks ask for."""
+        """The arguments of `check_env`: the solver buys what two tasks ask for."""
         from ...data import load_tasks
         from .solver import solve_env
         from .tasks import webshop_tasks
@@ -123,10 +122,10 @@ class WebShop(Environment):
     async def _catalogue(self, name: str) -> Catalogue:
         if is_open(name, self.tagger):
             return open_catalogue(name, self.tagger)
-        # Reading 100,000 products takes a while: other chains go on meanwhile.
+        # In a thread: reading 100,000 products takes long, and other chains must go on.
         return await asyncio.to_thread(open_catalogue, name, self.tagger)
 
     def _open(self) -> Visit:
         if self._visit is None:
-            raise WorldError("nobody is in the shop: call reset first")
+            raise WorldError("no visit is open: call reset first")
         return self._visit

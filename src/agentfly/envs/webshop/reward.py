@@ -1,10 +1,8 @@
-"""Rewards of the shop: the published score of what was bought, and success.
+"""Rewards of the shop, read from the chain's environment: a chain that buys nothing has 0.
 
-    webshop_score     from 0 to 1; its parts (type, attributes, options, price, bought) are components, and `idle`, the share of
-                      actions that had no effect
-    webshop_success   1 where the score is full, else 0
-
-A chain that buys nothing has 0. Nothing but the chain's own environment is asked, so text alone earns nothing.
+webshop_score     the published score, from 0 to 1; components are its parts (type, attributes, options, price, bought) and
+                  `idle`, the share of actions without effect
+webshop_success   1 if the score is full, else 0
 """
 
 from __future__ import annotations

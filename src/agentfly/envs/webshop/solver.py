@@ -1,8 +1,8 @@
-"""The solver of the shop: a goal in, the actions that buy it out.
+"""The solver of the shop: the actions that buy the product of a goal, which it knows.
 
-It knows which product is meant. It searches with the words of the instruction, then with those of the product's name, turns at
-most five pages, opens the product, clicks the options of the goal and buys. On catalogues that are made here this has the full
-score for every goal; on the original's, a few goals cannot be met (their own product does not match what they ask for).
+It searches with the words of the instruction, then with those of the product's name, turns at most five pages, opens the
+product, clicks the options of the goal and buys. It has the full score for every goal of the generated catalogues; in WebShop's
+catalogue a few goals cannot be met, because their product does not match what they ask for.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...types import Task
-from .goals import Goal
-from .shop import MAX_RESULTS, Visit
+from .catalogue.goals import ShopGoal
+from .shop.visit import MAX_RESULTS, Visit
 
-# What an instruction says beside what is wanted.
+# Parts of an instruction that do not describe the product.
 _FILLER = re.compile(r"^(?:find me|i am looking for|i need|i would like|buy an?)\s+", re.IGNORECASE)
 _BOUND = re.compile(r",? (?:and price lower than|below) [\d.]+ dollars\.?$")
 _BRACKETS = re.compile(r"[\[\]]")
 
 
-def queries(goal: Goal) -> list[str]:
-    """What to search for, the likeliest first."""
+def queries(goal: ShopGoal) -> list[str]:
+    """Search queries, the most promising first."""
     asked = asked_for(goal)
     plain = [asked.partition(" with color:")[0].partition(" with size:")[0], asked, goal.name, f"{goal.name} {asked}"]
     return list(dict.fromkeys(_BRACKETS.sub(" ", text).strip() for text in plain if text.strip()))
 
 
-def asked_for(goal: Goal) -> str:
-    """The instruction without its opening and its price: what is wanted, with its options."""
+def asked_for(goal: ShopGoal) -> str:
+    """The instruction without its opening and its price bound."""
     return _FILLER.sub("", _BOUND.sub("", goal.instruction))
 
 
 def solve(visit: Visit) -> Iterator[str]:
-    """Actions, to be taken one by one: the next depends on the page that the last led to."""
+    """Actions. Each must be taken before the next is asked for, because it depends on the page."""
     goal, target = visit.goal, visit.goal.asin.lower()
     for query in queries(goal):
         yield f"search[{query}]"
@@ -56,7 +56,7 @@ def solve(visit: Visit) -> Iterator[str]:
 
 
 def chosen_options(visit: Visit) -> list[str]:
-    """The goal's option values that the open product has, in the order of its page."""
+    """The option values of the goal that the product offers, in the order of its page."""
     goal = visit.goal
     wanted = list(goal.options.values()) if isinstance(goal.options, dict) else list(goal.options)
     product = visit.shelves.product(goal.asin)
@@ -64,16 +64,16 @@ def chosen_options(visit: Visit) -> list[str]:
 
 
 def play(visit: Visit) -> list[tuple[str, str]]:
-    """Play a visit to its end: each action with the page that it led to."""
+    """Play a visit to its end. Returns each action with the next page."""
     return [(action, visit.step(action).observation) for action in solve(visit)]
 
 
 async def solve_env(env: Any, task: Task) -> float:
-    """Play an environment that was reset to the task, beside a visit of its own that says what comes next."""
-    from .catalogue import open_catalogue
+    """Play an environment that was reset to the task. A second visit determines the actions. Returns the score."""
+    from .catalogue.catalogue import open_catalogue
 
     catalogue = open_catalogue(task.fields.get("catalogue", "generated"))
-    visit = Visit(catalogue, Goal.from_dict(task.fields["goal"]))
+    visit = Visit(catalogue, ShopGoal.from_dict(task.fields["goal"]))
     for action in solve(visit):
         await env.step(action)
         visit.step(action)

@@ -1,13 +1,12 @@
-"""Task sets of the shop: a split and a count in, rows `{"id", "question", "catalogue", "goal"}` out.
+"""Task sets of the shop. Rows are `{"id", "question", "catalogue", "goal"}`.
 
-    webshop         goals of the generated catalogue; a product belongs to one split alone, and a question that another
-                    product's goal has in validation or test is left out of train
-    easy_webshop    goals of the beginners' shop, with short pages; a goal belongs to one split alone
-    webshop_data    WebShop's own files in `$WEBSHOP_DATA`, synthetic goals, split as the literature does: after the shuffle
-                    with seed 233 the first 500 are for test, the next 1,000 for validation, the rest for training
+    webshop         goals of the generated catalogue; each product belongs to one split, and training goals with the question of
+                    a validation or test goal are left out
+    easy_webshop    goals of the easy shop, with short pages; each goal belongs to one split
+    webshop_data    WebShop's files in `$WEBSHOP_DATA`, synthetic goals, with the published split: after the shuffle with seed
+                    233 the first 500 are for test, the next 1,000 for validation, the rest for training
     webshop_human   the same with the instructions that people wrote
-    webshop_data_brief     the goals of webshop_data with brief pages, for models that cannot hold whole ones: a visit is two
-                    thirds as long
+    webshop_data_brief     the goals of webshop_data with brief pages, which make a visit a third shorter
 
 The model reads the question; the goal is for the environment and the rewards.
 """
@@ -18,20 +17,19 @@ import os
 import random
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import ConfigError, DataError
-from .catalogue import Catalogue, full_name, open_catalogue
-from .easy import easy_goals
-from .goals import PLACES, Goal, Goals, Kind
+from .catalogue.catalogue import Catalogue, full_name, open_catalogue
+from .catalogue.easy import easy_goals
+from .catalogue.goals import PLACES, GoalKind, Goals, ShopGoal
 
-Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
 DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
 VARIABLE = "WEBSHOP_DATA"
 
 
-def webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Buy something in the generated catalogue, such as "Find me machine washable throw blankets ..."."""
     catalogue = open_catalogue("generated")
     goals, wanted = catalogue.goals(), _checked(split)
@@ -41,7 +39,7 @@ def webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list
     return _rows(goals, places, catalogue, split, count, seed, left_out)
 
 
-def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def easy_webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Buy a small thing, such as "Buy a wool hat: red, large, below 20 dollars."."""
     catalogue = open_catalogue("easy")
     goals, wanted = list(easy_goals(list(catalogue.products))), _checked(split)
@@ -49,32 +47,32 @@ def easy_webshop_tasks(split: Split, count: int | None = None, seed: int = 0) ->
     return _rows(goals, places, catalogue, split, count, seed)
 
 
-def webshop_data_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-    """Synthetic goals of WebShop's own files, in `$WEBSHOP_DATA` (a folder, or `FOLDER/items_shuffle.json#100000`)."""
+def webshop_data_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Synthetic goals of WebShop's files, in `$WEBSHOP_DATA` (a folder, or `FOLDER/items_shuffle.json#100000`)."""
     return _published(split, count, seed, "synthetic")
 
 
-def webshop_data_brief_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def webshop_data_brief_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """The goals and splits of `webshop_data`, with brief pages: no repeated instruction, and what is chosen is said."""
     return [{**row, "brief": True} for row in webshop_data_tasks(split, count, seed)]
 
 
-def webshop_human_tasks(split: Split, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
-    """Goals that people wrote (`items_human_ins.json`), over WebShop's own files in `$WEBSHOP_DATA`."""
+def webshop_human_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+    """Goals that people wrote (`items_human_ins.json`), over WebShop's files in `$WEBSHOP_DATA`."""
     return _published(split, count, seed, "human")
 
 
 def split_of(text: str) -> str:
-    """The one split that a product or an instruction belongs to: 80 % train, 10 % validation, 10 % test."""
+    """The split of a product or an instruction: 80 % train, 10 % validation, 10 % test."""
     bucket = zlib.crc32(text.encode()) % 10
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
-def row_of(goal: Goal, catalogue: str, number: int) -> dict[str, Any]:
+def row_of(goal: ShopGoal, catalogue: str, number: int) -> dict[str, Any]:
     return {"id": f"{goal.asin}-{number}", "question": goal.instruction, "catalogue": catalogue, "goal": goal.to_dict()}
 
 
-def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[dict[str, Any]]:
+def _published(split: str, count: int | None, seed: int, kind: GoalKind) -> list[dict[str, Any]]:
     first, end = PLACES[_checked(split)]
     where = os.environ.get(VARIABLE)
     if not where:
@@ -90,7 +88,7 @@ def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[d
     places = range(len(goals))[first:end]
     if not places:
         raise DataError(f"{where}: the split {split!r} begins at goal {first}, but there are only {len(goals)}")
-    # The test goals keep the literature's order; the others are drawn in a seeded one. Only those that are wanted are made.
+    # Test goals keep the published order; the others are shuffled by the seed. Only the wanted ones are made.
     wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
     order = list(places) if split == "test" else random.Random(f"webshop {split} {seed}").sample(places, len(places))
     name = full_name(where)
@@ -99,7 +97,7 @@ def _published(split: Split, count: int | None, seed: int, kind: Kind) -> list[d
 
 
 def _rows(
-    goals: Sequence[Goal],
+    goals: Sequence[ShopGoal],
     places: list[int],
     catalogue: Catalogue,
     split: str,
@@ -107,7 +105,7 @@ def _rows(
     seed: int,
     left_out: frozenset[int] = frozenset(),
 ) -> list[dict[str, Any]]:
-    """Some of the goals at these places, in a seeded order; only those that are wanted are made."""
+    """Goals at some of these places, in a seeded order. Only the wanted ones are made."""
     wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
     random.Random(f"webshop {split} {seed}").shuffle(places)
     places = [place for place in places if place not in left_out]
@@ -115,7 +113,7 @@ def _rows(
 
 
 def _asked_elsewhere(goals: Goals, splits: Sequence[str]) -> frozenset[int]:
-    """The places of goals for training whose question is one of validation or test: two products can be asked for alike."""
+    """The places of training goals whose question is also one of validation or test: two products can have equal questions."""
     held = [place for place in range(len(goals)) if splits[goals.owner(place)] != "train"]
     beginnings = {goals.products[goals.owner(place)].instruction for place in held}
     asked = {goals[place].instruction for place in held}

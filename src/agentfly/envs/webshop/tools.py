@@ -1,7 +1,7 @@
-"""The tools of the shop: `webshop_step(action)` and `webshop_browser(action, value)`.
+"""Tools of the shop: `webshop_step(action)` and `webshop_browser(action, value)`.
 
-In: what the model wrote. Out: the page it leads to, with a first line that says so where the action had no effect. Buying ends
-the chain. The score is left to the rewards (`webshop_score`, `webshop_success`), so that it is counted once.
+They return the next page; a first line says so if the action had no effect. Buying ends the chain. The score is left to the
+rewards (`webshop_score`, `webshop_success`), so that it is counted once.
 """
 
 from __future__ import annotations
