@@ -24,7 +24,6 @@ RANK = {
     "aio": 2,
     "codec": 2,
     "net": 2,
-    "aio": 2,
     "plugins": 2,
     "data": 3,
     "tools": 4,

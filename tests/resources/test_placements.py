@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from agentfly.aio.threads import run_in_thread
 from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
 from agentfly.faults import kill_worker
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.spawn import SPAWNER, WorkerProcess
 from agentfly.resources.rpc.frames import RemoteError
 from agentfly.testing import GuessEnv
-from agentfly.tools.threads import run_in_thread
 from agentfly.types import Message, Task, ToolCall, ToolResult
 
 from .worlds import TASK, Board, NeverUp, SlowUp, Worker, exists, soon_gone, task

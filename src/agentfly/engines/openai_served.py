@@ -44,7 +44,6 @@ class ServedEngine:
     """
 
     reads: Literal["ids", "messages"] = "ids"
-    shares_weights = False
 
     def __init__(
         self,
@@ -151,9 +150,6 @@ class ServedEngine:
             self.proof = self._copy.prove(version, self._ask, self._max_gap)
             self._proven_at = asked
         self.handover_took_s = time.perf_counter() - began
-
-    def rest(self) -> None:
-        """Nothing to free: the server has its own device memory."""
 
     def release(self, session: str) -> None:
         """Nothing to release: the server evicts by itself."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..aio.deadline import Expired, within
 from ..errors import ConfigError, DeadlineError
 from ..resources.backends.base import Instance
 from ..resources.backends.thread import LoopInstance, ThreadInstance
 from ..resources.spec import Spec
-from ..tools.deadline import Expired, within
 from ..types import Task, ToolResult
 
 EnvCall = tuple[str, dict[str, Any]]

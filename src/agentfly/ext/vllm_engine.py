@@ -52,7 +52,6 @@ class VllmEngine:
     """
 
     reads: Literal["ids", "messages"] = "ids"
-    shares_weights = False
     slept = False
     """Whether this process has created an engine with `sleep`."""
 

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..aio.deadline import GRACE_S
 from ..types import ToolCall, ToolResult
 from .context import Context
-from .deadline import GRACE_S
 from .definition import MAX_LENGTH, Tool
 from .text import clean, cut, quote
 

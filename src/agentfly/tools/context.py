@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..aio.deadline import Expired, within
+from ..aio.threads import run_in_thread
 from ..errors import WorldError
 from ..types import Task, Trajectory
-from .deadline import Expired, within
 from .text import describe_error
-from .threads import run_in_thread
 
 log = logging.getLogger(__name__)
 CLOSE_S = 10.0

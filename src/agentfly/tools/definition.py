@@ -21,14 +21,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import plugins
+from ..aio.deadline import Expired, within
+from ..aio.threads import run_in_thread
 from ..errors import ConfigError, InvariantError, RolloutError, ToolError, WorldError
 from ..types import ToolResult
 from .context import Context
-from .deadline import Expired, within
 from .docstring import parse_docstring
 from .signature import BadArguments, Signature, is_environment
 from .text import clean, cut, describe_error, finite, render
-from .threads import run_in_thread
 
 PASSED_ON = (RolloutError, ConfigError, InvariantError)
 """Exceptions of a tool that are not shown to the model: RolloutError ends the chain, the others end the run."""

@@ -12,7 +12,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...types import ToolCall
-from .reply import MAX_CALLS, MAX_NAME, ParsedReply, ReplyReader, broken, call_from_object, call_from_parts, clean_name, guess_name
+from .reply import (
+    MAX_CALLS,
+    MAX_NAME,
+    ParsedReply,
+    ReplyReader,
+    broken,
+    call_from_object,
+    call_from_parts,
+    clean_name,
+    guess_name,
+)
 from .strict_json import BadJson, load_json
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...aio.deadline import Expired, within
 from ...errors import ConfigError
-from ...tools.deadline import Expired, within
 from ...types import Task
 from ..spec import Spec
 

@@ -23,8 +23,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...aio.threads import WorkerThread
 from ...errors import ConfigError, WorldError
-from ..threads import OwnThread
 
 SCRIPT = Path(__file__).parents[1] / "rpc" / "worker_main.py"
 _SYSTEM = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
@@ -71,7 +71,7 @@ class Spawner:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._thread: OwnThread | None = None
+        self._thread: WorkerThread | None = None
         self._home: Path | None = None
         self._lock_fd = -1
         self._life: tuple[int, int] = (-1, -1)
@@ -103,7 +103,7 @@ class Spawner:
         if thread is not None:
             await thread.run(lambda: self._terminate_all([process]))
 
-    def _enter(self) -> OwnThread:
+    def _enter(self) -> WorkerThread:
         with self._lock:
             if self._count == 0:
                 self._open()
@@ -133,7 +133,7 @@ class Spawner:
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(self._home / "new", self._home / "lock")
         self._life = os.pipe()
-        self._thread = OwnThread("spawner")
+        self._thread = WorkerThread("spawner")
 
     def _start(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None) -> WorkerProcess:
         assert self._home is not None

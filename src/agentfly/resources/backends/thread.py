@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ...aio.threads import WorkerThread
 from ...errors import WorldError
 from ...types import Task
-from ..threads import OwnThread
 from .base import Backend, Instance
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ class LoopInstance(Instance):
 
 
 class ThreadInstance(Instance):
-    _thread: OwnThread | None = None
+    _thread: WorkerThread | None = None
     _left = False
 
     async def start(self) -> None:
-        self._thread = OwnThread(f"{self.spec.name}-{self.number}")
+        self._thread = WorkerThread(f"{self.spec.name}-{self.number}")
         await self._thread.run(self._build)
         self.alive = True
 
@@ -72,7 +72,7 @@ class ThreadInstance(Instance):
         self.alive = False
         if self._thread is not None and not self._left:
             self._left = True
-            self._thread.leave(self._close_env)
+            self._thread.abandon(self._close_env)
 
     def _close_env(self) -> Any:
         return None if self.env is None else self.env.close()

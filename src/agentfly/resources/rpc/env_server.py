@@ -24,11 +24,11 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+from ...aio.deadline import Expired, within
 from ...codec import NotEncodable
 from ...errors import ConfigError, DeadlineError, WorldError
 from ...net.address import url_of
 from ...net.guard import Guard
-from ...tools.deadline import Expired, within
 from ..backends.base import Instance
 from ..backends.registry import backend_of
 from ..ready import make_ready

@@ -18,16 +18,16 @@ from functools import partial
 from typing import Any
 
 from ... import plugins
+from ...aio.threads import WorkerThread
 from ...codec import NotEncodable
 from ...errors import ConfigError, WorldError
-from ..threads import OwnThread
 from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_value
 
 
 class HostedInstance:
     __slots__ = ("env", "tasks", "thread")
 
-    def __init__(self, thread: OwnThread | None) -> None:
+    def __init__(self, thread: WorkerThread | None) -> None:
         self.env: Any = None
         self.thread = thread
         self.tasks: set[asyncio.Task[None]] = set()
@@ -64,7 +64,7 @@ class EnvHost(asyncio.Protocol):
 
     def handle(self, call: Call) -> None:
         if call.method == NEW:
-            thread = None if self.hello["per_process"] == 1 else OwnThread(f"instance-{call.instance}")
+            thread = None if self.hello["per_process"] == 1 else WorkerThread(f"instance-{call.instance}")
             instance = self.instances[call.instance] = HostedInstance(thread)
             self.dispatch(call.id, instance, partial(self.build, instance), False)
             return
@@ -128,7 +128,7 @@ class EnvHost(asyncio.Protocol):
         for task in instance.tasks:
             task.cancel()
         if instance.thread is not None:
-            instance.thread.leave(getattr(instance.env, "close", _nothing))
+            instance.thread.abandon(getattr(instance.env, "close", _nothing))
         self.reply(call_id, None, None)
 
     def reply(self, call_id: int, value: Any, error: BaseException | None) -> None:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...aio.threads import run_in_thread
 from ...errors import WorldError
 from ...types import ToolResult
 from ..definition import Tool, tool
 from ..text import clean, cut
-from ..threads import run_in_thread
 from .cells import CELL, LENGTH
 from .process import Process, rlimits
 

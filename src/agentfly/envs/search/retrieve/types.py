@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from ....aio.threads import run_in_thread
 from ....errors import ConfigError
 from ....tools.text import clean
-from ....tools.threads import run_in_thread
 
 MAX_DEADLINE_S = 100.0
 """The longest deadline of a server's client or a provider, retries included. The timeout of the tools is longer."""

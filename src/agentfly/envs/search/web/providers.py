@@ -21,10 +21,10 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
+from ....aio.threads import run_in_thread
 from ....errors import ConfigError, WorldError
 from ....net.client import MAX_REASON, HttpClient, OutOfAttempts, OutOfTime, Rejected, RetryPolicy, Transient, retry
 from ....tools.text import clean
-from ....tools.threads import run_in_thread
 from ..retrieve.types import Hit, Passage, check_deadline, check_k
 from .cache import Cache, open_cache
 from .rate_limit import RateLimit, TooLate
