@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -12,7 +14,7 @@ from agentfly.rewards import Factory, Reward
 from agentfly.tools import Tool
 
 
-@pytest.mark.parametrize("name", [name for name in plugins.BUILTIN["tools"] if name != "python"])
+@pytest.mark.parametrize("name", plugins.BUILTIN["tools"])
 def test_a_built_in_tool_can_be_imported_by_its_name(name: str) -> None:
     found = getattr(tools, name)
     assert isinstance(found, Tool)
@@ -27,16 +29,11 @@ def test_a_built_in_reward_can_be_imported_by_its_name(name: str) -> None:
     assert name in dir(rewards)
 
 
-def test_the_name_python_is_the_tool() -> None:
-    """In a process without other tests: the submodule `agentfly.tools.python`, once imported, has the same name."""
-    code = "from agentfly.tools import Tool, python; assert isinstance(python, Tool)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_no_module_of_rewards_has_the_name_of_a_reward() -> None:
-    """Importing a submodule sets it as an attribute of its package, which would hide the reward of that name."""
-    targets = {target.partition(":")[0] for target in plugins.BUILTIN["rewards"].values()}
-    assert not [name for name in plugins.BUILTIN["rewards"] if f"agentfly.rewards.{name}" in targets]
+@pytest.mark.parametrize("package", [tools, rewards], ids=["tools", "rewards"])
+def test_no_module_hides_a_tool_or_reward(package: ModuleType) -> None:
+    """Importing a submodule sets it as an attribute of its package, which would hide the tool or reward of that name."""
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert not modules & set(plugins.BUILTIN[package.__name__.rpartition(".")[2]])
 
 
 def test_open_has_a_name_that_hides_no_builtin_of_python_and_unknown_names_are_refused() -> None:

@@ -82,7 +82,8 @@ def test_deep_nesting_is_refused_on_both_sides() -> None:
     [
         (["Popen", "rm"], "unknown record 'Popen'"),
         ([["Task"]], "unknown record"),
-        (["ToolResult", "seen"], "with 1 fields"),
+        (["ToolResult", "seen", None, None, False, None, "more"], "with 6 fields"),
+        (["ToolResult"], "observation"),
         (["ToolResult", 7, None, None, False, None], "observation is not text"),
         (["ToolResult", "seen", None, "much", False, None], "reward is not a number"),
         (["ToolResult", "seen", None, True, False, None], "reward is not a number"),
@@ -93,6 +94,11 @@ def test_deep_nesting_is_refused_on_both_sides() -> None:
 def test_a_forged_record_is_refused(record: list[Any], match: str) -> None:
     with pytest.raises(NotDecodable, match=match):
         decode(msgpack.packb(msgpack.ExtType(3, msgpack.packb(record))))
+
+
+def test_a_record_of_an_older_version_lacks_the_newest_fields() -> None:
+    data = msgpack.packb(msgpack.ExtType(3, msgpack.packb(["ToolResult", "seen", None, 0.5])))
+    assert decode(data) == ToolResult(observation="seen", reward=0.5)
 
 
 def test_keys_of_a_peer_are_strings() -> None:

@@ -23,7 +23,7 @@ from toolbox import arithmetic_tools
 from agentfly.envs.code.tasks import easy_code_tasks
 from agentfly.pocket.demos import CANONICAL, DemoTool
 from agentfly.pocket.tasks import OPERATIONS, arithmetic, one_step_arithmetic
-from agentfly.tools.python import PythonSession
+from agentfly.tools.interpreter import PythonSession
 from agentfly.types import ToolResult
 
 KINDS = ("one_step", "readme", "two_step", "two_step_native", "lookup", "code")

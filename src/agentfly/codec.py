@@ -136,10 +136,11 @@ def _read(code: int, data: bytes, any_keys: bool, level: int) -> Any:
     if not isinstance(name, str) or name not in _records:
         raise NotDecodable(f"unknown record {name!r}")
     cls, names, check = _records[name]
-    if len(values) != len(names):
+    # A record that an older version wrote has fewer fields: new ones are added at the end, with defaults.
+    if len(values) > len(names):
         raise NotDecodable(f"a {name} with {len(values)} fields; it has {len(names)}")
     try:
-        found = cls(**dict(zip(names, values, strict=True)))
+        found = cls(**dict(zip(names, values, strict=False)))
         if check is not None:
             check(found)
     except Exception as error:  # noqa: BLE001 - a record of forged values may fail anywhere in its own checks

@@ -32,7 +32,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "divide": "agentfly.tools.arithmetic:divide",
         "calculator": "agentfly.tools.arithmetic:calculator",
         "python": "agentfly.envs.code.tools:python",
-        "python_process": "agentfly.tools.python:python_process",
+        "python_process": "agentfly.tools.interpreter:python_process",
         "final_answer": "agentfly.tools.final:final_answer",
         "code_interpreter": "agentfly.envs.code.tools:code_interpreter",
         "alfworld_step": "agentfly.envs.alfworld.tools:alfworld_step",

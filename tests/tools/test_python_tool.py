@@ -15,7 +15,7 @@ import pytest
 
 from agentfly.errors import ConfigError
 from agentfly.tools import Context, as_tool, call_tools
-from agentfly.tools.python import PythonSession, python_tool, run_code
+from agentfly.tools.interpreter import PythonSession, python_tool, run_code
 from agentfly.types import ToolCall, ToolResult
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")
@@ -107,7 +107,7 @@ for fd in range(1, 20):
 
 
 def test_a_cell_that_runs_too_long_is_interrupted_and_keeps_its_variables(context, monkeypatch):
-    monkeypatch.setattr("agentfly.tools.python.session.GRACE_S", 60)
+    monkeypatch.setattr("agentfly.tools.interpreter.session.GRACE_S", 60)
     first, second, third = cells(context, "x = 5", "print('begun')\nwhile True: pass", "x", limit_s=2)
     assert first.error is None
     assert second.error == "timeout"
@@ -116,7 +116,7 @@ def test_a_cell_that_runs_too_long_is_interrupted_and_keeps_its_variables(contex
 
 
 def test_a_cell_that_cannot_be_interrupted_costs_the_session_and_says_so(context, monkeypatch):
-    monkeypatch.setattr("agentfly.tools.python.session.GRACE_S", 0.3)
+    monkeypatch.setattr("agentfly.tools.interpreter.session.GRACE_S", 0.3)
     deaf = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nx = 5"
     _, killed, after = cells(context, deaf, "while True: pass", "x", limit_s=2)
     assert killed.error == "timeout"
@@ -220,7 +220,7 @@ def test_a_cancelled_call_ends_its_session_and_the_next_says_so(context, tmp_pat
 def test_a_session_dies_with_its_parent():
     code = """
 import asyncio, os, signal
-from agentfly.tools.python import PythonSession
+from agentfly.tools.interpreter import PythonSession
 async def main():
     session = PythonSession()
     print(await session("import os; print(os.getpid(), os.getcwd())"), flush=True)

@@ -98,7 +98,7 @@ def code_tests_reward(timeout_s: float = 10.0, memory_mb: int = 512, partial: bo
 
 
 async def _pass_asserts(code: str, tests: Sequence[str], timeout_s: float, memory_mb: int) -> int:
-    from ..tools.python import run_code
+    from ..tools.interpreter import run_code
 
     nonce = secrets.token_hex(16)
     # JSON in ASCII: lone surrogates in a reply would not survive the encoding of stdin.
@@ -108,7 +108,7 @@ async def _pass_asserts(code: str, tests: Sequence[str], timeout_s: float, memor
 
 
 async def _pass_pairs(code: str, pairs: Sequence[tuple[str, str]], timeout_s: float, memory_mb: int, stop_early: bool) -> int:
-    from ..tools.python import run_code
+    from ..tools.interpreter import run_code
 
     passed = 0
     for given, expected in pairs:

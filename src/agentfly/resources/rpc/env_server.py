@@ -31,8 +31,7 @@ from ...net.address import url_of
 from ...net.guard import Guard
 from ..backends.base import Instance
 from ..backends.registry import backend_of
-from ..ready import make_ready
-from ..spec import Spec, ready_of, spec_of
+from ..spec import Spec, make_ready, ready_of, spec_of
 from . import websocket_limits
 from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_value
 from .server import cannot_leave

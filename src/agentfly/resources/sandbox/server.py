@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError, WorldError
-from ...tools.python.cells import CHUNK
-from ...tools.python.process import bootstrap
+from ...tools.interpreter.cells import CHUNK
+from ...tools.interpreter.process import bootstrap
 from .limits import TIERS, SandboxLimits
 from .runtime.protocol import COMMAND, NEW
 from .session import SLOW_S, SandboxSession

@@ -14,7 +14,7 @@ import socket
 from typing import Any, Protocol
 
 from ...errors import WorldError
-from ...tools.python.cells import CELL, CHUNK, LENGTH
+from ...tools.interpreter.cells import CELL, CHUNK, LENGTH
 from .limits import CellResult, SandboxLimits
 from .runtime.protocol import INTERRUPT, KILL, MAX_IMAGES, QUICK, SLOW
 

@@ -1,7 +1,7 @@
 """The processes below the trainer: supervisor, fork server and sessions.
 
 They load this folder as `agentfly_sandbox.resources.sandbox.runtime`, without the `agentfly` package, so its files import only
-the standard library, each other and `tools.python.cells`. The trainer itself imports `protocol` alone.
+the standard library, each other and `tools.interpreter.cells`. The trainer itself imports `protocol` alone.
 
     supervisor.py        supervisor: namespaces, cgroups, cleaning up
     fork_server.py       fork server: preloads, forks sessions, reaps them

@@ -28,7 +28,7 @@ from _signal import signal as set_handler
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ....tools.python.cells import LENGTH
+from ....tools.interpreter.cells import LENGTH
 from . import isolation, landlock, syscalls
 from .protocol import COMMAND, INTERRUPT, KILL, NEW, QUICK, SLOW
 from .session_process import SessionProcess

@@ -12,7 +12,7 @@ import os
 import sys
 from json.encoder import encode_basestring_ascii as quoted
 
-from ....tools.python.cells import CellLoop, cut
+from ....tools.interpreter.cells import CellLoop, cut
 from .protocol import MAX_IMAGES
 
 MAX_IMAGE_BYTES = 1_500_000

@@ -39,13 +39,13 @@ def bootstrap(alias: str, module: str) -> str:
     parents = module.split(".")[:-1]
     packages = ["", *(".".join(parents[: count + 1]) for count in range(len(parents)))]
     lines = ["import sys"]
-    for package in dict.fromkeys([*packages, "tools", "tools.python"]):
+    for package in dict.fromkeys([*packages, "tools", "tools.interpreter"]):
         name, folder = f"{alias}.{package}".rstrip("."), str(root.joinpath(*package.split(".")))
         lines.append(f"m = sys.modules[{name!r}] = type(sys)({name!r}); m.__path__ = [{folder!r}]")
     return "\n".join([*lines, f"from {alias}.{module} import main", "main()"])
 
 
-CHILD = bootstrap("agentfly_python", "tools.python.child")
+CHILD = bootstrap("agentfly_python", "tools.interpreter.child")
 
 
 def rlimits(memory_mb: int, cpu_s: int | None = None) -> str:
