@@ -59,7 +59,7 @@ HEAVY = {
     "safetensors": ("learn/", "engines/local"),
     "pyarrow": ("data.py",),
     "rich": ("watch/", "cli.py"),
-    "httpx": ("net/", "engines/openai", "resources/backends/"),
+    "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
     "starlette": ("envs/",),
     "uvicorn": ("net/server.py",),

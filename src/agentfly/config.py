@@ -193,6 +193,7 @@ class Config:
         return dataclasses.replace(config, loss=algorithm.settings(loss))
 
     def to_dict(self) -> dict[str, Any]:
+        """The config as nested tables."""
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:

@@ -163,6 +163,7 @@ class Outcome(StrEnum):
 
     @property
     def trainable(self) -> bool:
+        """Whether the chain ended by itself or by a limit, not by a failure of the world."""
         return self not in (Outcome.TOOL_ERROR, Outcome.WORLD_FAILURE, Outcome.CANCELLED)
 
 
@@ -204,6 +205,7 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
+        """The final score and the rewards of all turns."""
         return (self.reward or 0.0) + sum(turn.reward for turn in self.turns)
 
     @property
@@ -228,10 +230,12 @@ class Trajectory:
 
     @property
     def num_invalid_calls(self) -> int:
+        """Calls that reached no tool: an unknown name or bad arguments."""
         return sum(result.invalid for turn in self.turns for result in turn.results)
 
     @property
     def num_sampled(self) -> int:
+        """Tokens that the model sampled in all turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
 
@@ -284,15 +288,18 @@ class RunResult:
 
     @property
     def rewards(self) -> list[float | None]:
+        """The final score of each trajectory; None if it has none."""
         return [trajectory.reward for trajectory in self.trajectories]
 
     @property
     def groups(self) -> list[list[Trajectory]]:
+        """The sibling chains of each task."""
         n = self.num_chains
         return [self.trajectories[i : i + n] for i in range(0, len(self.trajectories), n)]
 
     @property
     def outcomes(self) -> Counter[str]:
+        """How many chains ended in which way."""
         return Counter(trajectory.outcome.value for trajectory in self.trajectories)
 
     def __iter__(self) -> Iterator[Trajectory]:

@@ -61,10 +61,12 @@ class Reward(ABC):
         return frozenset()
 
     @abstractmethod
-    def scaled(self, factor: float) -> Reward: ...
+    def scaled(self, factor: float) -> Reward:
+        """The same reward with its score multiplied by `factor`."""
 
     @abstractmethod
-    async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score: ...
+    async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
+        """Score a finished chain. `env` is the environment of the chain, if it has one."""
 
     @abstractmethod
     async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
