@@ -21,6 +21,9 @@ ROOT = Path(__file__).parent.parent
 BEFORE = json.loads((Path(__file__).parent / "data" / "surface_0_1.json").read_text())
 RENAMED = {
     "agentfly.resources.serve:EnvServer": "agentfly.resources.rpc.env_server:EnvServer",
+    "agentfly.envs.code.apart:count_apart": "agentfly.envs.code.isolated.run:count_isolated",
+    "agentfly.rollout:prepare": "agentfly.rollout:open_task",
+    "train.minibatches": "train.num_minibatches",
 }
 """Old name to new name, of any kind below; each is in the changelog."""
 
