@@ -20,6 +20,7 @@ from typing import Any
 from agentfly import plugins
 from agentfly.config import keys
 from agentfly.errors import AgentFlyError
+from agentfly.foreign_names import foreign_names
 from agentfly.learn.algorithms import ALGORITHMS, ALWAYS
 from agentfly.learn.settings import LossSettings
 
@@ -102,6 +103,16 @@ def parser_names() -> str:
     return ", ".join(code(name) for name in plugins.BUILTIN["parsers"]) + ".\n"
 
 
+def foreign_table(*libraries: str) -> Callable[[], str]:
+    """The names of these libraries beside ours."""
+
+    def make() -> str:
+        rows = [row for row in foreign_names() if row.library in libraries]
+        return table(("theirs", "ours", "note"), ([code(row.name), code(row.ours), row.note] for row in rows))
+
+    return make
+
+
 def names_table(kind: str) -> Callable[[], str]:
     return lambda: table((kind.removesuffix("s"), "what it does"), ([code(n), _says(kind, n)] for n in plugins.BUILTIN[kind]))
 
@@ -115,6 +126,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "rooms": rooms_table,
     "agents": agents_table,
     "parser_names": parser_names,
+    "from_agentfly": foreign_table("AgentFly (original)"),
+    "from_trl": foreign_table("transformers", "PEFT", "TRL"),
+    "from_verl": foreign_table("verl"),
+    "from_others": foreign_table("OpenRLHF", "verifiers"),
     **{kind: names_table(kind) for kind in ("tools", "rewards", "tasks")},
 }
 

@@ -10,7 +10,7 @@ import agentfly
 from agentfly import CodeAgent, Config, ReactAgent, ToolAgent, tool
 from agentfly.config import SECTIONS, keys
 from agentfly.errors import ConfigError
-from agentfly.foreign_names import FOREIGN_NAMES, config_hint, find_foreign
+from agentfly.foreign_names import config_hint, find_foreign, foreign_names
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 
@@ -24,7 +24,7 @@ def agent(**options: Any) -> ReactAgent:
     return ReactAgent(ScriptedEngine(["Answer: x"]), renderer=ByteRenderer(), **options)
 
 
-@pytest.mark.parametrize("row", FOREIGN_NAMES, ids=lambda row: f"{row.library}:{row.name}")
+@pytest.mark.parametrize("row", foreign_names, ids=lambda row: f"{row.library}:{row.name}")
 def test_every_row_leads_to_a_key_that_exists(row: Any) -> None:
     known = {key for key, *_ in keys()} | set(SECTIONS) | {"tasks", "agent.engine.chat_template", "agent.options.parser"}
     assert row.ours in known
