@@ -24,7 +24,7 @@ def agent(**options: Any) -> ReactAgent:
     return ReactAgent(ScriptedEngine(["Answer: x"]), renderer=ByteRenderer(), **options)
 
 
-@pytest.mark.parametrize("row", foreign_names, ids=lambda row: f"{row.library}:{row.name}")
+@pytest.mark.parametrize("row", foreign_names(), ids=lambda row: f"{row.library}:{row.name}")
 def test_every_row_leads_to_a_key_that_exists(row: Any) -> None:
     known = {key for key, *_ in keys()} | set(SECTIONS) | {"tasks", "agent.engine.chat_template", "agent.options.parser"}
     assert row.ours in known
@@ -93,7 +93,7 @@ def test_an_agent_refuses_a_foreign_argument_with_its_own(name: str, ours: str) 
 
 @pytest.mark.parametrize("kind", [ReactAgent, ToolAgent, CodeAgent])
 def test_a_foreign_name_of_the_model_is_refused_with_our_name(kind: Any) -> None:
-    with pytest.raises(ConfigError, match="'model_name_or_path' of AgentFly-verl is model=... here"):
+    with pytest.raises(ConfigError, match=r"'model_name_or_path' of AgentFly \(original\) is model=... here"):
         kind(model_name_or_path="Qwen/Qwen2.5-3B-Instruct")
     with pytest.raises(ConfigError, match="the model's name is empty"):
         kind()
@@ -107,7 +107,7 @@ def test_an_unknown_argument_gets_the_list_with_those_of_the_agents_kind() -> No
 def test_run_refuses_a_foreign_argument_with_its_own() -> None:
     with pytest.raises(ConfigError, match="ReactAgent.run has no argument 'generation_config'; .*sampling="):
         agent().run_sync([{"question": "q"}], generation_config={})
-    with pytest.raises(ConfigError, match="'start_messages' of AgentFly-verl is tasks here"):
+    with pytest.raises(ConfigError, match=r"'start_messages' of AgentFly \(original\) is tasks here"):
         agent().run_sync(start_messages=[])
 
 
