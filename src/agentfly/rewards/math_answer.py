@@ -146,7 +146,7 @@ def _same(found: str, reference: str, nesting: int) -> bool:
     right_kind, right_parts = _sequence(reference)
     if left_kind or right_kind:
         return left_kind == right_kind and _same_parts(left_parts, right_parts, left_kind != r"\{", nesting)
-    return _same_number(found, reference)
+    return any(_same_trees(a, b) for a in _trees(found) for b in _trees(reference))
 
 
 def _right_sides(found: str, reference: str) -> tuple[str, str]:
@@ -221,10 +221,6 @@ def _split(text: str, mark: str, thousands: bool = True) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def _same_number(found: str, reference: str) -> bool:
-    return any(_same_trees(a, b) for a in _trees(found) for b in _trees(reference))
-
-
 def _same_trees(left: tuple[Expression, bool], right: tuple[Expression, bool]) -> bool:
     (a, a_percent), (b, b_percent) = left, right
     if same_value(a, b):
@@ -240,10 +236,8 @@ def _trees(text: str) -> list[tuple[Expression, bool]]:
     percent = text.endswith("%")
     if percent:
         text = text.rstrip("%").rstrip("\\").strip()
-    found = []
     tree = read_math(text)
-    if tree is not None:
-        found.append((tree, percent))
+    found = [] if tree is None else [(tree, percent)]
     unit = _UNIT.fullmatch(text) if len(text) <= 200 else None
     if unit:
         bare = read_math(unit.group("value").strip())
