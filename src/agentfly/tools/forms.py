@@ -219,14 +219,10 @@ class Compiler:
             given = read_json(value, "{", dict, memo)
             if type(given) is not dict:
                 raise Mismatch("an object", value)
-            made = {}
-            for name, part in given.items():
-                try:
-                    made[key.convert(name, memo)] = item.convert(part, memo)
-                except Mismatch as mismatch:
-                    mismatch.path.append(str(name))
-                    raise
-            return made
+            return {
+                convert_part(str(name), key.convert, name, memo): convert_part(str(name), item.convert, part, memo)
+                for name, part in given.items()
+            }
 
         return Form(schema, convert, frozenset({"object"}))
 
