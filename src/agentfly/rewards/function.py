@@ -14,18 +14,22 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, overload
 
 from .. import plugins
+from ..aio.threads import run_in_thread
 from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError, WorldError, environment_call
 from ..tools.signature import env_parameters
 from ..types import Trajectory
 from .base import RESERVED, Lend, Reward, Score
-from .threads import in_thread
 from .values import read
 
+MAX_THREADS = 32
+"""Limit of threaded rewards that run at the same time, per event loop."""
 _KIND = inspect.Parameter
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 class _RewardFailure(Exception):
@@ -160,7 +164,7 @@ class FunctionReward(Reward):
         return arguments
 
     def _start(self, arguments: dict[str, Any]) -> Any:
-        return in_thread(self.function, arguments) if self.thread else self.function(**arguments)
+        return _in_thread(self.function, arguments) if self.thread else self.function(**arguments)
 
     async def _finish(self, value: Awaitable[Any]) -> Any:
         deadline = asyncio.timeout(self.timeout_s)
@@ -237,6 +241,19 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], lis
         else:
             required.append(parameter.name)
     return reserved, required, optional, rest
+
+
+async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Returns `function(**arguments)`, called in a thread. A call past the caller's deadline is abandoned."""
+
+    def call() -> Any:
+        try:
+            return function(**arguments)
+        except (SystemExit, KeyboardInterrupt) as error:  # raised on the event loop, these would end the program
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS)):
+        return await run_in_thread(call)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
