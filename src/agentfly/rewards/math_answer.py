@@ -50,16 +50,14 @@ _REPLACED = str.maketrans(_SYMBOLS)
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 
 
-def _math_equal(prediction: str, answer: Any) -> float:
+@FunctionReward
+def math_equal(prediction: str, answer: Any) -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
     answers = alternatives(answer)
     if prediction.strip() and prediction.strip() in answers:
         return 1.0
     found = extract_answer(prediction)
     return float(any(same_answer(found, _reference(one)) for one in answers))
-
-
-math_equal = FunctionReward(_math_equal, name="math_equal")
 
 
 def extract_answer(prediction: str) -> str:
