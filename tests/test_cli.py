@@ -57,9 +57,9 @@ def test_every_config_key_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "{config}", "agent.max_context=10"], "context holds 10"),
         (["train", "--resume", "nowhere"], "nowhere"),
         (["eval", "{config}", "--chains", "0"], "at least 1"),
-        (["eval", "{config}", "train.lr=1"], "agentfly eval does not read train.lr"),
-        (["sft", "{config}", "loss.clip_low=0.1"], "agentfly sft does not read loss.clip_low"),
-        (["sft", "{config}", "train.save_every=1"], "agentfly sft does not read train.save_every"),
+        (["eval", "{config}", "train.lr=1"], "agentfly eval does not use the config key train.lr"),
+        (["sft", "{config}", "loss.clip_low=0.1"], "agentfly sft does not use the config key loss.clip_low"),
+        (["sft", "{config}", "train.save_every=1"], "agentfly sft does not use the config key train.save_every"),
         (["show", "nowhere"], "nowhere"),
     ],
 )

@@ -38,15 +38,10 @@ READS = {
 }
 NOT_READ = {
     "sft": (
-        "train.critic_lr",
-        "train.validate_chains",
-        "train.validate_temperature",
-        "train.validate_at_start",
-        "train.save_every",
-        "train.max_logprob_gap",
-        "train.max_failed_share",
+        "train.critic_lr", "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
+        "train.save_every", "train.max_logprob_gap", "train.max_failed_share",
     )
-}
+}  # fmt: skip
 
 KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
 

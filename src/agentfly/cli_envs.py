@@ -80,13 +80,17 @@ def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _world(arguments: argparse.Namespace) -> World:
-    from .envs.worlds import find_world
-
+def _name(arguments: argparse.Namespace) -> str:
     if arguments.name is None:
         known = ", ".join(plugins.names("envs"))
         raise ConfigError(f"agentfly envs {arguments.verb} needs a name: {known}, or module:Class")
-    return find_world(arguments.name)
+    return str(arguments.name)
+
+
+def _world(arguments: argparse.Namespace) -> World:
+    from .envs.worlds import find_world
+
+    return find_world(_name(arguments))
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -201,11 +205,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     from .net.server import serve_until_stopped
     from .resources.rpc.env_server import EnvServer, read_options, token_from
 
-    if arguments.name is None:
-        known = ", ".join(plugins.names("envs"))
-        raise ConfigError(f"agentfly envs serve needs a name: {known}, or module:Class")
     server = EnvServer(
-        arguments.name,
+        _name(arguments),
         host=arguments.host,
         port=arguments.port,
         most=arguments.max,

@@ -12,7 +12,7 @@ import json
 import tomllib
 import types
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -211,9 +211,7 @@ class Config:
         return to_toml(tree)
 
 
-SECTIONS = tuple(
-    item.name for item in dataclasses.fields(Config) if dataclasses.is_dataclass(get_type_hints(Config)[item.name])
-)
+SECTIONS = tuple(name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -236,25 +234,18 @@ def apply_overrides(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 def keys() -> list[tuple[str, str, Any, str]]:
     """Returns every key as (dotted name, type, default, help)."""
-    rows = []
-    default = Config()
-    hints = get_type_hints(Config)
-    for item in dataclasses.fields(Config):
-        if dataclasses.is_dataclass(hints[item.name]):
-            section = getattr(default, item.name)
-            inner = get_type_hints(type(section))
-            for part in dataclasses.fields(section):
-                rows.append(
-                    (
-                        f"{item.name}.{part.name}",
-                        _type_name(inner[part.name]),
-                        getattr(section, part.name),
-                        _help(item.name, part),
-                    )
-                )
+    return list(_rows(Config(), ""))
+
+
+def _rows(section: Any, prefix: str) -> Iterator[tuple[str, str, Any, str]]:
+    hints = get_type_hints(type(section))
+    for item in dataclasses.fields(section):
+        value = getattr(section, item.name)
+        if item.name in SECTIONS and not prefix:
+            yield from _rows(value, f"{item.name}.")
         else:
-            rows.append((item.name, _type_name(hints[item.name]), getattr(default, item.name), item.metadata.get("help", "")))
-    return rows
+            text = _SAMPLING_HELP[item.name] if prefix == "sampling." else str(item.metadata.get("help", ""))
+            yield f"{prefix}{item.name}", _type_name(hints[item.name]), value, text
 
 
 _SAMPLING_HELP = {
@@ -267,10 +258,6 @@ _SAMPLING_HELP = {
     "stop_ids": "token ids that end a reply, besides those of the template",
     "seed": "taken from `seed` when not set",
 }
-
-
-def _help(section: str, part: dataclasses.Field[Any]) -> str:
-    return _SAMPLING_HELP[part.name] if section == "sampling" else str(part.metadata.get("help", ""))
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:

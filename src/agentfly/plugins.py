@@ -1,6 +1,6 @@
 """Names of tools, rewards, environments and other parts, and the objects they stand for.
 
-`resolve` looks a name up in the objects registered in this process, then in the table of built-in names, then in the entry
+`resolve` looks a name up in the objects registered in this process, then in the table `builtin_names.toml`, then in the entry
 points of installed packages (group "agentfly.<kind>"). The table holds strings, so a module is imported only when a name in
 it is used. `"module:attribute"` and `"path/to/file.py:attribute"` are accepted wherever a name is.
 """
@@ -11,143 +11,16 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import tomllib
 from importlib.metadata import entry_points
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError, MissingExtra, UnknownName
 
-BUILTIN: dict[str, dict[str, str]] = {
-    "agents": {
-        "react": "agentfly.agents.react:ReactAgent",
-        "tool": "agentfly.agents.tool:ToolAgent",
-        "code": "agentfly.agents.code:CodeAgent",
-        "think": "agentfly.agents.think:ThinkAgent",
-        "search": "agentfly.agents.search:SearchAgent",
-    },
-    "tools": {
-        "add": "agentfly.tools.arithmetic:add",
-        "subtract": "agentfly.tools.arithmetic:subtract",
-        "multiply": "agentfly.tools.arithmetic:multiply",
-        "divide": "agentfly.tools.arithmetic:divide",
-        "calculator": "agentfly.tools.arithmetic:calculator",
-        "python": "agentfly.envs.code.tools:python",
-        "python_process": "agentfly.tools.interpreter:python_process",
-        "final_answer": "agentfly.tools.final:final_answer",
-        "code_interpreter": "agentfly.envs.code.tools:code_interpreter",
-        "alfworld_step": "agentfly.envs.alfworld.tools:alfworld_step",
-        "alfworld_get_admissible_commands": "agentfly.envs.alfworld.tools:alfworld_get_admissible_commands",
-        "alfworld_get_task_objective": "agentfly.envs.alfworld.tools:alfworld_get_task_objective",
-        "alfworld_reset": "agentfly.envs.alfworld.tools:alfworld_reset",
-        "search": "agentfly.envs.search.tools:search",
-        "retrieve": "agentfly.envs.search.tools:retrieve",
-        "open": "agentfly.envs.search.tools:open_passage",
-        "scienceworld_explorer": "agentfly.envs.scienceworld.tools:scienceworld_explorer",
-        "scienceworld_get_actions": "agentfly.envs.scienceworld.tools:scienceworld_get_actions",
-        "webshop_step": "agentfly.envs.webshop.tools:webshop_step",
-        "webshop_browser": "agentfly.envs.webshop.tools:webshop_browser",
-    },
-    "rewards": {
-        "exact_match": "agentfly.rewards.answers:exact_match",
-        "qa_exact_match": "agentfly.rewards.answers:qa_exact_match",
-        "qa_f1": "agentfly.rewards.answers:qa_f1",
-        "math_equal": "agentfly.rewards.math_answer:math_equal",
-        "format": "agentfly.rewards.shape:format_reward",
-        "tool_use": "agentfly.rewards.shape:tool_use_reward",
-        "length": "agentfly.rewards.shape:length_reward",
-        "judge": "agentfly.rewards.llm_judge:judge",
-        "code_tests": "agentfly.rewards.code_execution:code_tests_reward",
-        "code_answer": "agentfly.envs.code.reward:code_answer",
-        "code_output": "agentfly.envs.code.reward:code_output_reward",
-        "unit_tests": "agentfly.envs.code.reward:unit_tests_reward",
-        "alfworld_success": "agentfly.envs.alfworld.reward:alfworld_success",
-        "alfworld_progress": "agentfly.envs.alfworld.reward:alfworld_progress",
-        "retrieval_recall": "agentfly.envs.search.reward:retrieval_recall",
-        "scienceworld_score": "agentfly.envs.scienceworld.reward:scienceworld_score",
-        "scienceworld_success": "agentfly.envs.scienceworld.reward:scienceworld_success",
-        "scienceworld_delta": "agentfly.envs.scienceworld.reward:scienceworld_delta",
-        "webshop_score": "agentfly.envs.webshop.reward:webshop_score",
-        "webshop_success": "agentfly.envs.webshop.reward:webshop_success",
-    },
-    "envs": {
-        "guess": "agentfly.testing:GuessEnv",
-        "code": "agentfly.envs.code.env:CodeInterpreter",
-        "alfworld": "agentfly.envs.alfworld.env:AlfWorld",
-        "search": "agentfly.envs.search.env:SearchEnv",
-        "scienceworld": "agentfly.envs.scienceworld.env:ScienceWorld",
-        "webshop": "agentfly.envs.webshop.env:WebShop",
-    },
-    "tasks": {
-        "arithmetic": "agentfly.pocket.tasks:arithmetic",
-        "one_step_arithmetic": "agentfly.pocket.tasks:one_step_arithmetic",
-        "code": "agentfly.envs.code.tasks:code_tasks",
-        "easy_code": "agentfly.envs.code.tasks:easy_code_tasks",
-        "gsm8k": "agentfly.envs.code.gsm8k:gsm8k_tasks",
-        "alfworld": "agentfly.envs.alfworld.tasks:alfworld_tasks",
-        "easy_alfworld": "agentfly.envs.alfworld.tasks:easy_alfworld_tasks",
-        "alfworld_games": "agentfly.envs.alfworld.tasks:alfworld_games",
-        "encyclopaedia": "agentfly.envs.search.tasks:encyclopaedia",
-        "easy_search": "agentfly.envs.search.tasks:easy_search",
-        "search_questions": "agentfly.envs.search.tasks:search_questions",
-        "scienceworld": "agentfly.envs.scienceworld.tasks:scienceworld_tasks",
-        "easy_scienceworld": "agentfly.envs.scienceworld.tasks:easy_scienceworld_tasks",
-        "webshop": "agentfly.envs.webshop.tasks:webshop_tasks",
-        "easy_webshop": "agentfly.envs.webshop.tasks:easy_webshop_tasks",
-        "webshop_data": "agentfly.envs.webshop.tasks:webshop_data_tasks",
-        "webshop_data_brief": "agentfly.envs.webshop.tasks:webshop_data_brief_tasks",
-        "webshop_human": "agentfly.envs.webshop.tasks:webshop_human_tasks",
-    },
-    "demos": {
-        "arithmetic": "agentfly.pocket.demos:arithmetic_demos",
-        "easy_code": "agentfly.envs.code.demos:easy_code_demos",
-        "code": "agentfly.envs.code.demos:code_demos",
-        "gsm8k": "agentfly.envs.code.gsm8k_demos:gsm8k_demos",
-        "encyclopaedia": "agentfly.envs.search.demos:encyclopaedia_demos",
-        "easy_search": "agentfly.envs.search.demos:easy_search_demos",
-        "alfworld": "agentfly.envs.alfworld.demos:alfworld_demos",
-        "easy_alfworld": "agentfly.envs.alfworld.demos:easy_alfworld_demos",
-        "alfworld_games": "agentfly.envs.alfworld.demos:alfworld_games_demos",
-        "scienceworld": "agentfly.envs.scienceworld.demos:scienceworld_demos",
-        "easy_scienceworld": "agentfly.envs.scienceworld.demos:easy_scienceworld_demos",
-        "webshop": "agentfly.envs.webshop.demos:webshop_demos",
-        "easy_webshop": "agentfly.envs.webshop.demos:easy_webshop_demos",
-        "webshop_data": "agentfly.envs.webshop.demos:webshop_data_demos",
-        "webshop_data_brief": "agentfly.envs.webshop.demos:webshop_data_brief_demos",
-    },
-    "encoders": {
-        "transformers": "agentfly.ext.embeddings:TransformersEncoder",
-    },
-    "caches": {
-        "disk": "agentfly.envs.search.web.cache:DiskCache",
-        "redis": "agentfly.ext.redis_cache:RedisCache",
-    },
-    "engines": {
-        "vllm": "agentfly.ext.vllm_engine:VllmEngine",
-        "openai": "agentfly.engines.openai_served:ServedEngine",
-    },
-    "trackers": {
-        "jsonl": "agentfly.watch.jsonl:JsonlTracker",
-        "tensorboard": "agentfly.ext.tensorboard_tracker:TensorBoardTracker",
-        "wandb": "agentfly.ext.wandb_tracker:WandbTracker",
-    },
-    "algorithms": {
-        "grpo": "agentfly.learn.algorithms:GRPO",
-        "dr_grpo": "agentfly.learn.algorithms:DR_GRPO",
-        "rloo": "agentfly.learn.algorithms:RLOO",
-        "reinforce++": "agentfly.learn.algorithms:REINFORCE_PLUS_PLUS",
-        "reinforce++_baseline": "agentfly.learn.algorithms:REINFORCE_PLUS_PLUS_BASELINE",
-        "ppo": "agentfly.learn.algorithms:PPO",
-    },
-    "parsers": {
-        "hermes": "agentfly.render.parsers.hermes:parse_tool_calls",
-        "qwen": "agentfly.render.parsers.hermes:parse_tool_calls",
-        "qwen3_coder": "agentfly.render.parsers.qwen3_coder:parse_tool_calls",
-        "llama3_json": "agentfly.render.parsers.llama3_json:parse_tool_calls",
-        "mistral": "agentfly.render.parsers.mistral:parse_tool_calls",
-        "pythonic": "agentfly.render.parsers.pythonic:parse_tool_calls",
-        "deepseek": "agentfly.render.parsers.deepseek:parse_tool_calls",
-    },
-}
+BUILTIN: dict[str, dict[str, str]] = tomllib.loads((files(__package__) / "builtin_names.toml").read_text(encoding="utf-8"))
+"""The built-in names by kind: the order of a kind is that of the documentation."""
 
 # The optional packages, and the extra of agentfly that installs each of them.
 EXTRAS = {

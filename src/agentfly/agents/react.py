@@ -6,13 +6,13 @@ It ignores everything after an "Observation:" that the model wrote itself. A rep
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..render.parsers.reply import MAX_CALLS, after_thinking, broken, clean_name
 from ..render.parsers.strict_json import BadJson, json_end, load_json, load_object
+from ..tools.scalars import argument_text
 from ..types import Action, Completion, Message, Task, ToolCall
 from .base import BaseAgent, with_system
 
@@ -146,7 +146,7 @@ def describe_tools(schemas: Sequence[Mapping[str, Any]]) -> str:
 def _describe(function: Mapping[str, Any]) -> str:
     parameters = function.get("parameters") or {}
     properties, required = parameters.get("properties", {}), parameters.get("required", [])
-    arguments = ", ".join(_argument(name, schema, name in required) for name, schema in properties.items())
+    arguments = ", ".join(argument_text(name, schema, name in required) for name, schema in properties.items())
     described = {name: _line(schema["description"]) for name, schema in properties.items() if schema.get("description")}
     notes = "; ".join(f"{name}: {text}" for name, text in described.items())
     summary = _line(function.get("description") or "")
@@ -154,28 +154,6 @@ def _describe(function: Mapping[str, Any]) -> str:
         summary += "."
     says = " ".join(filter(None, (summary, notes)))
     return f"{function['name']}({arguments})" + (f": {says}" if says else "")
-
-
-def _argument(name: str, schema: Mapping[str, Any], required: bool) -> str:
-    if required:
-        return f"{name}: {_type(schema)}"
-    if schema.get("default") is None:
-        return f"{name}?: {_type(schema, 'null')}"
-    return f"{name}: {_type(schema)} = {json.dumps(schema['default'], ensure_ascii=False)}"
-
-
-def _type(schema: Mapping[str, Any], less: str = "") -> str:
-    """`number`, `string|null`, `array of integer`, `"a"|"b"`. `less` is a type to leave out."""
-    if "enum" in schema:
-        return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
-    if "anyOf" in schema:
-        kinds = [_type(member) for member in schema["anyOf"]]
-    elif schema.get("type") == "array" and schema.get("items"):
-        kinds = [f"array of {_type(schema['items'])}"]
-    else:
-        kind = schema.get("type", "object" if "$ref" in schema else "any")
-        kinds = [kind] if isinstance(kind, str) else list(kind)
-    return "|".join(kind for kind in kinds if kind != less)
 
 
 def _example(names: Sequence[str]) -> str:

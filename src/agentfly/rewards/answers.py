@@ -33,17 +33,20 @@ def normalize(text: str) -> str:
     return " ".join(word for word in words if word not in _ARTICLES)
 
 
-def _exact_match(prediction: str, answer: Any) -> float:
+@FunctionReward
+def exact_match(prediction: str, answer: Any) -> float:
     """1 if the prediction is exactly the answer, or one of the answers, apart from white space around it."""
     return float(prediction.strip() in {one.strip() for one in alternatives(answer)})
 
 
-def _qa_exact_match(prediction: str, answer: Any) -> float:
+@FunctionReward
+def qa_exact_match(prediction: str, answer: Any) -> float:
     """1 if the prediction equals an answer after SQuAD's normalisation: case, punctuation and articles do not count."""
     return float(normalize(prediction) in {normalize(one) for one in alternatives(answer)})
 
 
-def _qa_f1(prediction: str, answer: Any) -> float:
+@FunctionReward
+def qa_f1(prediction: str, answer: Any) -> float:
     """The F1 of the words that prediction and answer share, after SQuAD's normalisation; the best over the answers."""
     words = normalize(prediction).split()
     return max(_f1(words, normalize(one).split()) for one in alternatives(answer))
@@ -54,8 +57,3 @@ def _f1(words: list[str], gold: list[str]) -> float:
         return float(words == gold)
     shared = sum((Counter(words) & Counter(gold)).values())
     return 2 * shared / (len(words) + len(gold))
-
-
-exact_match = FunctionReward(_exact_match, name="exact_match")
-qa_exact_match = FunctionReward(_qa_exact_match, name="qa_exact_match")
-qa_f1 = FunctionReward(_qa_f1, name="qa_f1")

@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, overload
 
 from .. import plugins
@@ -26,9 +26,9 @@ from ..types import Trajectory
 from .base import RESERVED, Lend, Reward, Score
 from .values import read
 
-_KIND = inspect.Parameter
 MAX_THREADS = 32
-"""Rewards that block at the same time, per event loop."""
+"""Limit of threaded rewards that run at the same time, per event loop."""
+_KIND = inspect.Parameter
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -243,19 +243,8 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], lis
     return reserved, required, optional, rest
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is async too
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def _weight(weight: float, name: str) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-        raise ConfigError(f"reward {name!r}: its weight must be a finite number, not {weight!r}")
-    return float(weight)
-
-
-async def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Return `function(**arguments)`, called in a thread. A call past the caller's deadline is abandoned."""
+async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Returns `function(**arguments)`, called in a thread. A call past the caller's deadline is abandoned."""
 
     def call() -> Any:
         try:
@@ -265,3 +254,14 @@ async def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) ->
 
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS)):
         return await run_in_thread(call)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is async too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _weight(weight: float, name: str) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        raise ConfigError(f"reward {name!r}: its weight must be a finite number, not {weight!r}")
+    return float(weight)

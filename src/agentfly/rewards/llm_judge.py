@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError, EngineError, WorldError, blame
@@ -72,7 +73,7 @@ def judge(
         raise ConfigError(f"reward {name!r}: its engine reads token ids, so give it a renderer as well")
     drawn = sampling or Sampling(temperature=0.0, max_tokens=512)
     if renderer is not None and not drawn.stop_ids:
-        drawn = Sampling(**{key: getattr(drawn, key) for key in drawn.__slots__} | {"stop_ids": tuple(renderer.stop_ids)})
+        drawn = replace(drawn, stop_ids=tuple(renderer.stop_ids))
     placeholders = set(_PLACEHOLDER.findall(prompt))
     known = {"question", "prediction", "transcript", "lowest", "highest"}
 

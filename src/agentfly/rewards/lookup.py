@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec
 
@@ -68,11 +69,7 @@ def as_reward(thing: Any) -> Reward:
 
 def _part(name: Any, value: Any) -> Reward:
     """One row of a table of weights: a number, or a table with `weight` and the options of a reward that has some."""
-    if not isinstance(value, Mapping):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(f"reward {name!r}: its weight must be a number, not {value!r}")
-        return as_reward(name) * value
-    options = dict(value)
+    options = dict(value) if isinstance(value, Mapping) else {"weight": value}
     weight, alias = options.pop("weight", 1.0), options.pop("name", None)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise ConfigError(f"reward {name!r}: its weight must be a number, not {weight!r}")
@@ -93,7 +90,4 @@ def _part(name: Any, value: Any) -> Reward:
 def _total(parts: Sequence[Reward]) -> Reward:
     if not parts:
         raise ConfigError("an empty list of rewards scores nothing; name at least one")
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return functools.reduce(operator.add, parts)

@@ -50,16 +50,14 @@ _REPLACED = str.maketrans(_SYMBOLS)
 _CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
 
 
-def _math_equal(prediction: str, answer: Any) -> float:
+@FunctionReward
+def math_equal(prediction: str, answer: Any) -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
     answers = alternatives(answer)
     if prediction.strip() and prediction.strip() in answers:
         return 1.0
     found = extract_answer(prediction)
     return float(any(same_answer(found, _reference(one)) for one in answers))
-
-
-math_equal = FunctionReward(_math_equal, name="math_equal")
 
 
 def extract_answer(prediction: str) -> str:
@@ -146,7 +144,7 @@ def _same(found: str, reference: str, nesting: int) -> bool:
     right_kind, right_parts = _sequence(reference)
     if left_kind or right_kind:
         return left_kind == right_kind and _same_parts(left_parts, right_parts, left_kind != r"\{", nesting)
-    return _same_number(found, reference)
+    return any(_same_trees(a, b) for a in _trees(found) for b in _trees(reference))
 
 
 def _right_sides(found: str, reference: str) -> tuple[str, str]:
@@ -221,10 +219,6 @@ def _split(text: str, mark: str, thousands: bool = True) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def _same_number(found: str, reference: str) -> bool:
-    return any(_same_trees(a, b) for a in _trees(found) for b in _trees(reference))
-
-
 def _same_trees(left: tuple[Expression, bool], right: tuple[Expression, bool]) -> bool:
     (a, a_percent), (b, b_percent) = left, right
     if same_value(a, b):
@@ -240,10 +234,8 @@ def _trees(text: str) -> list[tuple[Expression, bool]]:
     percent = text.endswith("%")
     if percent:
         text = text.rstrip("%").rstrip("\\").strip()
-    found = []
     tree = read_math(text)
-    if tree is not None:
-        found.append((tree, percent))
+    found = [] if tree is None else [(tree, percent)]
     unit = _UNIT.fullmatch(text) if len(text) <= 200 else None
     if unit:
         bare = read_math(unit.group("value").strip())

@@ -22,22 +22,9 @@ MAX_POWER_OF_TEN = 400
 
 _FUNCTIONS = ("arcsin", "arccos", "arctan", "sqrt", "sin", "cos", "tan", "log", "ln", "exp", "abs")
 _GREEK = (
-    "pi",
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "theta",
-    "lambda",
-    "mu",
-    "phi",
-    "omega",
-    "rho",
-    "sigma",
-    "infty",
-    "varphi",
+    "pi", "alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega", "rho", "sigma", "infty", "varphi",
     "epsilon",
-)
+)  # fmt: skip
 _TOKEN = re.compile(
     r"\s+"
     r"|(?P<num>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
@@ -45,6 +32,7 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z]+)"
     r"|(?P<op>\*\*|[-+*/^(){}\[\]!_|])"
 )
+_BRACKETS = {"(": ")", "{": "}", "|": "|"}
 _OPERATORS = {"cdot": "*", "times": "*", "div": "/", "ast": "*"}
 
 
@@ -180,8 +168,6 @@ class _Reader:
         return ("neg", tree) if negative else tree
 
     def power(self, depth: int) -> Expression:
-        if depth > MAX_DEPTH:
-            raise _Unreadable
         tree = self.atom(depth + 1)
         while self.kind() == "!":
             self.take()
@@ -207,16 +193,11 @@ class _Reader:
                 self.take()
                 name += "_" + (self.group(depth) if self.kind() == "{" else self.take())
             return ("var", name)
-        if kind in ("(", "{"):
+        if kind in _BRACKETS:
             self.take()
             tree = self.sum(depth + 1)
-            self.take(")" if kind == "(" else "}")
-            return tree
-        if kind == "|":
-            self.take()
-            tree = self.sum(depth + 1)
-            self.take("|")
-            return ("fn", "abs", tree)
+            self.take(_BRACKETS[kind])
+            return ("fn", "abs", tree) if kind == "|" else tree
         if kind == "fn":
             return self.function(self.take(), depth)
         raise _Unreadable

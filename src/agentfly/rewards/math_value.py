@@ -17,7 +17,7 @@ import operator
 import random
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .math_parse import Expression
 
@@ -28,6 +28,10 @@ MAX_BITS = 20_000
 DECIMAL_TOLERANCE = 2e-6  # six digits: 0.333333 for 1/3, 1.414214 for sqrt(2)
 TOLERANCE = 1e-9
 
+# The operations that fractions, residues and complex numbers have alike.
+_RING: Mapping[str, Callable[..., Any]] = {
+    "neg": operator.neg, "add": operator.add, "sub": operator.sub, "mul": operator.mul,
+}  # fmt: skip
 _FUNCTIONS: Mapping[str, Callable[[complex], complex]] = {
     "sqrt": cmath.sqrt, "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "exp": cmath.exp, "ln": cmath.log,
     "log": cmath.log10, "arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan, "abs": abs,
@@ -85,14 +89,8 @@ def exact_value(tree: Expression) -> Fraction:
     match tree:
         case ("num", value, _):
             result: Fraction = value
-        case ("neg", a):
-            result = -exact_value(a)
-        case ("add", a, b):
-            result = exact_value(a) + exact_value(b)
-        case ("sub", a, b):
-            result = exact_value(a) - exact_value(b)
-        case ("mul", a, b):
-            result = exact_value(a) * exact_value(b)
+        case ("neg" | "add" | "sub" | "mul" as name, *parts):
+            result = _RING[name](*map(exact_value, parts))
         case ("div", a, b):
             result = exact_value(a) / _nonzero(exact_value(b))
         case ("pow", a, b):
@@ -157,14 +155,8 @@ def _modular(tree: Expression, point: int) -> int:
             return int(value.numerator * _inverse(value.denominator) % PRIME)
         case ("var", name) if name not in ("pi", "e"):
             return random.Random(f"{name} {point}").randrange(2, PRIME)
-        case ("neg", a):
-            return -_modular(a, point) % PRIME
-        case ("add", a, b):
-            return (_modular(a, point) + _modular(b, point)) % PRIME
-        case ("sub", a, b):
-            return (_modular(a, point) - _modular(b, point)) % PRIME
-        case ("mul", a, b):
-            return _modular(a, point) * _modular(b, point) % PRIME
+        case ("neg" | "add" | "sub" | "mul" as name, *parts):
+            return int(_RING[name](*(_modular(part, point) for part in parts)) % PRIME)
         case ("div", a, b):
             return _modular(a, point) * _inverse(_modular(b, point)) % PRIME
         case ("pow", a, b):
@@ -187,20 +179,12 @@ def _numeric(tree: Expression, point: int) -> complex:
     match tree:
         case ("num", value, _):
             return complex(float(value))
-        case ("var", "pi"):
-            return complex(math.pi)
-        case ("var", "e"):
-            return complex(math.e)
+        case ("var", "pi" | "e" as name):
+            return complex(math.pi if name == "pi" else math.e)
         case ("var", name):
             return complex(random.Random(f"{name} {point}").uniform(0.3, 2.3))
-        case ("neg", a):
-            return -_numeric(a, point)
-        case ("add", a, b):
-            return _numeric(a, point) + _numeric(b, point)
-        case ("sub", a, b):
-            return _numeric(a, point) - _numeric(b, point)
-        case ("mul", a, b):
-            return _numeric(a, point) * _numeric(b, point)
+        case ("neg" | "add" | "sub" | "mul" as name, *parts):
+            return complex(_RING[name](*(_numeric(part, point) for part in parts)))
         case ("div", a, b):
             return _numeric(a, point) / _numeric(b, point)
         case ("pow", a, b):

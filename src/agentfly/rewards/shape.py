@@ -39,8 +39,7 @@ def format_reward(pattern: str | re.Pattern[str] | Callable[[str], Any] | None =
         test = compiled.fullmatch
 
     def matches(trajectory: Trajectory) -> float:
-        reply = _last_reply(trajectory)
-        return float(reply is not None and bool(test(reply.strip())))
+        return float(bool(trajectory.turns) and bool(test(trajectory.turns[-1].completion.text.strip())))
 
     return FunctionReward(matches, name="format")
 
@@ -49,10 +48,6 @@ def _clean_answer(trajectory: Trajectory) -> float:
     """1 if the chain ended in an answer of its own, with no invalid call on the way."""
     finished = trajectory.outcome is Outcome.FINISHED and bool(trajectory.prediction.strip())
     return float(finished and trajectory.num_invalid_calls == 0)
-
-
-def _last_reply(trajectory: Trajectory) -> str | None:
-    return trajectory.turns[-1].completion.text if trajectory.turns else None
 
 
 @factory("tool_use")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from .. import codec
@@ -26,6 +26,13 @@ MAX_REPR = 2000
 _BINARY = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
 _TAG = "$"  # {"$": kind, "v": value} is a value that JSON cannot express
 _SCALARS = frozenset((str, int, float, bool, type(None)))
+_NUMBERS = frozenset(("context_ids", "token_ids", "logprobs", "versions"))  # lists of numbers, which need no copy
+# The class of the records that a field of a trajectory, or of a part of it, holds. In format 1 a turn has the fields of its
+# completion, whose `tool_calls` are called `native_calls` there.
+_RECORDS: dict[str, type] = {
+    "task": Task, "messages": Message, "turns": Turn, "results": ToolResult,
+    "tool_calls": ToolCall, "calls": ToolCall,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ def encode(trajectory: Trajectory) -> bytes:
     _check_numbers(trajectory)
     try:
         data = codec.encode(trajectory if _is_plain(trajectory) else _simplify(trajectory))
-    except codec.NotEncodable:  # an object among the fields, or token ids in a numpy array
+    except (codec.NotEncodable, RecursionError):  # an object among the fields, or token ids in a numpy array
         data = codec.encode(_simplify(trajectory))
     return _BINARY + zlib.compress(data, level=1)
 
@@ -73,74 +80,38 @@ def _check_numbers(trajectory: Trajectory) -> None:
         raise ValueError(f"trajectory {trajectory.id!r} has a token id or log-prob that is not a number: {error}") from None
 
 
-def _is_plain(trajectory: Trajectory) -> bool:
-    """Whether the trajectory holds neither images nor bytes, which the codec would store in full."""
-    if any(message.images for message in (*trajectory.task.messages, *trajectory.messages)):
-        return False
-    if any(result.image is not None for turn in trajectory.turns for result in turn.results):
-        return False
-    try:
-        return type(trajectory.task.fields) is dict and not any(map(_holds_bytes, _free_values(trajectory)))
-    except RecursionError:
-        return False
-
-
-def _free_values(trajectory: Trajectory) -> Iterator[Any]:
-    """The values of any type: the fields of the task and the arguments of the calls."""
-    yield trajectory.task.fields
-    for message in (*trajectory.task.messages, *trajectory.messages):
-        yield from (call.arguments for call in message.tool_calls)
-    for turn in trajectory.turns:
-        yield from (call.arguments for call in (*turn.calls, *turn.completion.tool_calls))
-
-
-def _holds_bytes(value: Any) -> bool:
-    if type(value) in _SCALARS:
-        return False
-    if isinstance(value, dict):
-        return any(_holds_bytes(key) or _holds_bytes(part) for key, part in value.items())
+def _is_plain(value: Any, field: str = "") -> bool:
+    """Whether the value holds neither images nor bytes, which the codec would store in full."""
+    if type(value) in _SCALARS or field in _NUMBERS:
+        return True
+    if field in ("image", "images"):
+        return field == "images" and not value
     if isinstance(value, list | tuple):
-        return any(map(_holds_bytes, value))
-    return isinstance(value, bytes)
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if is_dataclass(value):
+        return all(_is_plain(getattr(value, each.name), each.name) for each in fields(value))
+    return not isinstance(value, bytes)
 
 
-def _simplify(trajectory: Trajectory) -> Trajectory:
-    """A copy that the codec can encode."""
-    task = trajectory.task
-    fields = {name: simplify(value) for name, value in task.fields.items()}
-    return replace(
-        trajectory,
-        task=replace(task, messages=tuple(map(_simplify_message, task.messages)), fields=fields),
-        messages=[_simplify_message(message) for message in trajectory.messages],
-        turns=[_simplify_turn(turn) for turn in trajectory.turns],
-    )
-
-
-def _simplify_message(message: Message) -> Message:
-    return replace(message, tool_calls=_simplify_calls(message.tool_calls), images=tuple(map(_left_out, message.images)))
-
-
-def _simplify_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-    return tuple(replace(call, arguments=simplify(call.arguments)) for call in calls)
-
-
-def _simplify_turn(turn: Turn) -> Turn:
-    reply = turn.completion
-    completion = replace(
-        reply,
-        token_ids=[int(token) for token in reply.token_ids],
-        logprobs=[float(logprob) for logprob in reply.logprobs],
-        versions=[int(version) for version in reply.versions],
-        tool_calls=_simplify_calls(reply.tool_calls),
-    )
-    results = (result if result.image is None else replace(result, image=_left_out(result.image)) for result in turn.results)
-    return replace(
-        turn,
-        context_ids=[int(token) for token in turn.context_ids],
-        completion=completion,
-        calls=_simplify_calls(turn.calls),
-        results=tuple(results),
-    )
+def _simplify(value: Any, field: str = "") -> Any:
+    """A copy of a trajectory, or of the value of one of its fields, that the codec can encode."""
+    if type(value) in _SCALARS:
+        return value
+    if field in _NUMBERS:
+        return value if type(value) is list else list(value)
+    if field in ("fields", "arguments"):
+        return simplify(value)
+    if field == "image":
+        return _left_out(value)
+    if field == "images":
+        return tuple(map(_left_out, value))
+    if isinstance(value, list | tuple):
+        return type(value)([_simplify(part) for part in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _simplify(getattr(value, each.name), each.name) for each in fields(value)})
+    return value
 
 
 def simplify(value: Any, depth: int = 0) -> Any:
@@ -166,144 +137,64 @@ def simplify(value: Any, depth: int = 0) -> Any:
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
     """The trajectory as JSON values of format 1, as `export_jsonl` writes them."""
-    return {
-        "format": JSON_FORMAT,
-        "id": trajectory.id,
-        "task": {
-            "id": trajectory.task.id,
-            "messages": [_message(message) for message in trajectory.task.messages],
-            "fields": {name: pack(value) for name, value in trajectory.task.fields.items()},
-        },
-        "chain": trajectory.chain,
-        "messages": [_message(message) for message in trajectory.messages],
-        "turns": [_turn(turn) for turn in trajectory.turns],
-        "outcome": trajectory.outcome.value,
-        "error": trajectory.error,
-        "prediction": trajectory.prediction,
-        "reward": trajectory.reward,
-        "components": trajectory.components,
-        "seconds": trajectory.seconds,
-    }
+    return {"format": JSON_FORMAT, **_write(_simplify(trajectory))}
 
 
 def from_json(data: Mapping[str, Any]) -> Trajectory:
     if data["format"] != JSON_FORMAT:
         raise ValueError(f"format {data['format']}, but this version reads the JSON format {JSON_FORMAT}")
-    task = data["task"]
-    return Trajectory(
-        id=data["id"],
-        task=Task(
-            task["id"],
-            tuple(_read_message(message) for message in task["messages"]),
-            {name: unpack(value) for name, value in task["fields"].items()},
-        ),
-        chain=data["chain"],
-        messages=[_read_message(message) for message in data["messages"]],
-        turns=[_read_turn(turn) for turn in data["turns"]],
-        outcome=Outcome(data["outcome"]),
-        error=data["error"],
-        prediction=data["prediction"],
-        reward=data["reward"],
-        components=data["components"],
-        seconds=data["seconds"],
-    )
-
-
-def _message(message: Message) -> dict[str, Any]:
-    # Empty fields are left out: most messages have only a role and a content.
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        found["tool_calls"] = [_call(call) for call in message.tool_calls]
-    if message.name is not None:
-        found["name"] = message.name
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    if message.images:
-        found["images"] = [pack(_left_out(image)) for image in message.images]
+    found: Trajectory = _read(Trajectory, data)
     return found
 
 
-def _read_message(data: Mapping[str, Any]) -> Message:
-    return Message(
-        data["role"],
-        data["content"],
-        tuple(_read_call(call) for call in data.get("tool_calls", ())),
-        data.get("name"),
-        data.get("tool_call_id"),
-        tuple(unpack(image) for image in data.get("images", ())),
-    )
+def _write(value: Any, field: str = "") -> Any:
+    if field == "fields":
+        return {name: _tag(part) for name, part in value.items()}
+    if field in ("arguments", "image"):
+        return _tag(value)
+    if field == "images":
+        return [_tag(image) for image in value]
+    if isinstance(value, list | tuple):
+        return [_write(part) for part in value]
+    if isinstance(value, Outcome):
+        return value.value
+    if not is_dataclass(value):
+        return value
+    written = {each.name: _write(getattr(value, each.name), each.name) for each in fields(value)}
+    if isinstance(value, Turn):
+        reply = written.pop("completion")
+        written |= {"native_calls": reply.pop("tool_calls"), **reply}
+    if isinstance(value, Message):  # most messages have only a role and a content
+        written = {name: part for name, part in written.items() if part not in (None, [])}
+    return written
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"name": call.name, "arguments": pack(call.arguments), "id": call.id, "error": call.error}
-
-
-def _read_call(data: Mapping[str, Any]) -> ToolCall:
-    return ToolCall(data["name"], unpack(data["arguments"]), data["id"], data["error"])
-
-
-def _turn(turn: Turn) -> dict[str, Any]:
-    reply = turn.completion
-    return {
-        "context_ids": [int(token) for token in turn.context_ids],
-        "restarts": turn.restarts,
-        "text": reply.text,
-        "token_ids": [int(token) for token in reply.token_ids],
-        "logprobs": [float(logprob) for logprob in reply.logprobs],
-        "versions": [int(version) for version in reply.versions],
-        "stop": reply.stop,
-        "native_calls": [_call(call) for call in reply.tool_calls],
-        "calls": [_call(call) for call in turn.calls],
-        "results": [_result(result) for result in turn.results],
-        "reward": float(turn.reward),
-    }
-
-
-def _read_turn(data: Mapping[str, Any]) -> Turn:
-    completion = Completion(
-        text=data["text"],
-        token_ids=data["token_ids"],
-        logprobs=data["logprobs"],
-        versions=data["versions"],
-        stop=data["stop"],
-        tool_calls=tuple(_read_call(call) for call in data["native_calls"]),
-    )
-    return Turn(
-        data["context_ids"],
-        data["restarts"],
-        completion,
-        tuple(_read_call(call) for call in data["calls"]),
-        tuple(_read_result(result) for result in data["results"]),
-        data["reward"],
-    )
-
-
-def _result(result: ToolResult) -> dict[str, Any]:
-    return {
-        "observation": result.observation,
-        "image": None if result.image is None else pack(_left_out(result.image)),
-        "reward": result.reward,
-        "done": result.done,
-        "error": result.error,
-    }
-
-
-def _read_result(data: Mapping[str, Any]) -> ToolResult:
-    return ToolResult(
-        observation=data["observation"],
-        image=unpack(data["image"]),
-        reward=data["reward"],
-        done=data["done"],
-        error=data["error"],
-    )
-
-
-def pack(value: Any) -> Any:
-    """The value in JSON, with tags for what JSON cannot express."""
-    return _tag(simplify(value))
+def _read(cls: type, data: Mapping[str, Any]) -> Any:
+    """The record that `_write` wrote. Fields with a default may be absent."""
+    found: dict[str, Any] = {}
+    for name in [each.name for each in fields(cls) if each.name in data]:
+        value = data[name]
+        if name == "task":
+            value = _read(Task, value)
+        elif name in _RECORDS:
+            parts = [_read(_RECORDS[name], part) for part in value]
+            value = parts if cls is Trajectory else tuple(parts)
+        elif name == "fields":
+            value = {key: _untag(part) for key, part in value.items()}
+        elif name == "images":
+            value = tuple(map(_untag, value))
+        elif name in ("arguments", "image"):
+            value = _untag(value)
+        elif name == "outcome":
+            value = Outcome(value)
+        found[name] = value
+    if cls is Turn:
+        found["completion"] = _read(Completion, {**data, "tool_calls": data["native_calls"]})
+    return cls(**found)
 
 
 def _tag(value: Any) -> Any:
+    """The value in JSON, with tags for what JSON cannot express."""
     if isinstance(value, list):
         return [_tag(part) for part in value]
     if isinstance(value, tuple):
@@ -319,24 +210,24 @@ def _tag(value: Any) -> Any:
     return value
 
 
-def unpack(value: Any) -> Any:
-    """The value that `pack` was called with. Raises ValueError for an unknown tag."""
+def _untag(value: Any) -> Any:
+    """The value that `_tag` was called with. Raises ValueError for an unknown tag."""
     if isinstance(value, list):
-        return [unpack(part) for part in value]
+        return [_untag(part) for part in value]
     if not isinstance(value, dict):
         return value
     kind = value.get(_TAG)
     if kind is None:
-        return {key: unpack(part) for key, part in value.items()}
+        return {key: _untag(part) for key, part in value.items()}
     inner = value["v"]
     if kind == "int":
         return int(inner, 16)
     if kind == "opaque":
         return Opaque(*inner)
     if kind == "tuple":
-        return tuple(unpack(part) for part in inner)
+        return tuple(_untag(part) for part in inner)
     if kind == "dict":
-        return {_hashable(unpack(key)): unpack(part) for key, part in inner}
+        return {_hashable(_untag(key)): _untag(part) for key, part in inner}
     raise ValueError(f"unknown tag {kind!r}")
 
 

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -37,9 +37,6 @@ CREATE INDEX trajectories_by_step ON trajectories (step, split);
 CREATE INDEX trajectories_by_id ON trajectories (id);
 PRAGMA user_version = {FORMAT};
 """
-_COLUMNS = (
-    "id, step, split, task_id, chain, outcome, reward, total_reward, components, prediction, num_turns, num_tokens, seconds"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,9 @@ class TrajectoryRow:
     num_turns: int
     num_tokens: int
     seconds: float
+
+
+_COLUMNS = [field.name for field in fields(TrajectoryRow)]
 
 
 class TrajectoryQuery(TypedDict, total=False):
@@ -122,9 +122,8 @@ class RunStore:
         """Adds all trajectories, or none if one of them cannot be stored."""
         rows = [_row(step, split, trajectory) for trajectory in trajectories]
         with self._transaction() as db:
-            db.executemany(
-                f"INSERT INTO trajectories ({_COLUMNS}, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
+            places = ", ".join("?" * (len(_COLUMNS) + 1))
+            db.executemany(f"INSERT INTO trajectories ({', '.join(_COLUMNS)}, body) VALUES ({places})", rows)
 
     def truncate_after(self, step: int) -> None:
         """Deletes everything after a step; a resumed run writes those steps again."""
@@ -143,7 +142,7 @@ class RunStore:
 
     def rows(self, **query: Unpack[TrajectoryQuery]) -> list[TrajectoryRow]:
         """Summaries of trajectories, newest step first, within a step in the order they were added."""
-        return [_read_row(row) for row in self._select(_COLUMNS, query)]
+        return [_read_row(row) for row in self._select(", ".join(_COLUMNS), query)]
 
     def trajectories(self, **query: Unpack[TrajectoryQuery]) -> list[Trajectory]:
         """Trajectories in the order of `rows`."""

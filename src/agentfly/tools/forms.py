@@ -15,7 +15,7 @@ from typing import Any, Literal, Union
 
 from ..errors import ConfigError
 from . import records
-from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, again, kind_of, phrase, read_json
+from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, again, convert_part, kind_of, phrase, read_json
 
 _LISTS = {list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Set, abc.MutableSet}
 _DICTS = {dict, abc.Mapping, abc.MutableMapping}
@@ -179,14 +179,7 @@ class Compiler:
             given = read_json(value, "[", list, memo)
             if type(given) is not list and type(given) is not tuple:
                 raise Mismatch("a list", value)
-            index = 0
-            made = []
-            try:
-                for index, part in enumerate(given):  # noqa: B007
-                    made.append(convert_item(part, memo))
-            except Mismatch as mismatch:
-                mismatch.path.append(index)
-                raise
+            made = [convert_part(index, convert_item, part, memo) for index, part in enumerate(given)]
             try:
                 return made if build is None else build(made)
             except TypeError:
@@ -207,14 +200,8 @@ class Compiler:
                 raise Mismatch(f"a list of {count} values", value)
             if len(given) != count:
                 raise Mismatch("", value, because=f"must be a list of {count} values, got {len(given)}")
-            made = []
-            for index, (form, part) in enumerate(zip(forms, given, strict=True)):
-                try:
-                    made.append(form.convert(part, memo))
-                except Mismatch as mismatch:
-                    mismatch.path.append(index)
-                    raise
-            return tuple(made)
+            pairs = enumerate(zip(forms, given, strict=True))
+            return tuple([convert_part(index, form.convert, part, memo) for index, (form, part) in pairs])
 
         return Form(schema, convert, frozenset({"array"}))
 
@@ -232,14 +219,10 @@ class Compiler:
             given = read_json(value, "{", dict, memo)
             if type(given) is not dict:
                 raise Mismatch("an object", value)
-            made = {}
-            for name, part in given.items():
-                try:
-                    made[key.convert(name, memo)] = item.convert(part, memo)
-                except Mismatch as mismatch:
-                    mismatch.path.append(str(name))
-                    raise
-            return made
+            return {
+                convert_part(str(name), key.convert, name, memo): convert_part(str(name), item.convert, part, memo)
+                for name, part in given.items()
+            }
 
         return Form(schema, convert, frozenset({"object"}))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .docstring import parse_docstring
-from .scalars import Form, FormCompiler, Memo, Mismatch, Schema, read_json
+from .scalars import Form, FormCompiler, Memo, Mismatch, Schema, convert_part, read_json
 from .text import describe_error, quote
 
 _REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
@@ -111,13 +111,7 @@ def _converter(cls: type, fields: dict[str, _Field]) -> Callable[[Any, Memo], An
         for name in given:
             if name not in fields:
                 raise Mismatch("", value, because=f"has {unknown(name, fields, 'field')}")
-        made = {}
-        for name, part in given.items():
-            try:
-                made[name] = fields[name].form.convert(part, memo)
-            except Mismatch as mismatch:
-                mismatch.path.append(name)
-                raise
+        made = {name: convert_part(name, fields[name].form.convert, part, memo) for name, part in given.items()}
         try:
             return cls(**made)
         except RecursionError:

@@ -7,7 +7,7 @@ boolean. A boolean is never converted to a number, and NaN and infinity are refu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,18 +98,36 @@ def phrase(schema: Schema) -> str:
     return " or ".join(_PHRASE.get(kind, kind) for kind in kinds)
 
 
-def type_name(schema: Schema) -> str:
-    """The type as a signature shows it: `number`, `string|null`, `array of integer`, `"a"|"b"`."""
+def argument_text(name: str, schema: Mapping[str, Any], required: bool) -> str:
+    """`a: number`, `b: number = 3` or `c?: string`, as a signature shows an argument."""
+    if required:
+        return f"{name}: {_type_text(schema)}"
+    if schema.get("default") is None:
+        return f"{name}?: {_type_text(schema, 'null')}"
+    return f"{name}: {_type_text(schema)} = {json.dumps(schema['default'], ensure_ascii=False)}"
+
+
+def _type_text(schema: Mapping[str, Any], less: str = "") -> str:
+    """`number`, `string|null`, `array of integer`, `"a"|"b"`. `less` is a type to leave out."""
     if "enum" in schema:
         return "|".join(json.dumps(option, ensure_ascii=False) for option in schema["enum"])
     if "anyOf" in schema:
-        return "|".join(type_name(member) for member in schema["anyOf"])
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    kind = schema.get("type", "any")
-    if kind == "array" and schema.get("items"):
-        return f"array of {type_name(schema['items'])}"
-    return kind if isinstance(kind, str) else "|".join(kind)
+        kinds = [_type_text(member) for member in schema["anyOf"]]
+    elif schema.get("type") == "array" and schema.get("items"):
+        kinds = [f"array of {_type_text(schema['items'])}"]
+    else:
+        kind = schema.get("type", "object" if "$ref" in schema else "any")
+        kinds = [kind] if isinstance(kind, str) else list(kind)
+    return "|".join(kind for kind in kinds if kind != less)
+
+
+def convert_part(place: str | int, convert: Convert, value: Any, memo: Memo) -> Any:
+    """Converts an item or a field. A mismatch inside it gets its place."""
+    try:
+        return convert(value, memo)
+    except Mismatch as mismatch:
+        mismatch.path.append(place)
+        raise
 
 
 # Scalars

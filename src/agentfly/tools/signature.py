@@ -18,7 +18,7 @@ from ..errors import ConfigError, WorldError
 from .docstring import parse_docstring
 from .forms import Compiler
 from .records import unknown
-from .scalars import ANY, Convert, Form, Memo, Mismatch, Schema, phrase, show, type_name
+from .scalars import ANY, Convert, Form, Memo, Mismatch, Schema, argument_text, phrase, show
 from .text import quote
 
 if TYPE_CHECKING:
@@ -152,15 +152,8 @@ class Signature:
 
     def __str__(self) -> str:
         """`(a: number, b: number = 3, c?: string)`."""
-        parts = []
-        for name, schema in self.parameters["properties"].items():
-            if name in self.required:
-                parts.append(f"{name}: {type_name(schema)}")
-            elif schema.get("default") is None:
-                parts.append(f"{name}?: {type_name(_without_null(schema))}")
-            else:
-                parts.append(f"{name}: {type_name(schema)} = {json.dumps(schema['default'], ensure_ascii=False)}")
-        return f"({', '.join(parts)})"
+        properties = self.parameters["properties"].items()
+        return f"({', '.join(argument_text(name, schema, name in self.required) for name, schema in properties)})"
 
 
 def is_environment(hint: Any) -> bool:
@@ -214,15 +207,4 @@ def _property(form: Form, description: str | None, default: Any) -> Schema:
         except (TypeError, ValueError, RecursionError):
             # The default has no JSON form, so the model is told only that the argument is optional.
             schema.setdefault("description", f"optional, {phrase(form.schema)}")
-    return schema
-
-
-def _without_null(schema: Schema) -> Schema:
-    """The schema without null: an optional argument is marked by `?` already."""
-    if isinstance(schema.get("type"), list):
-        kinds = [kind for kind in schema["type"] if kind != "null"]
-        return {**schema, "type": kinds[0] if len(kinds) == 1 else kinds}
-    if "anyOf" in schema:
-        members = [member for member in schema["anyOf"] if member != {"type": "null"}]
-        return members[0] if len(members) == 1 else {**schema, "anyOf": members}
     return schema

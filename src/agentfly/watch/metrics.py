@@ -1,7 +1,8 @@
 """The table of all metrics with meaning and unit, and the metrics that are computed from the trajectories of a step.
 
-docs/metrics.md is generated from the table. A chain whose world failed has no reward: reward and success leave it out instead
-of counting it as 0, and rollout/outcome counts it. The learner computes its own metrics, under names of this table.
+The rows are in `metrics.toml`; docs/metrics.md is generated from them. A chain whose world failed has no reward: reward and
+success leave it out instead of counting it as 0, and rollout/outcome counts it. The learner computes its own metrics, under
+names of this table.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from ..errors import UnknownName
 from ..learn.metrics import METRICS as LEARNED
@@ -27,109 +30,12 @@ class Metric:
     unit: str
 
 
-_UNITS = {
-    "train/kl": "nats",
-    "train/reference_kl": "nats",
-    "train/entropy": "nats",
-    "train/logprob_gap": "nats",
-    "train/clip_fraction": "share",
-    "train/padding_waste": "share",
-    "train/samples": "rows",
-    "train/splits": "rows",
-    "train/tokens": "tokens",
-    "train/untrainable_chains": "count",
-    "train/zero_advantage_groups": "count",
-    "train/optimizer_steps": "count",
-}
-
+_TABLES = tomllib.loads((files(__package__) / "metrics.toml").read_text(encoding="utf-8"))
+_LEARNED = {name: (_TABLES["learner_units"].get(name, ""), text) for name, text in LEARNED.items()}
 METRICS: dict[str, Metric] = {
     name: Metric(name, description, unit)
-    for name, unit, description in [
-        ("reward/mean", "reward", "Mean total reward (final score plus turn rewards) of the chains that have a score."),
-        ("reward/std", "reward", "Standard deviation of the total reward over the chains of the step that have a score."),
-        ("reward/component/<name>", "score", "Mean of one named component of the reward, before its weight is applied."),
-        (
-            "rollout/success",
-            "share",
-            "Share of scored chains that succeeded: the reward's component `success` is at least 0.5, or, for a reward without "
-            "this component, the reward is at least `agent.success_at`.",
-        ),
-        ("rollout/turns", "turns", "Mean number of replies per chain."),
-        ("rollout/tool_calls", "calls", "Mean number of calls per chain that reached a tool."),
-        ("rollout/tool_calls/<tool>", "calls", "Mean number of calls per chain that reached this tool."),
-        (
-            "rollout/invalid_calls",
-            "calls",
-            "Mean number of calls per chain with an unknown tool or bad arguments.",
-        ),
-        ("rollout/invalid_call_rate", "share", "Invalid calls as a share of all calls; absent if there were no calls."),
-        ("rollout/outcome/<outcome>", "share", "Share of all chains that ended with this outcome."),
-        ("rollout/envs", "count", "Environments allocated for the step."),
-        ("rollout/chains", "count", "Chains of the step."),
-        (
-            "rollout/trainable",
-            "count",
-            "Chains that can be trained on: no world failure, a reward, and token ids.",
-        ),
-        ("rollout/tokens", "tokens", "Tokens sampled in the step."),
-        (
-            "rollout/tokens_per_s",
-            "tokens/s",
-            "Sampled tokens per second of rollout, which includes tools and environments.",
-        ),
-        ("rollout/reply_tokens", "tokens", "Mean number of tokens per reply."),
-        (
-            "resources/<kind>/allocated",
-            "count",
-            "Environments of this kind that are leased; `total` is the sum of all kinds.",
-        ),
-        ("resources/<kind>/idle", "count", "Environments that are ready and not leased."),
-        ("resources/<kind>/warming", "count", "Environments that are being started."),
-        ("resources/<kind>/closing", "count", "Environments that are being closed."),
-        ("resources/<kind>/started", "count", "Environments started since the run began."),
-        ("resources/<kind>/reaped", "count", "Leases revoked because they were held too long or the chain stopped responding."),
-        ("resources/<kind>/waiting", "count", "Chains that wait for an environment of this kind."),
-        ("resources/<kind>/most_allocated", "count", "Largest number leased at the same time during the step."),
-        ("resources/<kind>/most_waiting", "count", "Largest number of chains that waited at the same time during the step."),
-        (
-            "resources/<kind>/recycled",
-            "count",
-            "Environments replaced after many uses, for their age or for their memory.",
-        ),
-        ("resources/<kind>/failed", "count", "Environments that crashed, hung or could not be reset."),
-        ("resources/<kind>/acquire_s", "s", "Mean time from the request to the lease."),
-        (
-            "resources/<kind>/acquire_p95_s",
-            "s",
-            "95th percentile of the time from the request to the lease.",
-        ),
-        ("resources/<kind>/lease_s", "s", "Mean duration of a lease."),
-        *((name, _UNITS.get(name, ""), text) for name, text in LEARNED.items()),
-        (
-            "handover/gap",
-            "nats",
-            "Mean difference of engine and learner log-probs on a probe, after new weights.",
-        ),
-        ("handover/moved", "nats", "Mean change of the learner's log-probs on that probe since the previous hand-over."),
-        ("time/rollout_s", "s", "Time to sample and score the chains of the step."),
-        ("time/learn_s", "s", "Time to update the weights."),
-        (
-            "time/handover_s",
-            "s",
-            "Time until the engine samples from the new weights, checks included.",
-        ),
-        ("time/validate_s", "s", "Time to validate."),
-        ("time/save_s", "s", "Time to write a checkpoint."),
-        ("time/step_s", "s", "Time of the whole step."),
-        ("validation/success", "share", "Share of held-out chains that succeeded."),
-        ("validation/reward", "reward", "Mean total reward on held-out tasks."),
-        ("validation/turns", "turns", "Mean number of replies per held-out chain."),
-        ("validation/tool_calls", "calls", "Mean number of calls per held-out chain that reached a tool."),
-        ("validation/pass_at_<k>", "share", "Estimated probability that at least one of k chains of a held-out task succeeds."),
-        ("warm_start/loss_before", "nats", "Loss per reply token on held-out demonstrations before the warm start."),
-        ("warm_start/loss_after", "nats", "Loss per reply token on held-out demonstrations after the warm start."),
-        ("validation/nll", "nats", "Loss per token on held-out demonstrations (supervised)."),
-    ]
+    for table in (_TABLES["before_learning"], _LEARNED, _TABLES["after_learning"])
+    for name, (unit, description) in table.items()
 }
 
 # <name> also matches slashes: the components of a mixed reward are called "part/component".

@@ -45,22 +45,26 @@ def _read(reader: ReplyReader) -> ToolCall:
     if not name:
         return broken("", f"{FUNCTION}NAME> needs the name of a tool")
     arguments: dict[str, Any] = {}
+
+    def give_up(why: str) -> ToolCall:
+        return reader.close(broken(name, why), FUNCTION, FUNCTION_END)
+
     while True:
         reader.skip_space()
         if reader.text.startswith(FUNCTION_END, reader.pos):
             reader.pos += len(FUNCTION_END)
             return ToolCall(name, arguments)
         if not reader.text.startswith(PARAMETER, reader.pos):
-            return _give_up(reader, name, f"it is not closed with {FUNCTION_END}, or has text outside its parameters")
+            return give_up(f"it is not closed with {FUNCTION_END}, or has text outside its parameters")
         reader.pos += len(PARAMETER)
         key = _tag_name(reader)
         end, following = reader.find(PARAMETER_END), reader.find(PARAMETER)
         if not key:
-            return _give_up(reader, name, f"{PARAMETER}NAME> needs the name of a parameter")
+            return give_up(f"{PARAMETER}NAME> needs the name of a parameter")
         if end < 0 or 0 <= following < end:
-            return _give_up(reader, name, f"the parameter {key!r} is not closed with {PARAMETER_END}")
+            return give_up(f"the parameter {key!r} is not closed with {PARAMETER_END}")
         if key in arguments:
-            return _give_up(reader, name, f"the parameter {key!r} is given twice")
+            return give_up(f"the parameter {key!r} is given twice")
         arguments[key] = reader.text[reader.pos : end].removeprefix("\n").removesuffix("\n")
         reader.pos = end + len(PARAMETER_END)
 
@@ -72,16 +76,6 @@ def _tag_name(reader: ReplyReader) -> str:
         return ""
     name, reader.pos = reader.text[reader.pos : end], end + 1
     return clean_name(name)
-
-
-def _give_up(reader: ReplyReader, name: str, why: str) -> ToolCall:
-    """Moves past a broken call, to its end or to the next call."""
-    end, following = reader.find(FUNCTION_END), reader.find(FUNCTION)
-    if end >= 0 and not 0 <= following < end:
-        reader.pos = end + len(FUNCTION_END)
-    else:
-        reader.pos = len(reader.text) if following < 0 else following
-    return broken(name, why)
 
 
 def type_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 MAX_DEPTH = 64
@@ -128,16 +128,14 @@ def _too_deep(text: str) -> bool:
     return False
 
 
-def _whole(digits: str) -> int:
+def _checked(digits: str) -> str:
     if len(digits) > MAX_DIGITS:
         raise BadJson(f"a number has more than {MAX_DIGITS} digits")
-    return int(digits)
+    return digits
 
 
 def _fraction(digits: str) -> float:
-    if len(digits) > MAX_DIGITS:
-        raise BadJson(f"a number has more than {MAX_DIGITS} digits")
-    value = float(digits)
+    value = float(_checked(digits))
     if not math.isfinite(value):
         raise BadJson("a number is too large")
     return value
@@ -158,7 +156,6 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_pairs, parse_float=_fraction, parse_constant=_constant, strict=False)
-_careful_decoder = json.JSONDecoder(
-    object_pairs_hook=_pairs, parse_float=_fraction, parse_constant=_constant, parse_int=_whole, strict=False
-)
+_strict = partial(json.JSONDecoder, object_pairs_hook=_pairs, parse_float=_fraction, parse_constant=_constant, strict=False)
+_decoder = _strict()
+_careful_decoder = _strict(parse_int=lambda digits: int(_checked(digits)))
