@@ -23,9 +23,6 @@ class AlfWorld(Environment):
     """A household in text: go to receptacles, open them, take, clean, heat, cool and move things, until the task is done."""
 
     cost: ClassVar[Cost] = Cost(cpu=0.001, memory_mb=0.1, start_s=0.001)
-    reusable: ClassVar[bool] = True
-    max_chains: ClassVar[int] = 1
-    placement: ClassVar[str] = "loop"
     task_set: ClassVar[str] = "alfworld"
 
     def __init__(self) -> None:

@@ -7,15 +7,14 @@ won at the start and the oracle wins it; otherwise the generator draws again. `h
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.resources import files
 from typing import Any
 
 from ...errors import DataError, InvariantError
+from ..task_sets import read_table
 from .engine import State
 from .game import ABILITIES, PORTABLE, SWITCH, Facts, Game, build
 from .goal import CLEAN, COOL, HOT, KIND_OF_MARK, KINDS, HouseholdGoal, sentences
@@ -51,7 +50,7 @@ class HomeLists:
 
 @cache
 def home_lists() -> HomeLists:
-    read: dict[str, Any] = json.loads((files(__package__) / "homes.json").read_text(encoding="utf-8"))
+    read: dict[str, Any] = read_table(__package__, "homes.json")
     easy = read["easy"]
     return HomeLists(
         frozenset(read["openable"]),

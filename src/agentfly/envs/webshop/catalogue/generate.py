@@ -7,15 +7,14 @@ everywhere. An option value that the published score could not recognise is neve
 
 from __future__ import annotations
 
-import json
 import random
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from ...task_sets import read_table
 from ..shop.score import options_hit
 from .products import ShopProduct
 
@@ -62,7 +61,7 @@ class WordLists:
 
 @cache
 def word_lists() -> WordLists:
-    read: dict[str, Any] = json.loads((files(__package__) / "wares.json").read_text(encoding="utf-8"))
+    read: dict[str, Any] = dict(read_table(__package__, "wares.json"))
     looks = {name: tuple(words) for name, words in read.pop("looks").items()}
     options = {name: tuple(values) for name, values in read.pop("options").items()}
     wares = tuple(_ware(row, looks) for row in read.pop("wares"))
