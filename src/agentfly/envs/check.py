@@ -26,6 +26,7 @@ from ..types import Task
 from .check_growth import grows
 from .check_report import Check, Failed, Report, Skipped, Status
 from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
+from .worlds import as_tasks
 
 __all__ = ["Check", "Report", "check_env"]
 
@@ -61,7 +62,7 @@ def _tasks(rows: Sequence[Task | Mapping[str, Any]] | None, seed: int) -> list[T
         return [Task("check", (), {"seed": seed})]
     if not rows:
         raise ConfigError("check_env needs at least one task, or leave tasks out")
-    return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(rows)]
+    return as_tasks(rows)
 
 
 class _Examination:

@@ -114,7 +114,7 @@ class AlfWorld(Environment):
         verbs = ["look", "inventory", "go to desk 1", "go to shelf 1", "go to countertop 1", "go to bed 1", "open drawer 1"]
         return {
             "tasks": load_tasks([*easy_alfworld_tasks("test", 2), *alfworld_tasks("test", 1)]),
-            "actions": lambda rng, seen: ("step", {"action": rng.choice(verbs)}),
+            "actions": verbs,
             "solver": play,
             "do_nothing": lambda env, task: None,
         }

@@ -110,7 +110,7 @@ class ScienceWorld(Environment):
         actions = ["look around", "inventory", "open door to hallway", "go to hallway", "go to kitchen", "wait1", "dance"]
         return {
             "tasks": tasks,
-            "actions": lambda rng, seen: ("step", {"action": rng.choice(actions)}),
+            "actions": actions,
             "solver": play_gold,
             "do_nothing": lambda env, task: None,
             "timeout_s": 120.0,

@@ -11,7 +11,6 @@ from ...errors import WorldError
 from ..task_sets import read_table
 from .clip import CARRIED, is_living
 
-FULL = 1.0 - 1e-6
 GREEN = (" tree", " plant")
 LIFESPANS: list[str] = read_table(__package__, "tables.json")["lifespans"]
 """Animals by life span, the shortest first."""

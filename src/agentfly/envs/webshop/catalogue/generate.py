@@ -119,7 +119,7 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> ShopProduct:
     )
     bullets = (
         f"Made of {stuff}, with a {pattern} look.",
-        *(f"{feature.capitalize()}: {_reason(rng, feature, use)}" for feature in features),
+        *(f"{feature.capitalize()}: {_reason(rng, use)}" for feature in features),
     )
     return ShopProduct(
         asin=asin,
@@ -156,7 +156,7 @@ def _options(rng: random.Random, kind: Ware) -> dict[str, tuple[str, ...]]:
     return offered
 
 
-def _reason(rng: random.Random, feature: str, use: str) -> str:
+def _reason(rng: random.Random, use: str) -> str:
     return rng.choice(
         (
             f"made with {use} in mind.",
