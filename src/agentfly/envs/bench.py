@@ -60,11 +60,7 @@ class Figures:
         return 1024 * self.memory_mb / self.instances
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "steps_per_s": round(self.steps_per_s, 2),
-            "memory_kb_each": round(self.memory_kb_each, 1),
-        }
+        return {**asdict(self), "steps_per_s": round(self.steps_per_s, 2), "memory_kb_each": round(self.memory_kb_each, 1)}
 
     def __str__(self) -> str:
         if self.error:

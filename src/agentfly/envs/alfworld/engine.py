@@ -30,13 +30,7 @@ HELP = """Available commands:
 """
 TREATMENTS = {"clean": CLEAN, "heat": HOT, "cool": COOL}
 _VERB = {mark: verb for verb, mark in TREATMENTS.items()}
-_LOOKS = {
-    CLEAN | HOT: "hot and clean ",
-    CLEAN | COOL: "cool and clean ",
-    CLEAN: "clean ",
-    HOT: "hot ",
-    COOL: "cold ",
-}
+_LOOKS = {CLEAN | HOT: "hot and clean ", CLEAN | COOL: "cool and clean ", CLEAN: "clean ", HOT: "hot ", COOL: "cold "}
 
 
 class State:

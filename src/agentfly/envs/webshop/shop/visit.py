@@ -220,19 +220,10 @@ class Visit:
             return ["Thank you for shopping with us!"]
         unknown = ["attrs", "None", "category", "None", "query", "None", "product category", "None"]
         target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
+        bought = ["asin", self.asin, "options", json.dumps(self.chosen, sort_keys=True), *unknown]
         return [
             *("Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased"),
-            *(
-                "asin",
-                self.asin,
-                "options",
-                json.dumps(self.chosen, sort_keys=True),
-                *unknown,
-                "Target",
-                *target,
-                "Goal",
-                "None",
-            ),
+            *(*bought, "Target", *target, "Goal", "None"),
             *("Reward", "Your score (min 0.0, max 1.0)", str(total), "Reward Details", "None"),
         ]
 
