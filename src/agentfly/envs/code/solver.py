@@ -26,10 +26,5 @@ def solve(task: Task | Mapping[str, Any]) -> list[str]:
     kind, given = fields.get("kind"), fields.get("given")
     if kind not in PROGRAMS or not isinstance(given, Mapping):
         raise ConfigError(f"no solution is known for a task of kind {kind!r}: it is not one that the code world makes")
-    return write(kind, given)
-
-
-def write(kind: str, given: Mapping[str, Any]) -> list[str]:
-    """Returns the program of one kind of task, with its numbers and words filled in."""
     values = {name: str(value) if name == "expression" else repr(value) for name, value in given.items()}
     return [cell.format_map(values) for cell in PROGRAMS[kind]]

@@ -133,12 +133,8 @@ def _edit_distance(one: str, other: str) -> int:
     return row[-1]
 
 
-def _two(name: str, low: int, high: int, other: str, other_low: int, other_high: int) -> Callable[[random.Random], Given]:
-    return lambda rng: {name: rng.randint(low, high), other: rng.randint(other_low, other_high)}
-
-
-def _one(name: str, low: int, high: int) -> Callable[[random.Random], Given]:
-    return lambda rng: {name: rng.randint(low, high)}
+def _ints(**bounds: tuple[int, int]) -> Callable[[random.Random], Given]:
+    return lambda rng: {name: rng.randint(low, high) for name, (low, high) in bounds.items()}
 
 
 def _two_lists(rng: random.Random) -> Given:
@@ -152,9 +148,9 @@ def _coins(rng: random.Random) -> Given:
 
 _DRAW_AND_ANSWER: dict[str, tuple[Callable[[random.Random], Given], Callable[[Given], Any]]] = {
     "expression": (_expression, lambda g: FORMS[g["form"]](g["a"], g["b"], g["c"])),
-    "remainder": (_two("a", 500, 9999, "b", 7, 97), lambda g: g["a"] % g["b"]),
-    "power": (_two("a", 4, 99, "b", 3, 5), lambda g: g["a"] ** g["b"]),
-    "digit_sum": (_two("a", 2, 99, "b", 10, 60), lambda g: sum(map(int, str(g["a"] ** g["b"])))),
+    "remainder": (_ints(a=(500, 9999), b=(7, 97)), lambda g: g["a"] % g["b"]),
+    "power": (_ints(a=(4, 99), b=(3, 5)), lambda g: g["a"] ** g["b"]),
+    "digit_sum": (_ints(a=(2, 99), b=(10, 60)), lambda g: sum(map(int, str(g["a"] ** g["b"])))),
     "average": (_numbers(1, 200, 4, 4), lambda g: sum(g["numbers"]) / len(g["numbers"])),
     "reverse": (_word, lambda g: g["word"][::-1]),
     "letter_count": (_word_and_letter, lambda g: sum(letter == g["letter"] for letter in g["word"])),
@@ -171,10 +167,10 @@ _DRAW_AND_ANSWER: dict[str, tuple[Callable[[random.Random], Given], Callable[[Gi
     "dot_product": (_two_lists, lambda g: sum(map(int.__mul__, g["left"], g["right"]))),
     "distinct": (_numbers(1, 9, 8, 14), lambda g: len(set(g["numbers"]))),
     "gcd": (lambda rng: {name: rng.randint(2, 60) * rng.randint(5, 90) for name in "ab"}, lambda g: math.gcd(g["a"], g["b"])),
-    "primes": (_two("a", 2, 500, "b", 501, 1500), lambda g: sum(map(_is_prime, range(g["a"], g["b"] + 1)))),
-    "fibonacci": (_two("n", 10, 90, "m", 11, 999), lambda g: _fibonacci(g["n"]) % g["m"]),
-    "collatz": (_one("n", 3, 9999), lambda g: _collatz(g["n"])),
-    "divisors": (_one("n", 50, 9999), lambda g: sum(g["n"] % divisor == 0 for divisor in range(1, g["n"] + 1))),
+    "primes": (_ints(a=(2, 500), b=(501, 1500)), lambda g: sum(map(_is_prime, range(g["a"], g["b"] + 1)))),
+    "fibonacci": (_ints(n=(10, 90), m=(11, 999)), lambda g: _fibonacci(g["n"]) % g["m"]),
+    "collatz": (_ints(n=(3, 9999)), lambda g: _collatz(g["n"])),
+    "divisors": (_ints(n=(50, 9999)), lambda g: sum(g["n"] % divisor == 0 for divisor in range(1, g["n"] + 1))),
     "coins": (_coins, _fewest_coins),
     "rising": (_numbers(1, 99, 7, 10), lambda g: _longest_rising(g["numbers"])),
     "edit_distance": (lambda rng: {"one": word(rng), "other": word(rng)}, lambda g: _edit_distance(g["one"], g["other"])),

@@ -27,15 +27,6 @@ VERSION = 1
 TOOL = "scienceworld_explorer"
 DONE = "Thought: that is it\nAnswer: done"
 SLIPS = ("stops", "unfocused", "wrong_thing", "wrong_place", "garbled")
-THOUGHTS = {
-    "teleport": "go there",
-    "go": "go there",
-    "look": "look",
-    "focus": "that is it",
-    "pick": "take it",
-    "move": "put it there",
-    "open": "open it",
-}
 
 
 def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
@@ -114,7 +105,7 @@ class _Dialogue:
         """Play one turn. Returns the observation; nothing is written after the end."""
         if self.env.done:
             return ""
-        thought = THOUGHTS.get(action.partition(" ")[0], "go on")
+        thought = TABLES["thoughts"].get(action.partition(" ")[0], "go on")
         reply = f"Thought: {thought}\nAction: {TOOL}\nInput: {json.dumps({'action': action})}"
         self.messages.append({"role": "assistant", "content": reply})
         result = await self.env.step(action)

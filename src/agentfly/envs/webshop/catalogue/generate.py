@@ -91,7 +91,7 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> ShopProduct:
     )
     bullets = (
         f"Made of {stuff}, with a {pattern} look.",
-        *(f"{feature.capitalize()}: {_reason(rng, use)}" for feature in features),
+        *(f"{feature.capitalize()}: {rng.choice(LISTS['reasons']).format(use=use)}" for feature in features),
     )
     return ShopProduct(
         asin=asin,
@@ -126,17 +126,6 @@ def _options(rng: random.Random, kind: Ware) -> dict[str, tuple[str, ...]]:
         chosen = set(rng.sample(values, rng.randint(2, min(5, len(values)))))
         offered[name] = tuple(value for value in values if value in chosen)
     return offered
-
-
-def _reason(rng: random.Random, use: str) -> str:
-    return rng.choice(
-        (
-            f"made with {use} in mind.",
-            "one thing less to think about.",
-            f"you will notice it, above all for {use}.",
-            "as it should be.",
-        )
-    )
 
 
 def _listed(words: Sequence[str]) -> str:
