@@ -34,7 +34,10 @@ class AlfWorld(Environment):
 
     async def reset(self, task: Task) -> str:
         """Open the game of a task. Returns the room and the objective."""
-        return self._begin(State(open_game(task.fields)))
+        state = self._state = State(open_game(task.fields))
+        self.num_steps, self.num_idle, self.best = 0, 0, 0.0
+        self._base = state.progress()  # of two things to place, one may be in place from the start
+        return _seen(state)
 
     async def restart(self) -> ToolResult:
         """Start the same game again, unless it is won. Progress and counters are kept."""
@@ -95,11 +98,6 @@ class AlfWorld(Environment):
 
     def healthy(self) -> bool:
         return True
-
-    def _begin(self, state: State) -> str:
-        self._state, self.num_steps, self.num_idle, self.best = state, 0, 0, 0.0
-        self._base = state.progress()  # of two things to place, one may be in place from the start
-        return _seen(state)
 
     @staticmethod
     def conformance() -> dict[str, Any]:

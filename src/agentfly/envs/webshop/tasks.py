@@ -84,8 +84,7 @@ def _published(split: str, count: int | None, seed: int, kind: GoalKind) -> list
     wanted = check_count(split, count)
     order = list(places) if split == "test" else random.Random(f"webshop {split} {seed}").sample(places, len(places))
     name = full_name(where)
-    rows = [row_of(goals[place], name, place) for place in order[:wanted]]
-    return [{**row, "id": str(place)} for row, place in zip(rows, order, strict=False)]
+    return [{**row_of(goals[place], name, place), "id": str(place)} for place in order[:wanted]]
 
 
 def _rows(
