@@ -14,7 +14,7 @@ from dialogues import demonstrations
 
 from agentfly.agents.code import CodeAgent
 from agentfly.envs.code.task_kinds import EASY
-from agentfly.envs.code.tasks import split_of
+from agentfly.envs.task_sets import split_of
 from agentfly.pocket.demos import Demo
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Completion, Message, Task

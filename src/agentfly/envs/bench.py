@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from ..errors import AgentFlyError, ConfigError
 from ..resources import ResourceManager
 from ..resources.lease import Lease
 from ..resources.spec import spec_of
-from ..types import Task, ToolResult
-from .worlds import World, check_usable, find_world
+from .check_subject import told
+from .worlds import World, as_tasks, check_usable, find_world
 
 INSTANCES = (1, 64, 1024)
 SECONDS = 3.0
@@ -60,11 +60,7 @@ class Figures:
         return 1024 * self.memory_mb / self.instances
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "steps_per_s": round(self.steps_per_s, 2),
-            "memory_kb_each": round(self.memory_kb_each, 1),
-        }
+        return {**asdict(self), "steps_per_s": round(self.steps_per_s, 2), "memory_kb_each": round(self.memory_kb_each, 1)}
 
     def __str__(self) -> str:
         if self.error:
@@ -90,15 +86,11 @@ def bench_world(
         raise ConfigError(f"seconds must be above 0, not {seconds}")
     world = find_world(name)
     check_usable(world)
-    _need_actions(world)
+    given = world.conformance()
+    if not given.get("tasks") or given.get("actions") is None:
+        raise ConfigError(f"{world.name} does not say how to act in it: its class needs conformance() with tasks and actions")
     for number in instances:
         yield _in_a_process(name, number, seconds, seed)
-
-
-def _need_actions(world: World) -> None:
-    told = world.conformance()
-    if not told.get("tasks") or told.get("actions") is None:
-        raise ConfigError(f"{world.name} does not say how to act in it: its class needs conformance() with tasks and actions")
 
 
 def _in_a_process(name: str, number: int, seconds: float, seed: int) -> Figures:
@@ -119,9 +111,8 @@ async def measure(name: str, number: int, seconds: float, seed: int = 0) -> Figu
     gc.collect()
     before, began = memory_of_tree(os.getpid()), time.perf_counter()
     world = find_world(name)
-    told = world.conformance()
-    tasks = [row if isinstance(row, Task) else Task(str(n), (), dict(row)) for n, row in enumerate(told["tasks"])]
-    actions: Any = told["actions"]
+    given = world.conformance()
+    tasks, actions = as_tasks(given["tasks"]), given["actions"]
     spec = spec_of(world.cls, name=world.name, max=number, start_timeout_s=TIMEOUT_S, reset_timeout_s=TIMEOUT_S)
     manager = ResourceManager(None, spec, timeout_s=TIMEOUT_S)
     load_s = time.perf_counter() - began
@@ -158,15 +149,9 @@ async def _act(lease: Lease, world: World, actions: Any, rng: random.Random, unt
         steps += 1
         if time.perf_counter() >= until:
             return steps
-        if _ended(seen):
+        if told(seen)[1]:
             seen = await _wait(env.reset(lease.task))
         await asyncio.sleep(0)  # let the other instances act
-
-
-def _ended(value: Any) -> bool:
-    if isinstance(value, ToolResult):
-        return value.done
-    return isinstance(value, tuple) and len(value) >= 3 and any(part is True for part in value[2:4])
 
 
 async def _wait(value: Any) -> Any:
@@ -191,23 +176,13 @@ def memory_of_tree(pid: int) -> float:
 
 
 def _memory_of(pid: int) -> float:
-    readers: tuple[tuple[str, Callable[[str], float]], ...] = (
-        ("smaps_rollup", lambda text: _field(text, "Pss:")),
-        ("status", lambda text: _field(text, "VmRSS:")),
-    )
-    for file, read in readers:
+    for file, field in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         try:
-            return read(Path(f"/proc/{pid}/{file}").read_text())
-        except (OSError, ValueError):
+            lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+        except (OSError, ValueError, StopIteration):
             continue
     return 0.0
-
-
-def _field(text: str, name: str) -> float:
-    for line in text.splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"no {name}")
 
 
 def main(name: str, number: str, seconds: str, seed: str) -> int:

@@ -17,6 +17,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from ..types import Task
 from .check_growth import grows
 from .check_report import Check, Failed, Report, Skipped, Status
 from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
+from .worlds import as_tasks
 
 __all__ = ["Check", "Report", "check_env"]
 
@@ -51,9 +53,8 @@ def check_env(
     may be async.
     """
     spec = spec_of(make)
-    return asyncio.run(
-        _Examination(spec, _tasks(tasks, seed), solver, do_nothing, Play(actions, score), full, seed, timeout_s).run()
-    )
+    play, report = Play(actions, score), Report(spec.name)
+    return asyncio.run(_Examination(spec, _tasks(tasks, seed), solver, do_nothing, play, full, seed, timeout_s, report).run())
 
 
 def _tasks(rows: Sequence[Task | Mapping[str, Any]] | None, seed: int) -> list[Task]:
@@ -61,26 +62,23 @@ def _tasks(rows: Sequence[Task | Mapping[str, Any]] | None, seed: int) -> list[T
         return [Task("check", (), {"seed": seed})]
     if not rows:
         raise ConfigError("check_env needs at least one task, or leave tasks out")
-    return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(rows)]
+    return as_tasks(rows)
 
 
+@dataclass(slots=True)
 class _Examination:
-    def __init__(
-        self,
-        spec: Spec,
-        tasks: list[Task],
-        solver: Callable[[Any, Task], Any] | None,
-        do_nothing: Callable[[Any, Task], Any] | None,
-        play: Play,
-        full: float,
-        seed: int,
-        timeout_s: float,
-    ) -> None:
-        self.spec, self.tasks, self.solver, self.do_nothing = spec, tasks, solver, do_nothing
-        self.play, self.full, self.seed, self.timeout_s = play, full, seed, timeout_s
-        self.count = 0
-        self.pays: bool | None = None
-        self.report = Report(spec.name)
+    spec: Spec
+    tasks: list[Task]
+    solver: Callable[[Any, Task], Any] | None
+    do_nothing: Callable[[Any, Task], Any] | None
+    play: Play
+    full: float
+    seed: int
+    timeout_s: float
+    report: Report
+    count: int = 0
+    pays: bool | None = None
+    """Whether the solver's calls return rewards; None until it is known."""
 
     async def run(self) -> Report:
         rows: list[tuple[str, Callable[[], Awaitable[str | None]]]] = [

@@ -103,7 +103,9 @@ class TextGame:
         lines = [f"task: {message.content}" for message in self.task.messages[-1:]]
         lines.append("tools:")
         for tool in self.tools.values():
-            lines.append(f"  {tool}{' (takes a plain line)' if tool is self.main else ''}: {_line(tool.description)}")
+            lines.append(
+                f"  {tool}{' (takes a plain line)' if tool is self.main else ''}: {' '.join(tool.description.split())}"
+            )
         if callable(getattr(self.world.cls, "admissible", None)):
             assert self.lease is not None
             found = self.lease[self.world.name].admissible()
@@ -205,7 +207,3 @@ def _value(tool: Tool, argument: str, text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

@@ -34,7 +34,6 @@ WAIT_S = 1800.0
 POLL_S = 0.05
 SAY_S = 2.0
 """After this wait the log says what the process waits for."""
-_CHUNK = 1 << 20
 
 
 class Damaged(Exception):
@@ -141,12 +140,9 @@ def _verify(path: Path, check: bool) -> None:
 
 
 def _sum(file: Path) -> dict[str, Any]:
-    digest, size = hashlib.blake2b(digest_size=16), 0
     with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"size": size, "sum": digest.hexdigest()}
+        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
+    return {"size": file.stat().st_size, "sum": digest.hexdigest()}
 
 
 def _digest(data: bytes) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,12 @@ def tasks_of_world(
     given = world.conformance().get("tasks")
     if not given:
         raise ConfigError(f"{world.name} has no task set: name one, or a file, with --task-set")
-    return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(given)]
+    return as_tasks(given)
+
+
+def as_tasks(rows: Iterable[Task | Mapping[str, Any]]) -> list[Task]:
+    """Rows as tasks. A row that is not a task gets its position as id."""
+    return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(rows)]
 
 
 def _belonging(kind: str, cls: Any) -> list[str]:

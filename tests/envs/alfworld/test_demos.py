@@ -12,7 +12,7 @@ from agentfly import plugins
 from agentfly.agents.react import ReactAgent
 from agentfly.config import Config
 from agentfly.envs.alfworld.demos import alfworld_demos, alfworld_games_demos, easy_alfworld_demos
-from agentfly.envs.alfworld.tasks import open_game, split_of
+from agentfly.envs.alfworld.tasks import open_game, split_of_game
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.training.build import build_agent, build_tasks
 from agentfly.types import Request, Trajectory
@@ -51,7 +51,7 @@ def test_good_dialogues_win_and_are_played_as_they_are_written(demos: Any) -> No
         shown = [{"role": message.role, "content": message.content} for message in trajectory.messages[1:]]
         assert shown[: len(row["messages"])] == row["messages"]
         assert len(shown) == len(row["messages"]) + 1, "only the last observation, which ends the chain, is left out"
-        assert split_of(open_game(row)) == "train"
+        assert split_of_game(open_game(row)) == "train"
 
 
 def test_dialogues_with_slips_mostly_fail_and_are_still_played_as_they_are_written() -> None:

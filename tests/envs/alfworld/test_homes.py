@@ -9,7 +9,7 @@ from agentfly.envs.alfworld.goal import KINDS
 from agentfly.envs.alfworld.homes import EASY_STEPS, make
 from agentfly.envs.alfworld.oracle import plan
 from agentfly.envs.alfworld.plays import listed_order, searched
-from agentfly.envs.alfworld.tasks import alfworld_tasks, easy_alfworld_tasks, open_game, split_of
+from agentfly.envs.alfworld.tasks import alfworld_tasks, easy_alfworld_tasks, open_game, split_of_game
 from agentfly.errors import ConfigError, DataError
 
 
@@ -61,7 +61,7 @@ def test_no_question_is_in_two_splits(tasks) -> None:  # type: ignore[no-untyped
     for split in ("train", "validation", "test"):
         rows = [*tasks(split, 60), *tasks(split, 60, seed=1)]
         seen[split] = {row["question"] for row in rows}
-        assert all(split_of(open_game(row)) == split for row in rows)
+        assert all(split_of_game(open_game(row)) == split for row in rows)
     assert not seen["train"] & seen["validation"] and not seen["train"] & seen["test"] and not seen["validation"] & seen["test"]
 
 

@@ -15,8 +15,9 @@ from agentfly.data import load_tasks
 from agentfly.envs.code.reward import code_answer
 from agentfly.envs.code.solver import PROGRAMS, solve
 from agentfly.envs.code.task_kinds import EASY, KINDS
-from agentfly.envs.code.tasks import SPLITS, code_tasks, easy_code_tasks, split_of
+from agentfly.envs.code.tasks import code_tasks, easy_code_tasks
 from agentfly.envs.code.tools import python
+from agentfly.envs.task_sets import SPLITS, split_of
 from agentfly.errors import ConfigError
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Request

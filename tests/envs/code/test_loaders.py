@@ -112,7 +112,7 @@ def test_a_missing_file_a_broken_archive_and_bytes_that_are_not_text_are_refused
     with pytest.raises(DataError, match="no such file"):
         load_gsm8k(tmp_path / "nothing.jsonl")
     (tmp_path / "bad.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(DataError, match="not a readable gzip file"):
+    with pytest.raises(DataError, match="line 1 cannot be read: Not a gzipped file"):
         load_gsm8k(tmp_path / "bad.jsonl.gz")
     (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="not UTF-8 text"):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 import agentfly.pocket
 from agentfly import ReactAgent
 from agentfly.envs.search.demos import easy_search_demos, encyclopaedia_demos
-from agentfly.envs.search.generated.questions import split_of
+from agentfly.envs.task_sets import split_of
 from agentfly.errors import ConfigError
 from agentfly.rewards.answers import qa_exact_match
 from agentfly.testing import ScriptedEngine

@@ -164,8 +164,8 @@ def test_a_record_without_a_price_costs_what_the_original_says():
             "line 2: product 2: its option 'color' must be a list of texts, not 'red'",
         ),
         ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x"}\n]\n]', r"line 3: the file should end after '\]'"),
-        ("documents.jsonl", '{"id": "B1", "product": {"asin": "B1", "name": "x"}}\n\n{broken\n', "line 3 cannot be read"),
-        ("documents.jsonl", '{"asin": "B1", "name": "x"}\n{"asin" 3}', r"line 2 cannot be read: .*\(column 9\)$"),
+        ("documents.jsonl", '{"id": "B1", "product": {"asin": "B1", "name": "x"}}\n\n{broken\n', "line 3 is not valid JSON"),
+        ("documents.jsonl", '{"asin": "B1", "name": "x"}\n{"asin" 3}', r"line 2 is not valid JSON: .*\(column 9\)$"),
     ],
 )
 def test_malformed_files_are_named_with_the_line(tmp_path, name, text, said):

@@ -15,7 +15,7 @@ from agentfly.data import load_tasks
 from agentfly.envs.webshop import tasks as task_sets
 from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
 from agentfly.envs.webshop.catalogue.easy import easy_goals, easy_products
-from agentfly.envs.webshop.catalogue.generate import generated_products, word_lists
+from agentfly.envs.webshop.catalogue.generate import LOOKS, WARES, generated_products
 from agentfly.envs.webshop.catalogue.goals import ShopGoal
 from agentfly.envs.webshop.demos import easy_webshop_demos, webshop_data_brief_demos, webshop_data_demos, webshop_demos
 from agentfly.envs.webshop.env import WebShop
@@ -80,9 +80,8 @@ def test_the_draws_are_those_that_a_model_was_trained_on(shop):
 
 
 def test_every_kind_of_ware_has_lists_of_the_same_length():
-    lists = word_lists()
-    for ware in lists.wares:
-        for words, usual in ((ware.adjectives, lists.looks["adjectives"]), (ware.patterns, lists.looks["patterns"])):
+    for ware in WARES:
+        for words, usual in ((ware.adjectives, LOOKS["adjectives"]), (ware.patterns, LOOKS["patterns"])):
             assert len(set(words)) == len(words) == len(usual)
 
 

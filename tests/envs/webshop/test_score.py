@@ -97,3 +97,14 @@ def test_options_are_compared_by_colour_or_as_name_and_value():
     # A flaw of the original that is kept: "standard" holds the colour "tan".
     assert colour_of("standard") == "tan"
     assert options_hit(["standard"], {"size": "standard"}) == 0
+
+
+def test_the_total_is_rounded_as_the_original_rounds_it(corner, goal):
+    """The original divides first, and then multiplies by the kind. The other order differs in the last bit."""
+    bought = corner.product("B000000001")
+    wanted = ["mug", *(f"noun{number}" for number in range(11))]  # one noun of 12 is shared: the kind counts 0.1
+    three = replace(goal, options={})
+    assert 0.1 * 3 / 3 != 0.1 * (3 / 3)
+    assert score(bought, {}, 12.5, three, ["mug"], wanted).total == 0.1 * (3 / 3)
+    assert 0.1 * 3 / 5 != 0.1 * (3 / 5)
+    assert score(bought, {}, 12.5, goal, ["mug"], wanted).total == 0.1 * (3 / 5)

@@ -1,6 +1,6 @@
 """ALFWorld: households in text, on an engine that answers as the original does. Find, clean, heat, cool and place things.
 
-    game.py      a household and its task, read from PDDL or from facts; goal.py says what wins it and how the task is worded
+    game.py      a household and its task, read from PDDL or from facts; goal.py says what wins it; wording.json words it
     engine.py    State: one playthrough of a game
     oracle.py    a plan from any state; plays.py searches for things as a person would
     homes.py     seeded households (homes.json); tasks.py the task sets; loaders.py the published game files

@@ -13,22 +13,13 @@ from typing import Any
 
 from .engine import TREATMENTS, State
 from .game import Game
+from .goal import WORDING
 from .plays import listed_order, plausible_order, searched
 from .tasks import alfworld_games, alfworld_tasks, easy_alfworld_tasks, open_game
 
 TOOL = "alfworld_step"
 MAX_MISSES = 3
 MAX_EASY_TURNS = 8
-# The thought before a command, by its verb; that of "go" depends on whether a thing is held.
-THOUGHTS = {
-    "open": "open it",
-    "take": "take it",
-    "move": "put it there",
-    "use": "turn it on",
-    "clean": "clean it",
-    "heat": "heat it",
-    "cool": "cool it",
-}
 
 
 def alfworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
@@ -84,7 +75,8 @@ def _row(
 
 def _reply(command: str, state: State) -> str:
     verb = command.partition(" ")[0]
-    thought = THOUGHTS.get(verb) or ("go there" if state.held >= 0 else "look for it")
+    # The thought of "go" depends on whether a thing is held.
+    thought = WORDING["thoughts"].get(verb) or ("go there" if state.held >= 0 else "look for it")
     return f"Thought: {thought}\nAction: {TOOL}\nInput: {json.dumps({'action': command})}"
 
 

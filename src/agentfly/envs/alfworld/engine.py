@@ -10,33 +10,13 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from .game import KNIVES, PORTABLE, SLICEABLE, SWITCH, VESSEL, Game, listed
-from .goal import CLEAN, COOL, HOT, SLICED, TOGGLED
+from .goal import CLEAN, COOL, HOT, SLICED, TOGGLED, WORDING
 
 NOTHING = "Nothing happens."
-HELP = """Available commands:
-  look:                             look around your current location
-  inventory:                        check your current inventory
-  go to (receptacle):               move to a receptacle
-  open (receptacle):                open a receptacle
-  close (receptacle):               close a receptacle
-  take (object) from (receptacle):  take an object from a receptacle
-  move (object) to (receptacle):  place an object in or on a receptacle
-  examine (something):              examine a receptacle or an object
-  use (object):                     use an object
-  heat (object) with (receptacle):  heat an object using a receptacle
-  clean (object) with (receptacle): clean an object using a receptacle
-  cool (object) with (receptacle):  cool an object using a receptacle
-  slice (object) with (object):     slice an object using a sharp object
-"""
+HELP = "\n".join(WORDING["help"])
 TREATMENTS = {"clean": CLEAN, "heat": HOT, "cool": COOL}
 _VERB = {mark: verb for verb, mark in TREATMENTS.items()}
-_LOOKS = {
-    CLEAN | HOT: "hot and clean ",
-    CLEAN | COOL: "cool and clean ",
-    CLEAN: "clean ",
-    HOT: "hot ",
-    COOL: "cold ",
-}
+_LOOKS = {CLEAN | HOT: "hot and clean ", CLEAN | COOL: "cool and clean ", CLEAN: "clean ", HOT: "hot ", COOL: "cold "}
 
 
 class State:

@@ -23,9 +23,6 @@ class AlfWorld(Environment):
     """A household in text: go to receptacles, open them, take, clean, heat, cool and move things, until the task is done."""
 
     cost: ClassVar[Cost] = Cost(cpu=0.001, memory_mb=0.1, start_s=0.001)
-    reusable: ClassVar[bool] = True
-    max_chains: ClassVar[int] = 1
-    placement: ClassVar[str] = "loop"
     task_set: ClassVar[str] = "alfworld"
 
     def __init__(self) -> None:
@@ -37,7 +34,10 @@ class AlfWorld(Environment):
 
     async def reset(self, task: Task) -> str:
         """Open the game of a task. Returns the room and the objective."""
-        return self._begin(State(open_game(task.fields)))
+        state = self._state = State(open_game(task.fields))
+        self.num_steps, self.num_idle, self.best = 0, 0, 0.0
+        self._base = state.progress()  # of two things to place, one may be in place from the start
+        return _seen(state)
 
     async def restart(self) -> ToolResult:
         """Start the same game again, unless it is won. Progress and counters are kept."""
@@ -99,11 +99,6 @@ class AlfWorld(Environment):
     def healthy(self) -> bool:
         return True
 
-    def _begin(self, state: State) -> str:
-        self._state, self.num_steps, self.num_idle, self.best = state, 0, 0, 0.0
-        self._base = state.progress()  # of two things to place, one may be in place from the start
-        return _seen(state)
-
     @staticmethod
     def conformance() -> dict[str, Any]:
         """The arguments of `check_env`: the oracle wins three tasks, random moves do not."""
@@ -117,7 +112,7 @@ class AlfWorld(Environment):
         verbs = ["look", "inventory", "go to desk 1", "go to shelf 1", "go to countertop 1", "go to bed 1", "open drawer 1"]
         return {
             "tasks": load_tasks([*easy_alfworld_tasks("test", 2), *alfworld_tasks("test", 1)]),
-            "actions": lambda rng, seen: ("step", {"action": rng.choice(verbs)}),
+            "actions": verbs,
             "solver": play,
             "do_nothing": lambda env, task: None,
         }

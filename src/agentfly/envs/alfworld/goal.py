@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from sys import intern
+from typing import Any
 
 from ...errors import DataError
+from ..task_sets import read_table
 
 CLEAN, HOT, COOL, SLICED, TOGGLED = 1, 2, 4, 8, 16
 """Marks of an object, as bits."""
@@ -22,14 +24,8 @@ KIND_OF_MARK = {
     COOL: "pick_cool_then_place_in_recep",
 }
 KINDS = ("pick_and_place_simple", "look_at_obj_in_light", *KIND_OF_MARK.values(), "pick_two_obj_and_place")
-SENTENCES = {
-    "pick_and_place_simple": ("put a {thing} in {target}", "put some {thing} on {target}"),
-    "look_at_obj_in_light": ("look at {thing} under the {lamp}", "examine the {thing} with the {lamp}"),
-    "pick_clean_then_place_in_recep": ("put a clean {thing} in {target}", "clean some {thing} and put it in {target}"),
-    "pick_heat_then_place_in_recep": ("put a hot {thing} in {target}", "heat some {thing} and put it in {target}"),
-    "pick_cool_then_place_in_recep": ("put a cool {thing} in {target}", "cool some {thing} and put it in {target}"),
-    "pick_two_obj_and_place": ("put two {thing} in {target}", "find two {thing} and put them in {target}"),
-}
+WORDING: dict[str, Any] = read_table(__package__, "wording.json")
+"""The sentences of tasks by kind, the thoughts of demonstrations by verb, and the lines of the engine's help."""
 # Facts of a goal that follow from the others: a lamp that is on can be switched, a cool apple can be cooled.
 _IMPLIED = {"cleanable", "heatable", "coolable", "sliceable", "toggleable", "pickupable", "receptacleatlocation", "atlocation"}
 _TOKEN = re.compile(r"[()]|[^\s()]+")
@@ -51,7 +47,7 @@ class HouseholdGoal:
 
 def sentences(goal: HouseholdGoal) -> list[str]:
     """The ways to say a task; the first is used where a game has no sentence."""
-    return [text.format(thing=goal.thing, target=goal.target, lamp=goal.lamp) for text in SENTENCES[goal.kind]]
+    return [text.format(thing=goal.thing, target=goal.target, lamp=goal.lamp) for text in WORDING["tasks"][goal.kind]]
 
 
 def read_goal(text: str, where: str) -> HouseholdGoal:

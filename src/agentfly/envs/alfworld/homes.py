@@ -7,15 +7,13 @@ won at the start and the oracle wins it; otherwise the generator draws again. `h
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.resources import files
+from functools import lru_cache
 from typing import Any
 
 from ...errors import DataError, InvariantError
+from ..task_sets import read_table
 from .engine import State
 from .game import ABILITIES, PORTABLE, SWITCH, Facts, Game, build
 from .goal import CLEAN, COOL, HOT, KIND_OF_MARK, KINDS, HouseholdGoal, sentences
@@ -27,50 +25,21 @@ KEPT_GAMES = 512
 EASY_STEPS = (3, 6)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Receptacles with the least and greatest number of each, and the things that may lie about."""
-
-    weight: int
-    receptacles: dict[str, tuple[int, int]]
-    things: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HomeLists:
-    """The content of `homes.json`. A thing has its abilities as bits and the receptacles that it fits."""
-
-    openable: frozenset[str]
-    things: dict[str, tuple[int, tuple[str, ...]]]
-    rooms: dict[str, Room]
-    easy_places: tuple[str, ...]
-    easy_things: dict[str, int]
-    easy_appliances: dict[int, str]
-    easy_kinds: dict[str, int]
-
-
-@cache
-def home_lists() -> HomeLists:
-    read: dict[str, Any] = json.loads((files(__package__) / "homes.json").read_text(encoding="utf-8"))
-    easy = read["easy"]
-    return HomeLists(
-        frozenset(read["openable"]),
-        {name: (_bits(row["abilities"]), tuple(row["places"])) for name, row in read["things"].items()},
-        {
-            name: Room(
-                row["weight"], {kind: (low, high) for kind, (low, high) in row["receptacles"].items()}, tuple(row["things"])
-            )
-            for name, row in read["rooms"].items()
-        },
-        tuple(easy["places"]),
-        {name: _bits(abilities) for name, abilities in easy["things"].items()},
-        {ABILITIES[ability]: name for ability, name in easy["appliances"].items()},
-        easy["kinds"],
-    )
-
-
 def _bits(abilities: Sequence[str]) -> int:
     return sum(ABILITIES[name] for name in abilities)
+
+
+LISTS: dict[str, Any] = read_table(__package__, "homes.json")
+ROOMS: list[dict[str, Any]] = list(LISTS["rooms"].values())
+"""The receptacles of a room with the least and greatest number of each, and the things that may lie about."""
+THINGS: dict[str, tuple[int, list[str]]] = {
+    name: (_bits(row["abilities"]), row["places"]) for name, row in LISTS["things"].items()
+}
+"""The abilities of a thing, as bits, and the receptacles that it fits."""
+EASY_PLACES: list[str] = LISTS["easy"]["places"]
+EASY_THINGS = {name: _bits(abilities) for name, abilities in LISTS["easy"]["things"].items()}
+EASY_APPLIANCES = {ABILITIES[ability]: name for ability, name in LISTS["easy"]["appliances"].items()}
+EASY_KINDS: dict[str, int] = LISTS["easy"]["kinds"]
 
 
 class _Home:
@@ -83,7 +52,7 @@ class _Home:
         key = self._key(kind, self.facts.receptacles)
         self.facts.receptacles[key] = kind
         self.facts.places[key] = place or f"at {key}"
-        if kind in home_lists().openable:
+        if kind in LISTS["openable"]:
             self.facts.openable.add(key)
         return key
 
@@ -134,9 +103,9 @@ def _make(size: str, number: int) -> Game:
 
 
 def _draw_home(rng: random.Random) -> tuple[HouseholdGoal, Facts] | None:
-    lists, home = home_lists(), _Home(rng)
-    (room,) = rng.choices(list(lists.rooms.values()), weights=[room.weight for room in lists.rooms.values()])
-    for kind, (low, high) in room.receptacles.items():
+    home = _Home(rng)
+    (room,) = rng.choices(ROOMS, weights=[room["weight"] for room in ROOMS])
+    for kind, (low, high) in room["receptacles"].items():
         last = ""
         for _ in range(rng.randint(low, high)):
             # Neighbours of a kind may be reached from one place, as in the original's houses.
@@ -144,10 +113,10 @@ def _draw_home(rng: random.Random) -> tuple[HouseholdGoal, Facts] | None:
             last = home.receptacle(kind, place)
     kinds = home.kinds()
     home.facts.fits = {
-        (receptacle, thing) for thing in room.things for receptacle in lists.things[thing][1] if receptacle in kinds
+        (receptacle, thing) for thing in room["things"] for receptacle in THINGS[thing][1] if receptacle in kinds
     }
-    for kind in room.things:
-        abilities, where = lists.things[kind]
+    for kind in room["things"]:
+        abilities, where = THINGS[kind]
         if places := home.of(where):
             for _ in range(1 if abilities & SWITCH else rng.choices((0, 1, 2, 3), weights=(30, 35, 25, 10))[0]):
                 home.thing(kind, abilities, rng.choice(places))
@@ -181,28 +150,28 @@ def _choose_goal(rng: random.Random, home: _Home) -> HouseholdGoal | None:
 
 def _draw_easy(rng: random.Random) -> tuple[HouseholdGoal, Facts]:
     """Three or four places. The thing is in none that the task names, so one or two others must be searched."""
-    lists, home = home_lists(), _Home(rng)
-    (kind,) = rng.choices(list(lists.easy_kinds), weights=list(lists.easy_kinds.values()))
+    home = _Home(rng)
+    (kind,) = rng.choices(list(EASY_KINDS), weights=list(EASY_KINDS.values()))
     mark = next((mark for mark, named in KIND_OF_MARK.items() if named == kind), 0)
-    thing = rng.choice([name for name, abilities in lists.easy_things.items() if abilities & mark == mark])
-    others = [name for name in lists.easy_things if name != thing]
-    target, *names = rng.sample(lists.easy_places, rng.choice((3, 3, 4)) if not mark else 3)
+    thing = rng.choice([name for name, abilities in EASY_THINGS.items() if abilities & mark == mark])
+    others = [name for name in EASY_THINGS if name != thing]
+    target, *names = rng.sample(EASY_PLACES, rng.choice((3, 3, 4)) if not mark else 3)
     if mark:
-        home.receptacle(lists.easy_appliances[mark])
+        home.receptacle(EASY_APPLIANCES[mark])
     elif rng.random() < 0.2:
         names[-1] = "drawer"
     targets, places = home.receptacle(target), [home.receptacle(name) for name in names]
-    home.facts.fits = {(place, name) for place in (*lists.easy_places, "drawer") for name in lists.easy_things}
-    home.thing(thing, lists.easy_things[thing], rng.choice(places))
+    home.facts.fits = {(place, name) for place in (*EASY_PLACES, "drawer") for name in EASY_THINGS}
+    home.thing(thing, EASY_THINGS[thing], rng.choice(places))
     for place in (*places, targets):
         for name in rng.sample(others, rng.choice((0, 1, 1))):
             others.remove(name)
-            home.thing(name, lists.easy_things[name], place)
+            home.thing(name, EASY_THINGS[name], place)
     if kind == "look_at_obj_in_light":
         home.thing("lamp", SWITCH, rng.choice((targets, *places)))
         return HouseholdGoal(kind, thing, lamp="lamp"), home.facts
     if kind == "pick_two_obj_and_place":
-        home.thing(thing, lists.easy_things[thing], targets)
+        home.thing(thing, EASY_THINGS[thing], targets)
         return HouseholdGoal(kind, thing, target, count=2), home.facts
     return HouseholdGoal(kind, thing, target, marks=mark), home.facts
 

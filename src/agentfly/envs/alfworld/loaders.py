@@ -20,7 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, DataError
+from ...errors import DataError
+from ..task_sets import check_split
 from .game import Game, read_problem
 from .goal import read_goal, sentences
 
@@ -44,8 +45,7 @@ def find_games(split: str, path: str | Path | None = None) -> list[str]:
 
     `game.tw-pddl` files marked as unsolvable are included: `load_game` raises Unsolvable for them.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
+    check_split(split, SPLITS)
     root = data_folder(path)
     if root.is_file():
         return [f"{root}#{number}" for number in _lines_of(root)]

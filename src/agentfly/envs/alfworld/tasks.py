@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import random
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, DataError
+from ..task_sets import MAX_COUNT, check_count, split_of
 from .game import Game, read_problem
 from .homes import make
 from .loaders import Unsolvable, data_folder, find_games, load_game, task_of
 
-SPLITS = ("train", "validation", "test")
-DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
-MAX_COUNT = 10_000
 NUMBERS = 1 << 40
 _MADE = re.compile(r"(home|easy)-(\d{1,15})")
 
@@ -79,22 +76,17 @@ def open_game(fields: Any) -> Game:
     return make(made[1], int(made[2])) if made else load_game(name)
 
 
-def split_of(game: Game) -> str:
-    """The split of a generated game: 80 % train, 10 % validation, 10 % test."""
-    bucket = zlib.crc32(f"{game.room}\n{game.task}".encode()) % 10
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+def split_of_game(game: Game) -> str:
+    """The split of a generated game."""
+    return split_of(f"{game.room}\n{game.task}")
 
 
 def _generated(size: str, split: str, count: int | None, seed: int) -> list[dict[str, Any]]:
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
-    wanted = DEFAULT_COUNTS[split] if count is None else count
-    if not 1 <= wanted <= MAX_COUNT:
-        raise ConfigError(f"tasks: count must be from 1 to {MAX_COUNT}, not {count}.")
+    wanted = check_count(split, count, most=MAX_COUNT)
     rng = random.Random(f"alfworld {size} {split} {seed}")
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < wanted:
         game = make(size, rng.randrange(NUMBERS))
-        if split_of(game) == split:
+        if split_of_game(game) == split:
             rows[game.id] = row_of(game, game.id)
     return list(rows.values())

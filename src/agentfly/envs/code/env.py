@@ -30,9 +30,6 @@ class CodeInterpreter(Environment):
     """
 
     cost: ClassVar[Cost] = Cost(cpu=0.05, memory_mb=30, start_s=0.1)
-    reusable: ClassVar[bool] = True
-    max_chains: ClassVar[int] = 1
-    placement: ClassVar[str] = "loop"
 
     def __init__(
         self,

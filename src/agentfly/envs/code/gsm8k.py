@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, DataError
+from ..task_sets import SplitName, check_count
 from .loaders import load_gsm8k
-from .tasks import SPLITS, CodeSplit
 
 VARIABLE = "GSM8K_DATA"
 FOLDERS = (".", "grade_school_math/data")
@@ -24,12 +24,9 @@ NAMES = ("{}.jsonl", "{}.jsonl.gz", "gsm8k_{}.jsonl", "gsm8k_{}.jsonl.gz")
 BUCKETS = 20
 
 
-def gsm8k_tasks(split: CodeSplit, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def gsm8k_tasks(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Word problems of GSM8K, from the files that $GSM8K_DATA names. Without a count, all of the split."""
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
-    if count is not None and count < 1:
-        raise ConfigError(f"tasks: count must be at least 1, not {count}.")
+    check_count(split, count)
     rows = _of_split(split)
     if split != "test":  # test problems keep the order of their file
         random.Random(f"gsm8k {split} {seed}").shuffle(rows)

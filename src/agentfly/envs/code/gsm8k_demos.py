@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError
+from ..task_sets import read_table
 from .gsm8k import gsm8k_tasks
 
 GsmNumber = int | float
@@ -42,28 +43,12 @@ _SWAPPED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Mult: (ast.Add, ast.Div),
     ast.Div: (ast.Mult,),
 }
+_TABLES: dict[str, Any] = read_table(__package__, "gsm8k_words.json")
 # Words that do not say what a number counts.
-_WORDS = """a add adds after ago all also altogether amount an and are as at be because become becomes been before but by
-calculate can could determine did divide do does each end equal equals every final finally find finding first for from get
-gets give gives had has have he hence her him his how if in into is it its just know left let make makes many mean means more
-mr mrs ms much multiply must need needs next no not now number of off on one only or other out over per second she since so
-still subtract sum than that the their them then there therefore these they this those thus to total up us was we were which
-who will with would you your"""
-_EMPTY = frozenset([*_WORDS.split(), "print", *(word.lower() for word in keyword.kwlist)])
-_SPELLED = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-eighteen nineteen twenty"""
-_SPELLED_VALUES = {word: value for value, word in enumerate(_SPELLED.split())} | {
-    **dict.fromkeys(("half", "twice", "double", "couple", "pair"), 2),
-    **dict.fromkeys(("third", "thirds", "thrice", "triple"), 3),
-    **dict.fromkeys(("quarter", "quarters", "fourth", "fourths"), 4),
-    **dict.fromkeys(("fifth", "fifths"), 5),
-    **dict.fromkeys(("week", "weeks", "daily"), 7),
-    **dict.fromkeys(("dozen", "dozens", "year", "years", "monthly"), 12),
-}
+_EMPTY = frozenset([*_TABLES["empty"], "print", *(word.lower() for word in keyword.kwlist)])
+_SPELLED_VALUES: dict[str, int] = _TABLES["values"]
 # Numbers that a solution may use without the question: of halves, weekdays, dozens, hours, years, coins, percents.
-_CUSTOMARY = frozenset(
-    [0, 1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 20, 24, 25, 28, 30, 31, 36, 48, 50, 52, 60, 75, 90, 100, 144, 180, 360, 365, 366, 1000]
-)
+_CUSTOMARY = frozenset(_TABLES["customary"])
 
 
 @dataclass(frozen=True, slots=True)

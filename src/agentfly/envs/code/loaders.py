@@ -11,16 +11,14 @@ file is compiled and never run; nothing is downloaded.
 from __future__ import annotations
 
 import ast
-import gzip
-import json
 import re
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
+from ..jsonl import read_lines
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
 
@@ -63,35 +61,15 @@ class DataLine:
             raise self.refuse(f"{name!r} is not Python: {error}") from error
 
 
-def read_lines(path: str | Path) -> Iterator[DataLine]:
-    """Yields the rows of a JSONL file. Skips blank lines. Raises DataError for an empty or malformed file."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = data.decode()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: not a readable gzip file: {error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    empty = True
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            empty = False
-            try:
-                row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise DataError(f"{path}: line {number} is not valid JSON: {error}") from error
-            yield DataLine(path, number, row)
-    if empty:
-        raise DataError(f"{path}: the file has no rows")
+def _rows(path: str | Path) -> Iterator[DataLine]:
+    """Yields the rows of a JSONL file. Raises DataError for an empty or malformed file."""
+    return (DataLine(Path(path), number, row) for number, row in read_lines(path))
 
 
 def load_gsm8k(path: str | Path) -> list[dict[str, Any]]:
     """Loads word problems. The answer is the number after "####"."""
     rows = []
-    for line in read_lines(path):
+    for line in _rows(path):
         worked, mark, answer = line.text("answer").rpartition("####")
         answer = answer.strip().replace(",", "").removeprefix("$")
         if not mark or not _NUMBER.fullmatch(answer):
@@ -106,7 +84,7 @@ def load_gsm8k(path: str | Path) -> list[dict[str, Any]]:
 def load_mbpp(path: str | Path) -> list[dict[str, Any]]:
     """Loads functions to write from one sentence. The question shows the first test, for the name and the arguments."""
     rows = []
-    for line in read_lines(path):
+    for line in _rows(path):
         tests = line.texts("test_list")
         setup = "\n".join([*line.texts("test_imports", needed=False), line.row.get("test_setup_code") or ""]).strip()
         tests = [f"{setup}\n{test}".strip() for test in tests]
@@ -129,7 +107,7 @@ def load_mbpp(path: str | Path) -> list[dict[str, Any]]:
 def load_humaneval(path: str | Path) -> list[dict[str, Any]]:
     """Loads functions to complete from signature and docstring. What stands before the function is the row's `prelude`."""
     rows = []
-    for line in read_lines(path):
+    for line in _rows(path):
         prompt, name, test = line.text("prompt"), line.text("entry_point").strip(), line.text("test")
         solution = prompt + line.text("canonical_solution") if "canonical_solution" in line.row else f"{prompt}\n    pass\n"
         tree = line.python(solution, "prompt")

@@ -1,6 +1,7 @@
 """The kinds of tasks of the code world: how each is drawn, asked and answered.
 
-Answers are computed here in plain Python, separately from the programs that `solver.py` writes for the same tasks.
+`kinds.json` has the family, the wordings and the solver's program of each kind. Answers are computed here in plain Python,
+separately from these programs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ..task_sets import read_table
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 Given = dict[str, Any]
@@ -130,12 +133,8 @@ def _edit_distance(one: str, other: str) -> int:
     return row[-1]
 
 
-def _two(name: str, low: int, high: int, other: str, other_low: int, other_high: int) -> Callable[[random.Random], Given]:
-    return lambda rng: {name: rng.randint(low, high), other: rng.randint(other_low, other_high)}
-
-
-def _one(name: str, low: int, high: int) -> Callable[[random.Random], Given]:
-    return lambda rng: {name: rng.randint(low, high)}
+def _ints(**bounds: tuple[int, int]) -> Callable[[random.Random], Given]:
+    return lambda rng: {name: rng.randint(low, high) for name, (low, high) in bounds.items()}
 
 
 def _two_lists(rng: random.Random) -> Given:
@@ -147,78 +146,38 @@ def _coins(rng: random.Random) -> Given:
     return {"coins": [1, *sorted(rng.sample(range(2, 26), 3))], "amount": rng.randint(30, 150)}
 
 
-def _kinds(family: str, *rows: tuple[Any, ...]) -> dict[str, TaskKind]:
-    """Returns the kinds of a family by name. A row is (name, draw, answer, ways to ask ...)."""
-    return {name: TaskKind(name, family, draw, answer, tuple(asks)) for name, draw, answer, *asks in rows}
-
-
+_DRAW_AND_ANSWER: dict[str, tuple[Callable[[random.Random], Given], Callable[[Given], Any]]] = {
+    "expression": (_expression, lambda g: FORMS[g["form"]](g["a"], g["b"], g["c"])),
+    "remainder": (_ints(a=(500, 9999), b=(7, 97)), lambda g: g["a"] % g["b"]),
+    "power": (_ints(a=(4, 99), b=(3, 5)), lambda g: g["a"] ** g["b"]),
+    "digit_sum": (_ints(a=(2, 99), b=(10, 60)), lambda g: sum(map(int, str(g["a"] ** g["b"])))),
+    "average": (_numbers(1, 200, 4, 4), lambda g: sum(g["numbers"]) / len(g["numbers"])),
+    "reverse": (_word, lambda g: g["word"][::-1]),
+    "letter_count": (_word_and_letter, lambda g: sum(letter == g["letter"] for letter in g["word"])),
+    "capitals": (_word, lambda g: g["word"].upper()),
+    "vowels": (_words, lambda g: sum(letter in VOWELS for word in g["words"] for letter in word)),
+    "caesar": (lambda rng: {"word": word(rng, 3, 6), "shift": rng.randint(2, 20)}, _caesar),
+    "longest_word": (_words_of_all_lengths, lambda g: max(g["words"], key=len)),
+    "word_order": (_words, lambda g: " ".join(sorted(g["words"]))),
+    "list_sum": (_numbers(1, 99, 3, 5), lambda g: sum(g["numbers"])),
+    "list_max": (_distinct, lambda g: max(g["numbers"])),
+    "list_sort": (_distinct, lambda g: sorted(g["numbers"])),
+    "second_largest": (_distinct, lambda g: sorted(g["numbers"])[-2]),
+    "even_squares": (_numbers(1, 60, 5, 9), lambda g: sum(number**2 for number in g["numbers"] if number % 2 == 0)),
+    "dot_product": (_two_lists, lambda g: sum(map(int.__mul__, g["left"], g["right"]))),
+    "distinct": (_numbers(1, 9, 8, 14), lambda g: len(set(g["numbers"]))),
+    "gcd": (lambda rng: {name: rng.randint(2, 60) * rng.randint(5, 90) for name in "ab"}, lambda g: math.gcd(g["a"], g["b"])),
+    "primes": (_ints(a=(2, 500), b=(501, 1500)), lambda g: sum(map(_is_prime, range(g["a"], g["b"] + 1)))),
+    "fibonacci": (_ints(n=(10, 90), m=(11, 999)), lambda g: _fibonacci(g["n"]) % g["m"]),
+    "collatz": (_ints(n=(3, 9999)), lambda g: _collatz(g["n"])),
+    "divisors": (_ints(n=(50, 9999)), lambda g: sum(g["n"] % divisor == 0 for divisor in range(1, g["n"] + 1))),
+    "coins": (_coins, _fewest_coins),
+    "rising": (_numbers(1, 99, 7, 10), lambda g: _longest_rising(g["numbers"])),
+    "edit_distance": (lambda rng: {"one": word(rng), "other": word(rng)}, lambda g: _edit_distance(g["one"], g["other"])),
+}
 KINDS: dict[str, TaskKind] = {
-    **_kinds(
-        "arithmetic",
-        ("expression", _expression, lambda g: FORMS[g["form"]](g["a"], g["b"], g["c"]),
-         "What is {expression}?", "Compute {expression}.", "How much is {expression}?"),
-        ("remainder", _two("a", 500, 9999, "b", 7, 97), lambda g: g["a"] % g["b"],
-         "What is the remainder of {a} divided by {b}?", "Divide {a} by {b}. What is the remainder?"),
-        ("power", _two("a", 4, 99, "b", 3, 5), lambda g: g["a"] ** g["b"],
-         "What is {a} to the power of {b}?", "Raise {a} to the power of {b}."),
-        ("digit_sum", _two("a", 2, 99, "b", 10, 60), lambda g: sum(map(int, str(g["a"] ** g["b"]))),
-         "What is the sum of the digits of {a} to the power of {b}?", "Add up the digits of {a} ** {b}."),
-        ("average", _numbers(1, 200, 4, 4), lambda g: sum(g["numbers"]) / len(g["numbers"]),
-         "What is the average of {numbers}?", "Compute the mean of {numbers}."),
-    ),
-    **_kinds(
-        "string",
-        ("reverse", _word, lambda g: g["word"][::-1],
-         "Write '{word}' backwards.", "What is '{word}' in reverse?", "Reverse the word '{word}'."),
-        ("letter_count", _word_and_letter, lambda g: sum(letter == g["letter"] for letter in g["word"]),
-         "How often does '{letter}' occur in '{word}'?", "How many times is '{letter}' in '{word}'?"),
-        ("capitals", _word, lambda g: g["word"].upper(),
-         "Write '{word}' in capital letters.", "What is '{word}' in upper case?"),
-        ("vowels", _words, lambda g: sum(letter in VOWELS for word in g["words"] for letter in word),
-         "How many vowels are in these words: {words}?", "Count the vowels of {words}."),
-        ("caesar", lambda rng: {"word": word(rng, 3, 6), "shift": rng.randint(2, 20)}, _caesar,
-         "Shift every letter of '{word}' by {shift} places in the alphabet, starting again at a after z."),
-        ("longest_word", _words_of_all_lengths, lambda g: max(g["words"], key=len),
-         "Which of these words is the longest: {words}?"),
-        ("word_order", _words, lambda g: " ".join(sorted(g["words"])),
-         "Put these words in alphabetical order, with a space between them: {words}."),
-    ),
-    **_kinds(
-        "list",
-        ("list_sum", _numbers(1, 99, 3, 5), lambda g: sum(g["numbers"]),
-         "What is the sum of {numbers}?", "Add up the numbers {numbers}."),
-        ("list_max", _distinct, lambda g: max(g["numbers"]),
-         "What is the largest number in {numbers}?", "Find the maximum of {numbers}."),
-        ("list_sort", _distinct, lambda g: sorted(g["numbers"]),
-         "Sort the list {numbers}.", "Put the numbers {numbers} in order."),
-        ("second_largest", _distinct, lambda g: sorted(g["numbers"])[-2],
-         "What is the second largest number in {numbers}?"),
-        ("even_squares", _numbers(1, 60, 5, 9), lambda g: sum(number**2 for number in g["numbers"] if number % 2 == 0),
-         "Add up the squares of the even numbers in {numbers}."),
-        ("dot_product", _two_lists, lambda g: sum(map(int.__mul__, g["left"], g["right"])),
-         "What is the dot product of {left} and {right}?"),
-        ("distinct", _numbers(1, 9, 8, 14), lambda g: len(set(g["numbers"])),
-         "How many different numbers are in {numbers}?"),
-    ),
-    **_kinds(
-        "algorithm",
-        ("gcd", lambda rng: {name: rng.randint(2, 60) * rng.randint(5, 90) for name in "ab"},
-         lambda g: math.gcd(g["a"], g["b"]), "What is the greatest common divisor of {a} and {b}?"),
-        ("primes", _two("a", 2, 500, "b", 501, 1500), lambda g: sum(map(_is_prime, range(g["a"], g["b"] + 1))),
-         "How many prime numbers lie between {a} and {b}, both included?"),
-        ("fibonacci", _two("n", 10, 90, "m", 11, 999), lambda g: _fibonacci(g["n"]) % g["m"],
-         "What is the {n}-th Fibonacci number modulo {m}? (The first two are 1 and 1.)"),
-        ("collatz", _one("n", 3, 9999), lambda g: _collatz(g["n"]),
-         "Halve a number when it is even, else triple it and add 1. How many steps lead from {n} to 1?"),
-        ("divisors", _one("n", 50, 9999), lambda g: sum(g["n"] % divisor == 0 for divisor in range(1, g["n"] + 1)),
-         "How many divisors does {n} have?"),
-        ("coins", _coins, _fewest_coins,
-         "What is the smallest number of coins that pays {amount} with coins of {coins}?"),
-        ("rising", _numbers(1, 99, 7, 10), lambda g: _longest_rising(g["numbers"]),
-         "How long is the longest strictly increasing subsequence of {numbers}?"),
-        ("edit_distance", lambda rng: {"one": word(rng), "other": word(rng)}, lambda g: _edit_distance(g["one"], g["other"]),
-         "What is the edit distance (Levenshtein) between '{one}' and '{other}'?"),
-    ),
-}  # fmt: skip
+    name: TaskKind(name, text["family"], *_DRAW_AND_ANSWER[name], tuple(text["asks"]))
+    for name, text in read_table(__package__, "kinds.json").items()
+}
 EASY = ("expression", "remainder", "power", "reverse", "letter_count", "capitals", "list_sum", "list_max", "list_sort")
 """Kinds that one line of Python solves; the bundled model knows them."""

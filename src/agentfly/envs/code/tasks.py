@@ -7,18 +7,12 @@ the model never sees it. A question belongs to exactly one split, whatever the s
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from ...errors import ConfigError
+from ..task_sets import MAX_COUNT, SplitName, check_count, split_of
 from .task_kinds import EASY, KINDS, Given, TaskKind
-
-CodeSplit = Literal["train", "validation", "test"]
-SPLITS = ("train", "validation", "test")
-DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
-MAX_COUNT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +28,12 @@ class CodeProblem:
         return str(self.kind.answer(self.given))
 
 
-def code_tasks(split: CodeSplit, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def code_tasks(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Tasks of every kind, such as "How many divisors does 360 have?"."""
     return _rows(tuple(KINDS), split, count, seed)
 
 
-def easy_code_tasks(split: CodeSplit, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+def easy_code_tasks(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Tasks that one line of Python solves, such as "What is the sum of [31, 8, 77]?"."""
     return _rows(EASY, split, count, seed)
 
@@ -51,12 +45,6 @@ def draw(rng: random.Random, kinds: Sequence[str] = tuple(KINDS)) -> CodeProblem
     return CodeProblem(kind, given, rng.choice(kind.asks).format(**_shown(given)))
 
 
-def split_of(question: str) -> str:
-    """Returns the split of a question: 80 % are train, 10 % validation, 10 % test."""
-    bucket = zlib.crc32(question.encode()) % 10
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
-
-
 def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as a question shows them: lists of words with commas, lists of numbers in Python's notation."""
     return {
@@ -66,11 +54,7 @@ def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(kinds: Sequence[str], split: str, count: int | None, seed: int) -> list[dict[str, Any]]:
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
-    wanted = DEFAULT_COUNTS[split] if count is None else count
-    if not 1 <= wanted <= MAX_COUNT:
-        raise ConfigError(f"tasks: count must be from 1 to {MAX_COUNT}, not {count}.")
+    wanted = check_count(split, count, most=MAX_COUNT)
     rng = random.Random(f"code {split} {seed}")
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < wanted:

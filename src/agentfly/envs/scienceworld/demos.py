@@ -21,27 +21,12 @@ from .env import ScienceWorld
 from .jvms import jvms
 from .simulator import run_apart
 from .solver import EasyWay
-from .tasks import VARIATIONS, easy_scienceworld_tasks, scienceworld_tasks
+from .tasks import TABLES, VARIATIONS, easy_scienceworld_tasks, scienceworld_tasks
 
 VERSION = 1
 TOOL = "scienceworld_explorer"
 DONE = "Thought: that is it\nAnswer: done"
-# Tasks whose gold path takes more than 100 moves, or half a minute to find.
-LONG = (
-    "inclined-plane-friction-unnamed-surfaces",
-    "mendelian-genetics-known-plant",
-    "mendelian-genetics-unknown-plant",
-)
 SLIPS = ("stops", "unfocused", "wrong_thing", "wrong_place", "garbled")
-THOUGHTS = {
-    "teleport": "go there",
-    "go": "go there",
-    "look": "look",
-    "focus": "that is it",
-    "pick": "take it",
-    "move": "put it there",
-    "open": "open it",
-}
 
 
 def easy_scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
@@ -57,8 +42,9 @@ def scienceworld_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> l
 
 
 def _short_tasks(count: int, seed: int) -> list[dict[str, Any]]:
+    """Without the "long" tasks, whose gold path takes more than 100 moves, or half a minute to find."""
     rows = scienceworld_tasks("train", min(count + count // 8 + 4, sum(VARIATIONS.values())), seed)
-    return [row for row in rows if row["task_name"] not in LONG][:count]
+    return [row for row in rows if row["task_name"] not in TABLES["long"]][:count]
 
 
 def _kept(kind: str, count: int, seed: int, mistakes: float, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -119,7 +105,7 @@ class _Dialogue:
         """Play one turn. Returns the observation; nothing is written after the end."""
         if self.env.done:
             return ""
-        thought = THOUGHTS.get(action.partition(" ")[0], "go on")
+        thought = TABLES["thoughts"].get(action.partition(" ")[0], "go on")
         reply = f"Thought: {thought}\nAction: {TOOL}\nInput: {json.dumps({'action': action})}"
         self.messages.append({"role": "assistant", "content": reply})
         result = await self.env.step(action)

@@ -28,9 +28,6 @@ class ScienceWorld(Environment):
     """A house with a laboratory: boil, measure, connect, grow, find and sort things by actions in words; needs Java."""
 
     cost: ClassVar[Cost] = Cost(cpu=0.1, memory_mb=2.0, start_s=2.0)
-    reusable: ClassVar[bool] = True
-    max_chains: ClassVar[int] = 1
-    placement: ClassVar[str] = "loop"
     task_set: ClassVar[str] = "scienceworld"
     needs: ClassVar[str] = NEEDS
 
@@ -113,7 +110,7 @@ class ScienceWorld(Environment):
         actions = ["look around", "inventory", "open door to hallway", "go to hallway", "go to kitchen", "wait1", "dance"]
         return {
             "tasks": tasks,
-            "actions": lambda rng, seen: ("step", {"action": rng.choice(actions)}),
+            "actions": actions,
             "solver": play_gold,
             "do_nothing": lambda env, task: None,
             "timeout_s": 120.0,

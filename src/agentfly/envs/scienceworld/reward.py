@@ -19,14 +19,12 @@ FULL = 1.0 - 1e-6
 
 def _score(world: ScienceWorld) -> dict[str, Any]:
     """The score at the end of the task, from 0 to 1."""
-    score = world.score
-    return {"reward": max(0.0, score), "success": float(score >= FULL), "moves": float(world.moves)}
+    return {"reward": max(0.0, world.score), "success": float(world.score >= FULL), "moves": float(world.moves)}
 
 
 def _success(world: ScienceWorld) -> dict[str, Any]:
     """1 if the task was completed with the full score."""
-    score = world.score
-    return {"reward": float(score >= FULL), "score": max(0.0, score), "moves": float(world.moves)}
+    return {"reward": float(world.score >= FULL), "score": max(0.0, world.score), "moves": float(world.moves)}
 
 
 def _delta(trajectory: Trajectory, world: ScienceWorld) -> dict[str, Any]:
@@ -37,8 +35,7 @@ def _delta(trajectory: Trajectory, world: ScienceWorld) -> dict[str, Any]:
         made = zip(turn.calls, turn.results, strict=False)
         acted = sum(call.name == TOOL and result.error is None for call, result in made)
         turns.append(sum(next(changes, 0.0) for _ in range(acted)))
-    score = world.score
-    return {"reward": 0.0, "turn_rewards": tuple(turns), "score": max(0.0, score), "success": float(score >= FULL)}
+    return {"reward": 0.0, "turn_rewards": tuple(turns), "score": max(0.0, world.score), "success": float(world.score >= FULL)}
 
 
 scienceworld_score = FunctionReward(_score, name="scienceworld_score")

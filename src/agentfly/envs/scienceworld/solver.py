@@ -8,34 +8,11 @@ from __future__ import annotations
 import re
 
 from ...errors import WorldError
+from ..task_sets import read_table
 from .clip import CARRIED, is_living
 
-FULL = 1.0 - 1e-6
 GREEN = (" tree", " plant")
-LIFESPANS = (
-    "ant",
-    "bee",
-    "butterfly",
-    "moth",
-    "dragonfly",
-    "dove",
-    "chameleon",
-    "mouse",
-    "hedgehog",
-    "frog",
-    "blue jay",
-    "rabbit",
-    "common toad",
-    "chipmunk",
-    "wolf",
-    "beaver",
-    "brown bear",
-    "turtle",
-    "crocodile",
-    "elephant",
-    "parrot",
-    "giant tortoise",
-)
+LIFESPANS: list[str] = read_table(__package__, "tables.json")["lifespans"]
 """Animals by life span, the shortest first."""
 
 

@@ -18,60 +18,23 @@ from functools import partial
 from typing import Any
 
 from ...errors import ConfigError, MissingExtra, WorldError
+from ..task_sets import SPLITS, check_count, check_split, read_table
 from .java import missing
 from .jvm import NAMES
 from .jvms import jvms
 from .simulator import describe, run_apart
 
-SPLITS = ("train", "validation", "test")
 DEFAULT_COUNTS = {"train": 400, "validation": 100, "test": 200}
 EASY_SIMPLIFICATIONS = "teleportAction,openDoors"
 EASY_STEPS = 8
 EASY_CLIP = 100
 SIMPLIFICATIONS = ("easy", *NAMES)
 
-# The number of variations of each task.
-VARIATIONS = {
-    "boil": 30,
-    "melt": 30,
-    "freeze": 30,
-    "change-the-state-of-matter-of": 30,
-    "use-thermometer": 540,
-    "measure-melting-point-known-substance": 436,
-    "measure-melting-point-unknown-substance": 300,
-    "power-component": 20,
-    "power-component-renewable-vs-nonrenewable-energy": 20,
-    "test-conductivity": 900,
-    "test-conductivity-of-unknown-substances": 600,
-    "find-living-thing": 300,
-    "find-non-living-thing": 300,
-    "find-plant": 300,
-    "find-animal": 300,
-    "grow-plant": 126,
-    "grow-fruit": 126,
-    "chemistry-mix": 32,
-    "chemistry-mix-paint-secondary-color": 36,
-    "chemistry-mix-paint-tertiary-color": 36,
-    "lifespan-longest-lived": 125,
-    "lifespan-shortest-lived": 125,
-    "lifespan-longest-lived-then-shortest-lived": 125,
-    "identify-life-stages-1": 14,
-    "identify-life-stages-2": 10,
-    "inclined-plane-determine-angle": 168,
-    "inclined-plane-friction-named-surfaces": 1386,
-    "inclined-plane-friction-unnamed-surfaces": 162,
-    "mendelian-genetics-known-plant": 120,
-    "mendelian-genetics-unknown-plant": 480,
-}
+TABLES: dict[str, Any] = read_table(__package__, "tables.json")
+VARIATIONS: dict[str, int] = TABLES["variations"]
+"""The number of variations of each task."""
 ELECTRICAL = tuple(name for name in VARIATIONS if "power-component" in name or "conductivity" in name)
-EASY = (
-    "lifespan-longest-lived",
-    "lifespan-shortest-lived",
-    "find-non-living-thing",
-    "find-plant",
-    "find-animal",
-    "find-living-thing",
-)
+EASY: list[str] = TABLES["easy"]
 _LIFESPAN = re.compile(r"find the animal with the (?P<which>longest|shortest) life span\.")
 _FIND = re.compile(r"find a\(n\) (?P<what>[\w -]+)\..* to the (?P<box>[\w ]+ box) in the (?P<room>[\w ]+)\.")
 
@@ -80,45 +43,22 @@ def variations(task: str, split: str) -> range:
     """The variations of a task that belong to a split."""
     number = VARIATIONS[check_task(task)]
     quarter = number // 4
-    return {
-        "train": range(2 * quarter),
-        "validation": range(2 * quarter, 3 * quarter),
-        "test": range(3 * quarter, number),
-    }[_check_split(split)]
+    bounds = (0, 2 * quarter, 3 * quarter, number)
+    at = SPLITS.index(check_split(split))
+    return range(bounds[at], bounds[at + 1])
 
 
 def scienceworld_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Variations of all 30 tasks, such as "Your task is to boil water."."""
-    chosen = _draw(tuple(VARIATIONS), split, count, seed)
-    texts = descriptions(chosen)
-    return [
-        {
-            "id": f"{task}-{variation}",
-            "question": text,
-            "task_name": task,
-            "variation": variation,
-            "game": f"{task}-{variation}",
-        }
-        for (task, variation), text in zip(chosen, texts, strict=True)
-    ]
+    return _rows(tuple(VARIATIONS), split, count, seed)
 
 
 def easy_scienceworld_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Put a plant, an animal or a thing into a box, or name the animal that lives longest; one can teleport, and sees less."""
-    chosen = _draw(EASY, split, count, seed)
-    texts = descriptions(chosen)
+    extra = {"simplifications": EASY_SIMPLIFICATIONS, "max_steps": EASY_STEPS, "clip": EASY_CLIP}
     return [
-        {
-            "id": f"easy-{task}-{variation}",
-            "question": short_question(text),
-            "task_name": task,
-            "variation": variation,
-            "game": f"{task}-{variation}",
-            "simplifications": EASY_SIMPLIFICATIONS,
-            "max_steps": EASY_STEPS,
-            "clip": EASY_CLIP,
-        }
-        for (task, variation), text in zip(chosen, texts, strict=True)
+        {**row, "id": f"easy-{row['id']}", "question": short_question(row["question"]), **extra}
+        for row in _rows(EASY, split, count, seed)
     ]
 
 
@@ -158,18 +98,18 @@ def check_row(fields: Mapping[str, Any], simplifications: str = "") -> tuple[str
     return task, variation, ",".join(names)
 
 
-def _check_split(split: str) -> str:
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
-    return split
+def _rows(tasks: Sequence[str], split: str, count: int | None, seed: int) -> list[dict[str, Any]]:
+    chosen = _draw(tasks, split, count, seed)
+    rows = []
+    for (task, variation), text in zip(chosen, descriptions(chosen), strict=True):
+        name = f"{task}-{variation}"
+        rows.append({"id": name, "question": text, "task_name": task, "variation": variation, "game": name})
+    return rows
 
 
 def _draw(tasks: Sequence[str], split: str, count: int | None, seed: int) -> list[tuple[str, int]]:
     """One variation of each task in turn, each task's variations in a random order, without repetition."""
-    _check_split(split)
-    wanted = DEFAULT_COUNTS[split] if count is None else count
-    if type(wanted) is not int or wanted < 1:
-        raise ConfigError(f"tasks: count must be 1 or more, not {count}.")
+    wanted = check_count(split, count, default=DEFAULT_COUNTS)
     rng = random.Random(f"scienceworld {split} {seed}")
     left = {}
     for task in tasks:

@@ -39,9 +39,6 @@ class SearchEnv(Environment):
     """
 
     cost: ClassVar[Cost] = Cost(cpu=0.02, memory_mb=1, start_s=0.01)
-    reusable: ClassVar[bool] = True
-    max_chains: ClassVar[int] = 1
-    placement: ClassVar[str] = "loop"
     task_set: ClassVar[str] = "encyclopaedia"
     main_tool: ClassVar[str] = "search"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import DataError
-from .retrieve.passages import read_lines
+from ..jsonl import read_lines
 
 QuestionRow = dict[str, Any]
 ANSWERS = ("answer", "golden_answers", "answers", "output")

@@ -13,18 +13,16 @@ from __future__ import annotations
 import os
 import random
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import ConfigError, DataError
+from ..task_sets import SplitName, check_split, split_of
 from .generated.easy import easy_questions
 from .generated.questions import Question, all_questions
 from .loaders import load_questions
 
-SplitName = Literal["train", "validation", "test"]
-SPLITS = ("train", "validation", "test")
 CORPORA = ("passages", "corpus", "wiki-18", "kilt_knowledgesource")
 OTHER_NAMES = {"train": ("train",), "validation": ("validation", "dev", "valid"), "test": ("test",)}
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
@@ -33,13 +31,13 @@ DEFAULT_COUNTS = {"train": 4000, "validation": 200, "test": 400}
 
 def encyclopaedia(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Questions about an invented world, such as "Which river flows through the town where Mael Dorn was born?"."""
-    _check(split)
+    check_split(split)
     return _rows([each for each in all_questions() if each.split == split], "encyclopaedia", split, count, seed)
 
 
 def easy_search(split: SplitName, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Short questions with short pages, such as "What is the city of the friend of Bolo?"."""
-    _check(split)
+    check_split(split)
     return _rows(easy_questions(split), "easy_search", split, count, seed)
 
 
@@ -53,7 +51,7 @@ def search_questions(
     contains `passages.jsonl`, `wiki-18.jsonl` or `kilt_knowledgesource.json`, its rows name that file as their `corpus`. Each
     file may be gzipped. Raises DataError if no file fits.
     """
-    _check(split)
+    check_split(split)
     given = path or os.environ.get("SEARCH_DATA")
     if not given:
         raise ConfigError(
@@ -66,7 +64,7 @@ def search_questions(
     file, whole, corpus = (place, True, None) if place.is_file() else _in_folder(place, split)
     rows = load_questions(file)
     if whole:
-        rows = [row for row in rows if _bucket(row["question"]) == split]
+        rows = [row for row in rows if split_of(row["question"]) == split]
     if corpus is not None:
         rows = [{"corpus": str(corpus), **row} for row in rows]
     random.Random(f"questions {split} {seed}").shuffle(rows)
@@ -121,13 +119,3 @@ def _is_published(name: str, split: str) -> bool:
     """Whether a file name contains the split as a word, as in `hotpot_dev_fullwiki_v1.json` or `nq-dev-kilt.jsonl`."""
     words = set(re.split(r"[._-]", name.lower()))
     return name.endswith(SUFFIXES) and not words.isdisjoint(OTHER_NAMES[split])
-
-
-def _bucket(question: str) -> str:
-    bucket = zlib.crc32(question.encode()) % 10
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
-
-
-def _check(split: str) -> None:
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")

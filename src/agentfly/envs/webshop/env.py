@@ -27,9 +27,6 @@ class WebShop(Environment):
     """
 
     cost: ClassVar[Cost] = Cost(cpu=0.01, memory_mb=0.1, start_s=0.01)
-    reusable: ClassVar[bool] = True
-    max_chains: ClassVar[int] = 1
-    placement: ClassVar[str] = "loop"
 
     def __init__(self, nouns: str = "auto") -> None:
         if nouns not in NAMES:
@@ -114,7 +111,7 @@ class WebShop(Environment):
         ]
         return {
             "tasks": load_tasks(webshop_tasks("test", 2)),
-            "actions": lambda rng, seen: ("step", {"action": rng.choice(moves)}),
+            "actions": moves,
             "solver": solve_env,
             "do_nothing": lambda env, task: 0.0,
         }

@@ -13,8 +13,9 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...types import Task
+from .catalogue.catalogue import MAX_RESULTS, open_catalogue
 from .catalogue.goals import ShopGoal
-from .shop.visit import MAX_RESULTS, Visit
+from .shop.visit import Visit
 
 # Parts of an instruction that do not describe the product.
 _FILLER = re.compile(r"^(?:find me|i am looking for|i need|i would like|buy an?)\s+", re.IGNORECASE)
@@ -70,8 +71,6 @@ def play(visit: Visit) -> list[tuple[str, str]]:
 
 async def solve_env(env: Any, task: Task) -> float:
     """Play an environment that was reset to the task. A second visit determines the actions. Returns the score."""
-    from .catalogue.catalogue import open_catalogue
-
     catalogue = open_catalogue(task.fields.get("catalogue", "generated"))
     visit = Visit(catalogue, ShopGoal.from_dict(task.fields["goal"]))
     for action in solve(visit):

@@ -15,24 +15,22 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from ...errors import ConfigError, DataError
+from ..task_sets import check_count, check_split, split_of
 from .catalogue.catalogue import Catalogue, full_name, open_catalogue
 from .catalogue.easy import easy_goals
 from .catalogue.goals import PLACES, GoalKind, Goals, ShopGoal
 
-SPLITS = ("train", "validation", "test")
-DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
 VARIABLE = "WEBSHOP_DATA"
 
 
 def webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Buy something in the generated catalogue, such as "Find me machine washable throw blankets ..."."""
     catalogue = open_catalogue("generated")
-    goals, wanted = catalogue.goals(), _checked(split)
+    goals, wanted = catalogue.goals(), check_split(split)
     splits = [split_of(asin) for asin in catalogue.asins]
     places = [place for place in range(len(goals)) if splits[goals.owner(place)] == wanted]
     left_out = _asked_elsewhere(goals, splits) if wanted == "train" else frozenset()
@@ -42,7 +40,7 @@ def webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[d
 def easy_webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Buy a small thing, such as "Buy a wool hat: red, large, below 20 dollars."."""
     catalogue = open_catalogue("easy")
-    goals, wanted = list(easy_goals(list(catalogue.products))), _checked(split)
+    goals, wanted = list(easy_goals(list(catalogue.products))), check_split(split)
     places = [place for place, goal in enumerate(goals) if split_of(goal.instruction) == wanted]
     return _rows(goals, places, catalogue, split, count, seed)
 
@@ -62,18 +60,12 @@ def webshop_human_tasks(split: str, count: int | None = None, seed: int = 0) -> 
     return _published(split, count, seed, "human")
 
 
-def split_of(text: str) -> str:
-    """The split of a product or an instruction: 80 % train, 10 % validation, 10 % test."""
-    bucket = zlib.crc32(text.encode()) % 10
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
-
-
 def row_of(goal: ShopGoal, catalogue: str, number: int) -> dict[str, Any]:
     return {"id": f"{goal.asin}-{number}", "question": goal.instruction, "catalogue": catalogue, "goal": goal.to_dict()}
 
 
 def _published(split: str, count: int | None, seed: int, kind: GoalKind) -> list[dict[str, Any]]:
-    first, end = PLACES[_checked(split)]
+    first, end = PLACES[check_split(split)]
     where = os.environ.get(VARIABLE)
     if not where:
         raise ConfigError(
@@ -89,11 +81,10 @@ def _published(split: str, count: int | None, seed: int, kind: GoalKind) -> list
     if not places:
         raise DataError(f"{where}: the split {split!r} begins at goal {first}, but there are only {len(goals)}")
     # Test goals keep the published order; the others are shuffled by the seed. Only the wanted ones are made.
-    wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
+    wanted = check_count(split, count)
     order = list(places) if split == "test" else random.Random(f"webshop {split} {seed}").sample(places, len(places))
     name = full_name(where)
-    rows = [row_of(goals[place], name, place) for place in order[:wanted]]
-    return [{**row, "id": str(place)} for row, place in zip(rows, order, strict=False)]
+    return [{**row_of(goals[place], name, place), "id": str(place)} for place in order[:wanted]]
 
 
 def _rows(
@@ -106,7 +97,7 @@ def _rows(
     left_out: frozenset[int] = frozenset(),
 ) -> list[dict[str, Any]]:
     """Goals at some of these places, in a seeded order. Only the wanted ones are made."""
-    wanted = DEFAULT_COUNTS[split] if count is None else _positive(count)
+    wanted = check_count(split, count)
     random.Random(f"webshop {split} {seed}").shuffle(places)
     places = [place for place in places if place not in left_out]
     return [row_of(goals[place], catalogue.name, place) for place in places[:wanted]]
@@ -124,15 +115,3 @@ def _asked_elsewhere(goals: Goals, splits: Sequence[str]) -> frozenset[int]:
         and goals.products[goals.owner(place)].instruction in beginnings
         and goals[place].instruction in asked
     )
-
-
-def _checked(split: str) -> str:
-    if split not in SPLITS:
-        raise ConfigError(f"tasks: no split is called {split!r}; there are {', '.join(SPLITS)}.")
-    return split
-
-
-def _positive(count: int) -> int:
-    if count < 1:
-        raise ConfigError(f"tasks: count must be at least 1, not {count}.")
-    return count

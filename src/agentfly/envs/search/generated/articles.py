@@ -10,89 +10,26 @@ import random
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from ..retrieve.types import Passage
-from .world import Entity, make_world
+from .world import TEXTS, Entity, make_world
 
-# Per kind: groups of sentences; an article has one sentence of each group. A slot is a fact, a trait or the name.
-SENTENCES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "region": (
-        ("{name} is one of the eight regions of the Long Coast.", "{name} is a region of wide valleys and old roads."),
-        ("Its capital is {capital}.", "It is governed from {capital}, its capital.", "The capital of {name} is {capital}."),
-        ("Every spring a fair is held on the border.", "Travellers praise its orchards.", "The winters there are mild."),
-    ),
-    "mountain": (
-        ("{name} is a mountain in the region of {region}.", "{name} rises in {region}, far from the sea."),
-        ("It is {height} metres high.", "Its summit lies at {height} metres.", "Surveyors give its height as {height} metres."),
-        ("Shepherds keep a hut below the pass.", "The northern face is steep.", "Snow stays on it until early summer."),
-    ),
-    "river": (
-        ("The {name} rises on {source}.", "The {name} has its source on {source}.", "The {name} springs from {source}."),
-        ("It is {length} kilometres long.", "Over {length} kilometres it makes its way to the sea."),
-        ("Barges carry timber on it.", "Its water is cold and clear.", "Herons nest along the banks."),
-    ),
-    "town": (
-        (
-            "{name} is a town in {region}, founded in {founded}.",
-            "{name}, founded in {founded}, is a town in {region}.",
-            "Founded in {founded}, the town of {name} lies in {region}.",
-        ),
-        ("It stands on the {river}.", "The {river} flows through it.", "Its old quarter lies on both banks of the {river}."),
-        ("The town is known for its {craft}.", "Its people live mainly by {craft}.", "{name} made its name by {craft}."),
-        ("About {people} people live there.", "The last count found {people} inhabitants."),
-    ),
-    "person": (
-        (
-            "{name}, born in {birthplace} in {born}, was a noted {occupation}.",
-            "{name} was {an} {occupation} who was born in {born} in {birthplace}.",
-            "The {occupation} {name} was born in {birthplace} in the year {born}.",
-        ),
-        (
-            "{He} was taught by {teacher}.",
-            "{He} learned the trade from {teacher}.",
-            "{He} spent {his} youth as a pupil of {teacher}.",
-        ),
-        (
-            "{His} mother was {parent}.",
-            "{He} came from a family of modest means.",
-            "{He} is said to have walked to work every day.",
-            "Letters that {He_low} wrote are kept to this day.",
-        ),
-    ),
-    "work": (
-        ("{name} is {a_form} by {author}.", "{name} is the best known {form} of {author}.", "{author} made the {form} {name}."),
-        ("It was finished in {year}.", "It was first shown to the public in {year}.", "It dates from {year}."),
-        ("It is set in {setting}.", "Its scene is the town of {setting}.", "The whole of it takes place in {setting}."),
-        ("Critics were slow to praise it.", "It has been copied many times.", "A second version is lost."),
-    ),
-    "event": (
-        ("The {name} took place in {place} in {year}.", "In {year} the {name} took place in {place}."),
-        ("It was led by {leader}.", "{leader} stood at its head.", "Its leader was {leader}."),
-        ("It lasted {days} days.", "After {days} days it was over.", "People speak of it still."),
-    ),
-    "school": (
-        ("The {name} is a place of learning in {town}.", "The {name} stands in {town}, near the old gate."),
-        ("{founder} founded it, and it opened in {opened}.", "It was founded by {founder} and opened in {opened}."),
-        ("It has {pupils} pupils.", "Its library is open to all.", "Its tower can be seen from afar."),
-    ),
-}
+SENTENCES: dict[str, list[list[str]]] = TEXTS["sentences"]
+"""Per kind: groups of sentences; an article has one sentence of each group. A slot is a fact, a trait or the name."""
+MENTIONS: dict[str, dict[str, Any]] = TEXTS["mentions"]
+"""Per kind: the relation to the article that may mention an entity of this kind, and the sentences that mention it."""
 _SUBJECT = "\x00"
 """Replaces the name of an article's subject while the article is read."""
-MENTIONS = {
-    ("birthplace", "person"): ("Among its sons and daughters is {other}.", "A street there is named after {other}."),
-    ("author", "work"): ("One of the best known works is {other}.", "{other} made the name known abroad."),
-    ("source", "river"): ("Nearby the {other} begins.",),
-}
 
 
 def write_article(entity: Entity, rng: random.Random, mentions: Mapping[str, tuple[str, str]]) -> str:
-    """The text of one article. `mentions` maps an entity's name to a relation and the entity that names it."""
+    """The text of one article. `mentions` maps an entity's name to the kind and name of an entity to mention."""
     slots = _slots(entity)
     text = [rng.choice(group).format_map(slots) for group in SENTENCES[entity.kind]]
     if entity.name in mentions:
-        relation, other = mentions[entity.name]
-        kind = next(kind for name, kind in MENTIONS if name == relation)
-        text.append(rng.choice(MENTIONS[relation, kind]).format(other=other))
+        kind, other = mentions[entity.name]
+        text.append(rng.choice(MENTIONS[kind]["sentences"]).format(other=other))
     return " ".join(text)
 
 
@@ -101,9 +38,8 @@ def encyclopaedia_passages(seed: int = 0) -> list[Passage]:
     world, rng = make_world(seed), random.Random(f"articles {seed}")
     mentions: dict[str, tuple[str, str]] = {}
     for entity in world.values():
-        for relation, kind in MENTIONS:
-            if kind == entity.kind and rng.random() < 0.7:
-                mentions[entity.facts[relation]] = (relation, entity.name)
+        if entity.kind in MENTIONS and rng.random() < 0.7:
+            mentions[entity.facts[MENTIONS[entity.kind]["relation"]]] = (entity.kind, entity.name)
     order = list(world.values())
     rng.shuffle(order)
     return [Passage(str(number), each.name, write_article(each, rng, mentions)) for number, each in enumerate(order, 1)]

@@ -69,18 +69,10 @@ def easy_questions(split: str, seed: int = 0) -> tuple[Question, ...]:
     for person in people.values():
         (link, other), (value, told) = person.facts.items()
         onward, answer = list(people[other].facts.items())[1]
-        found += [
-            Question(ask.format(value=value, x=person.name), told, value, (person.name, value), (person.name,))
-            for ask in ONE_FACT
-        ]
-        found += [
-            Question(
-                ask.format(value=onward, link=link, x=person.name),
-                answer,
-                f"{link}/{onward}",
-                (person.name, link, onward),
-                (person.name, other),
-            )
-            for ask in TWO_FACTS
-        ]
+        for asks, relations, said, pages in (
+            (ONE_FACT, (value,), told, (person.name,)),
+            (TWO_FACTS, (link, onward), answer, (person.name, other)),
+        ):
+            texts = [ask.format(value=relations[-1], link=link, x=person.name) for ask in asks]
+            found += [Question(text, said, "/".join(relations), (person.name, *relations), pages) for text in texts]
     return tuple(found)

@@ -6,54 +6,17 @@ was born?"). Its split is a hash of its subject's name, so no subject is asked a
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .world import RELATIONS, Entity, make_world
+from ...task_sets import split_of
+from .world import RELATIONS, TEXTS, Entity, make_world
 
-# The questions for a fact; {x} is a name or a description.
-ASKS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("region", "capital"): ("What is the capital of {x}?", "Which town is the capital of {x}?"),
-    ("mountain", "region"): ("In which region does {x} rise?", "Which region is {x} in?"),
-    ("mountain", "height"): ("How many metres high is {x}?", "What is the height of {x} in metres?"),
-    ("river", "source"): ("On which mountain does {x} rise?", "Which mountain is the source of {x}?"),
-    ("river", "length"): ("How many kilometres long is {x}?", "What is the length of {x} in kilometres?"),
-    ("town", "region"): ("In which region does {x} lie?", "Which region does {x} belong to?"),
-    ("town", "river"): ("Which river flows through {x}?", "On which river does {x} stand?"),
-    ("town", "founded"): ("In what year was {x} founded?", "When was {x} founded?"),
-    ("town", "craft"): ("What craft is {x} known for?", "By which craft do the people of {x} live?"),
-    ("person", "birthplace"): ("In which town was {x} born?", "What is the birthplace of {x}?"),
-    ("person", "teacher"): ("Who taught {x}?", "Whose pupil was {x}?"),
-    ("person", "born"): ("In what year was {x} born?", "When was {x} born?"),
-    ("person", "occupation"): ("What was the occupation of {x}?", "What did {x} do for a living?"),
-    ("work", "author"): ("Who made {x}?", "Whose work is {x}?"),
-    ("work", "setting"): ("In which town is {x} set?", "Where does {x} take place?"),
-    ("work", "year"): ("In what year was {x} finished?", "From which year does {x} date?"),
-    ("event", "place"): ("In which town did {x} take place?", "Where did {x} take place?"),
-    ("event", "leader"): ("Who led {x}?", "Who was the leader of {x}?"),
-    ("event", "year"): ("In what year did {x} take place?", "When did {x} take place?"),
-    ("school", "town"): ("In which town does {x} stand?", "Where does {x} stand?"),
-    ("school", "founder"): ("Who founded {x}?", "Who was the founder of {x}?"),
-    ("school", "opened"): ("In what year did {x} open?", "When did {x} open?"),
-}
-# The description of an entity through a fact of another.
-DESCRIBED: dict[tuple[str, str], str] = {
-    ("region", "capital"): "the capital of {x}",
-    ("mountain", "region"): "the region in which {x} rises",
-    ("river", "source"): "the mountain on which {x} rises",
-    ("town", "region"): "the region in which {x} lies",
-    ("town", "river"): "the river that flows through {x}",
-    ("person", "birthplace"): "the town where {x} was born",
-    ("person", "teacher"): "the teacher of {x}",
-    ("work", "author"): "the author of {x}",
-    ("work", "setting"): "the town in which {x} is set",
-    ("event", "place"): "the town where {x} took place",
-    ("event", "leader"): "the leader of {x}",
-    ("school", "town"): "the town where {x} stands",
-    ("school", "founder"): "the founder of {x}",
-}
+ASKS: dict[str, dict[str, list[str]]] = TEXTS["asks"]
+"""Per kind and relation: the questions for a fact; {x} is a name or a description."""
+DESCRIBED: dict[str, dict[str, str]] = TEXTS["described"]
+"""Per kind and relation: the description of an entity through a fact of another."""
 FORMS = {"painting": "painter", "opera": "composer", "symphony": "composer", "sculpture": "sculptor"}
 WITH_ARTICLE = ("river", "event", "school")
 
@@ -75,12 +38,6 @@ class Question:
     @property
     def split(self) -> str:
         return split_of(self.path[0])
-
-
-def split_of(subject: str) -> str:
-    """The split of a subject: 80 % train, 10 % validation, 10 % test."""
-    bucket = zlib.crc32(subject.encode()) % 10
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
 @lru_cache(maxsize=4)
@@ -106,7 +63,7 @@ def _ask(world: Mapping[str, Entity], entity: Entity, relations: tuple[str, ...]
     kind = "/".join((entity.kind, *relations))
     asked = [
         Question(ask.format(x=shown), answer, kind, (entity.name, *relations), tuple(pages))
-        for ask in ASKS[at.kind, relations[-1]]
+        for ask in ASKS[at.kind][relations[-1]]
     ]
     # The question must not contain its answer, as on a path that leads back to its subject.
     return [question for question in asked if answer not in question.text and len(set(pages)) == len(pages)]
@@ -117,7 +74,7 @@ def _named(entity: Entity) -> str:
 
 
 def _described(entity: Entity, relation: str, shown: str) -> str:
-    text = DESCRIBED[entity.kind, relation].format(x=shown)
+    text = DESCRIBED[entity.kind][relation].format(x=shown)
     if entity.kind == "work" and relation == "author":
         return text.replace("author", FORMS.get(entity.traits["form"], "author"), 1)
     return text

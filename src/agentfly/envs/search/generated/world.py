@@ -2,7 +2,7 @@
 
 Eight regions have mountains, rivers and towns; people were born and taught there; they made works, led events and founded
 schools. A fact is a value (a year, a craft) or the name of another entity, so facts can be followed. Names are unique, and do
-not reveal places or dates. `articles.py` writes the text.
+not reveal places or dates. `articles.py` writes the text. The words are those of `encyclopaedia.json`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
+
+from ...task_sets import read_table
 
 # Per kind and relation: the kind of the entity that the fact names, or "" for a value.
 RELATIONS: dict[str, dict[str, str]] = {
@@ -24,41 +27,11 @@ RELATIONS: dict[str, dict[str, str]] = {
     "school": {"town": "town", "founder": "person", "opened": ""},
 }
 SIZES = {"region": 8, "mountain": 30, "river": 36, "town": 110, "person": 400, "work": 320, "event": 140, "school": 60}
-
-
-def _list(text: str, between: str = " ") -> list[str]:
-    return text.split(between)
-
-
-ONSETS = _list("b br c cr d dr f g gr h k l m n p pl r s sk st t tr v w z")
-VOWELS = _list("a e i o u ae ei ia")
-CODAS = _list("l n r s m th nd lt rn sk")
-PLACE_ENDINGS = _list("mere holt stead wick haven moor field bridge port dale")
-CRAFTS = _list(
-    "glassblowing|basket weaving|clockmaking|boat building|rope making|paper making|bell founding|lace making|tanning|"
-    "dyeing|candle making|cheese making|wood carving|tile making|bookbinding|brewing|felt making|salt panning",
-    "|",
-)
-OCCUPATIONS = {
-    "novel": "novelist",
-    "poem": "poet",
-    "play": "playwright",
-    "painting": "painter",
-    "opera": "composer",
-    "symphony": "composer",
-    "sculpture": "sculptor",
-}
-OTHERS = _list("physician astronomer mapmaker bridge-builder botanist captain judge printer engineer beekeeper")
-ADJECTIVES = _list(
-    "Silent Glass Copper Hollow Amber Distant Broken Winter Painted Sleeping Iron Paper Crooked Scarlet Drowned Salt Velvet "
-    "Burning Narrow Patient Silver Wandering Forgotten Gilded Northern Restless Stolen Tidal Whispering Seventh"
-)
-NOUNS = _list(
-    "Orchard Lantern Harbour Garden Ladder Mirror River Clock Bridge Feather Window Anchor Letter Needle Crown Meadow Thread "
-    "Compass Bell Staircase Sparrow Lighthouse Cartographer Winter Candle Ferry Violin Archive Furnace Kite"
-)
-EVENT_KINDS = _list("Rising Accord Strike Regatta Council Blockade Procession Tournament Mutiny Exhibition")
-SCHOOL_KINDS = _list("Academy College Observatory Conservatory Institute Library")
+TEXTS: dict[str, Any] = read_table(__package__, "encyclopaedia.json")
+"""The words of names and crafts, and the sentences of articles and questions."""
+WORDS: dict[str, list[str]] = TEXTS["words"]
+OCCUPATIONS: dict[str, str] = TEXTS["occupations"]
+"""The occupation that makes each form of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +58,19 @@ class _Maker:
         self.names: dict[str, list[str]] = {kind: [] for kind in SIZES}
 
     def make(self) -> dict[str, Entity]:
-        titles = [f"The {adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS]
-        events = [f"{noun} {kind}" for noun in (*ADJECTIVES, *NOUNS) for kind in EVENT_KINDS]
+        titles = [f"The {adjective} {noun}" for adjective in WORDS["adjectives"] for noun in WORDS["nouns"]]
+        events = [f"{noun} {kind}" for noun in (*WORDS["adjectives"], *WORDS["nouns"]) for kind in WORDS["event_kinds"]]
         self.rng.shuffle(titles)
         self.rng.shuffle(events)
         namers: dict[str, Callable[[], str]] = {
             "region": lambda: self.word(3),
             "mountain": lambda: f"Mount {self.word(2)}",
             "river": lambda: f"River {self.word(2)}",
-            "town": lambda: self.word(1) + self.rng.choice(PLACE_ENDINGS),
+            "town": lambda: self.word(1) + self.rng.choice(WORDS["place_endings"]),
             "person": lambda: f"{self.word(2, fresh=False)} {self.word(2)}",
             "work": titles.pop,
             "event": events.pop,
-            "school": lambda: f"{self.word(2)} {self.rng.choice(SCHOOL_KINDS)}",
+            "school": lambda: f"{self.word(2)} {self.rng.choice(WORDS['school_kinds'])}",
         }
         for kind, size in SIZES.items():
             while len(self.names[kind]) < size:
@@ -113,8 +86,8 @@ class _Maker:
     def word(self, syllables: int, *, fresh: bool = True) -> str:
         """A word that sounds like a name. A `fresh` word was not used before."""
         while True:
-            parts = [self.rng.choice(ONSETS) + self.rng.choice(VOWELS) for _ in range(syllables)]
-            made = ("".join(parts) + self.rng.choice(CODAS)).capitalize()
+            parts = [self.rng.choice(WORDS["onsets"]) + self.rng.choice(WORDS["vowels"]) for _ in range(syllables)]
+            made = ("".join(parts) + self.rng.choice(WORDS["codas"])).capitalize()
             if not fresh:
                 return made
             if made not in self.words:
@@ -141,11 +114,11 @@ class _Maker:
         region = self.names["region"][number] if number < SIZES["region"] else self.pick("region")
         facts = {"region": region, "river": self.pick("river"), "founded": self.year(402, 1390)}
         inhabitants = f"{self.rng.randint(9_000, 310_999):,}"
-        return {**facts, "craft": self.rng.choice(CRAFTS)}, {"people": inhabitants}
+        return {**facts, "craft": self.rng.choice(WORDS["crafts"])}, {"people": inhabitants}
 
     def _person(self, number: int) -> tuple[dict[str, str], dict[str, str]]:
         """People are listed by age, so a teacher has a lower number; the first ones taught each other."""
-        occupation = self.rng.choice([*OCCUPATIONS.values(), *OTHERS])
+        occupation = self.rng.choice([*OCCUPATIONS.values(), *WORDS["others"]])
         people = self.names["person"]
         older = people[max(0, number - 60) : number - 12] if number > 12 else [people[(number + 1) % 13]]
         born = 1402 + number + self.rng.randint(0, 3)
@@ -156,7 +129,7 @@ class _Maker:
             "occupation": occupation,
         }
         he = self.rng.choice(("He", "She"))
-        return facts, {"He": he, "his": "his" if he == "He" else "her", "parent": self.rng.choice(OTHERS)}
+        return facts, {"He": he, "his": "his" if he == "He" else "her", "parent": self.rng.choice(WORDS["others"])}
 
     def _work(self, number: int) -> tuple[dict[str, str], dict[str, str]]:
         form = self.rng.choice(list(OCCUPATIONS))

@@ -11,51 +11,21 @@ text raises DataError with its line number.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from ....errors import DataError
 from ....tools.text import clean
+from ...jsonl import read_lines
 from .types import Passage
 
 IDS = ("id", "_id", "wikipedia_id", "docid", "pid")
 TITLES = ("title", "wikipedia_title")
 TEXTS = ("text", "contents", "content", "passage")
-MAX_LINE = 64 << 20
 MAX_ID = 2_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-
-
-def read_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a JSONL file with their line numbers; blank lines are skipped, an empty file is refused."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    number = rows = 0
-    try:
-        with _open(path) as stream:
-            while line := stream.readline(MAX_LINE):
-                number += 1
-                if len(line) >= MAX_LINE:
-                    raise DataError(f"{path}: line {number} is longer than {MAX_LINE >> 20} MB")
-                if line.isspace():
-                    continue
-                rows += 1
-                yield number, json.loads(line)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read after line {number}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: line {number} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (ValueError, RecursionError) as error:  # not JSON, or a number of thousands of digits
-        raise DataError(f"{path}: line {number} is not valid JSON: {error}") from error
-    if not rows:
-        raise DataError(f"{path}: the file has no rows")
 
 
 def read_passages(path: str | Path) -> Iterator[tuple[int, Passage]]:
@@ -125,9 +95,3 @@ def _joined(value: Any) -> str | None:
 def _encodable(text: str) -> str:
     """The text without lone surrogates, which JSON can contain and UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _open(path: Path) -> gzip.GzipFile | BufferedReader:
-    with open(path, "rb") as stream:
-        zipped = stream.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if zipped else open(path, "rb")

@@ -19,15 +19,7 @@ from ....net.client import HttpClient, OutOfAttempts, OutOfTime, Rejected, Retry
 from ....tools.text import clean
 from ..retrieve.types import Hit, Passage, check_deadline, check_k
 from ..view import MAX_QUERY
-from .protocol import (
-    MAX_QUERIES,
-    TOKEN_VARIABLE,
-    PendingSearch,
-    fail_batch,
-    passage_from_json,
-    resolve_batch,
-    take_batch,
-)
+from .protocol import MAX_QUERIES, TOKEN_VARIABLE, PendingSearch, fail_batch, passage_from_json, resolve_batch, take_batch
 
 MAX_SENDERS, MAX_TOGETHER = 4, 64
 """Concurrent requests, and queries that are joined in one of them."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from ....errors import ConfigError, DataError
-from ..shop.visit import MAX_RESULTS, PAGE_SIZE
 from .goals import GoalKind, Goals, num_goals, price_of
 from .index import ProductIndex
 from .nouns import find_tagger, given
@@ -23,6 +22,8 @@ from .products import ShopProduct
 from .terms import MAX_QUERY, terms
 
 MADE_HERE = ("generated", "easy")
+MAX_RESULTS = 50
+PAGE_SIZE = 10
 
 
 class Catalogue:

@@ -16,27 +16,9 @@ from .products import ShopProduct
 
 PAGE = 3
 SEED = 5
-NOUNS = (
-    *("hat", "bag", "cup", "mug", "lamp", "rug", "belt", "coat", "bowl", "desk", "ring", "sock", "tent", "box", "pen", "bed"),
-    *(
-        "shoe",
-        "ball",
-        "fan",
-        "jar",
-        "vase",
-        "clock",
-        "chair",
-        "shirt",
-        "kite",
-        "drum",
-        "door",
-        "sofa",
-        "spoon",
-        "brush",
-        "flag",
-    ),
-    "dish",
-)
+_NOUNS = """hat bag cup mug lamp rug belt coat bowl desk ring sock tent box pen bed shoe ball fan jar vase clock chair shirt
+kite drum door sofa spoon brush flag dish"""
+NOUNS = _NOUNS.split()
 MATERIALS = ("wool", "wood", "steel", "glass", "paper", "gold", "silk", "stone")
 COLORS = ("red", "blue", "green", "black", "white", "pink")
 SIZES = ("small", "large")

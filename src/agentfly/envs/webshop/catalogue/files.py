@@ -12,17 +12,15 @@ Each may be gzipped (`.gz`). A list or object is never held in memory whole. Err
 from __future__ import annotations
 
 import codecs
-import gzip
-import io
 import json
 import os
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ....errors import DataError
+from ...jsonl import UNREADABLE, open_bytes, read_lines
 
 ITEMS = ("items_shuffle_1000.json", "items_shuffle.json", "products_1000.jsonl", "documents.jsonl")
 EXTRAS = ("items_ins_v2_1000.json", "items_ins_v2.json")
@@ -31,8 +29,6 @@ NOUNS = ("title_nouns.json",)
 _CHUNK = 1 << 20
 _MAX_RECORD = 64 << 20
 _SPACE = " \t\r\n"
-_UNREADABLE = (OSError, EOFError, zlib.error)
-"""Raised by files that are truncated, damaged or not readable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def read_items(path: Path) -> Iterator[tuple[int, Any]]:
     """The records of a file of products, each with its line."""
     name = path.name.removesuffix(".gz")
     if name.endswith((".jsonl", ".ndjson")):
-        for line, record in _lines(path):
+        for line, record in read_lines(path):
             yield line, record["product"] if isinstance(record, dict) and "product" in record else record
     else:
         for line, _, record in _Stream(path).records("["):
@@ -97,40 +93,6 @@ def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
     return None
 
 
-def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in _raw_lines(path):
-        try:
-            text = line.decode()
-            record = json.loads(text) if text.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number} cannot be read: {_fault(error)}") from error
-        if text.strip():
-            yield number, record
-
-
-def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    try:
-        with _open(path) as stream:
-            for number, line in enumerate(stream, 1):
-                yield number, line
-    except _UNREADABLE as error:
-        raise DataError(f"{path}: line {number + 1} cannot be read: {error}") from error
-
-
-def _fault(error: Exception) -> str:
-    """What is wrong with a line, and at which column."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} (column {error.colno})"
-    if isinstance(error, UnicodeDecodeError):
-        return f"its byte {error.start + 1} is not UTF-8 text ({error.reason})"
-    return str(error)
-
-
 class _Stream:
     """A JSON list or object of any length, one member at a time.
 
@@ -149,7 +111,7 @@ class _Stream:
 
     def records(self, opening: str) -> Iterator[tuple[int, Any, Any]]:
         try:
-            stream = _open(self.path)
+            stream = open_bytes(self.path)
         except OSError as error:
             raise self._refuse(f"record 1 cannot be read: {error}") from error
         with stream as self.stream:
@@ -221,7 +183,7 @@ class _Stream:
             try:
                 while len(data) < size and (piece := self.stream.read1(size - len(data))):
                     data += piece
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 self.fault = error
             try:
                 text = self.decoder.decode(data, final=not data and self.fault is None)

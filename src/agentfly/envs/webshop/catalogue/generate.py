@@ -7,15 +7,13 @@ everywhere. An option value that the published score could not recognise is neve
 
 from __future__ import annotations
 
-import json
 import random
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from ...task_sets import read_table
 from ..shop.score import options_hit
 from .products import ShopProduct
 
@@ -32,53 +30,27 @@ class Ware:
     path: str
     name: str
     plural: str
-    materials: tuple[str, ...]
-    features: tuple[str, ...]
-    uses: tuple[str, ...]
-    options: tuple[str, ...]
+    materials: list[str]
+    features: list[str]
+    uses: list[str]
+    options: list[str]
     low: int
     high: int
-    adjectives: tuple[str, ...]
-    patterns: tuple[str, ...]
+    adjectives: list[str]
+    patterns: list[str]
     sort: str
 
 
-@dataclass(frozen=True, slots=True)
-class WordLists:
-    """The content of `wares.json`. All variants of the adjective and pattern lists have the same length, so that a draw falls
-    on the same place in each."""
-
-    makers: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]]
-    looks: Mapping[str, tuple[str, ...]]
-    asks: tuple[str, ...]
-    sort_asks: tuple[str, ...]
-    openings: tuple[str, ...]
-    middles: tuple[str, ...]
-    sort_middles: tuple[str, ...]
-    closings: tuple[str, ...]
-    wares: tuple[Ware, ...]
-
-
-@cache
-def word_lists() -> WordLists:
-    read: dict[str, Any] = json.loads((files(__package__) / "wares.json").read_text(encoding="utf-8"))
-    looks = {name: tuple(words) for name, words in read.pop("looks").items()}
-    options = {name: tuple(values) for name, values in read.pop("options").items()}
-    wares = tuple(_ware(row, looks) for row in read.pop("wares"))
-    return WordLists(options=options, looks=looks, wares=wares, **{name: tuple(words) for name, words in read.items()})
-
-
-def _ware(row: dict[str, Any], looks: Mapping[str, tuple[str, ...]]) -> Ware:
-    lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
-    return Ware(**{**row, **lists, "adjectives": looks[row["adjectives"]], "patterns": looks[row["patterns"]]})
+LISTS: dict[str, Any] = read_table(__package__, "wares.json")
+LOOKS: dict[str, list[str]] = LISTS["looks"]
+"""The variants of the adjective and pattern lists. All have the same length, so that a draw falls on the same place in each."""
+WARES = [Ware(**row | {name: LOOKS[row[name]] for name in ("adjectives", "patterns")}) for row in LISTS["wares"]]
 
 
 def generated_products(count: int = NUM_PRODUCTS, seed: int = SEED) -> list[ShopProduct]:
     """`count` products, all kinds equally often, in a mixed order."""
     rng = random.Random(f"webshop catalogue {seed}")
-    wares = word_lists().wares
-    kinds = [wares[number % len(wares)] for number in range(count)]
+    kinds = [WARES[number % len(WARES)] for number in range(count)]
     rng.shuffle(kinds)
     taken: set[str] = set()
     titles: set[str] = set()
@@ -102,8 +74,7 @@ def _fresh(rng: random.Random, taken: set[str]) -> str:
 
 
 def _product(rng: random.Random, kind: Ware, asin: str) -> ShopProduct:
-    lists = word_lists()
-    maker, material, use = rng.choice(lists.makers), rng.choice(kind.materials), rng.choice(kind.uses)
+    maker, material, use = rng.choice(LISTS["makers"]), rng.choice(kind.materials), rng.choice(kind.uses)
     features = rng.sample(kind.features, rng.randint(3, min(5, len(kind.features))))
     stuff = f"{material} {kind.sort}".strip()
     words = {"maker": maker, "material": material, "stuff": stuff, "use": use, "name": kind.name, "plural": kind.plural}
@@ -113,14 +84,14 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> ShopProduct:
     title += f", {_title(features[0])} and {_title(features[1])}, for {_title(use)}"
     description = " ".join(
         (
-            rng.choice(lists.openings).format(adjective=adjective, **words),
-            rng.choice(lists.sort_middles if kind.sort else lists.middles).format(feature=_listed(features), **words),
-            rng.choice(lists.closings),
+            rng.choice(LISTS["openings"]).format(adjective=adjective, **words),
+            rng.choice(LISTS["sort_middles"] if kind.sort else LISTS["middles"]).format(feature=_listed(features), **words),
+            rng.choice(LISTS["closings"]),
         )
     )
     bullets = (
         f"Made of {stuff}, with a {pattern} look.",
-        *(f"{feature.capitalize()}: {_reason(rng, feature, use)}" for feature in features),
+        *(f"{feature.capitalize()}: {rng.choice(LISTS['reasons']).format(use=use)}" for feature in features),
     )
     return ShopProduct(
         asin=asin,
@@ -133,7 +104,7 @@ def _product(rng: random.Random, kind: Ware, asin: str) -> ShopProduct:
         category=kind.department,
         query=kind.plural,
         product_category=kind.path,
-        instruction=rng.choice(lists.sort_asks if kind.sort else lists.asks).format(features=_listed(asked), **words),
+        instruction=rng.choice(LISTS["sort_asks"] if kind.sort else LISTS["asks"]).format(features=_listed(asked), **words),
         instruction_attributes=tuple(asked),
     )
 
@@ -151,21 +122,10 @@ def _options(rng: random.Random, kind: Ware) -> dict[str, tuple[str, ...]]:
     for listed in kind.options:
         # "shoe size" and "bed size" are separate lists; the shop calls all of them "size".
         name = "size" if listed.endswith("size") else listed
-        values = [value for value in word_lists().options[listed] if options_hit([value], {name: value}) == 1]
+        values = [value for value in LISTS["options"][listed] if options_hit([value], {name: value}) == 1]
         chosen = set(rng.sample(values, rng.randint(2, min(5, len(values)))))
         offered[name] = tuple(value for value in values if value in chosen)
     return offered
-
-
-def _reason(rng: random.Random, feature: str, use: str) -> str:
-    return rng.choice(
-        (
-            f"made with {use} in mind.",
-            "one thing less to think about.",
-            f"you will notice it, above all for {use}.",
-            "as it should be.",
-        )
-    )
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ into memory, so that processes share them.
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -123,8 +122,3 @@ def rounded_length(length: int) -> int:
     rest = length - free
     shift = max(0, rest.bit_length() - 4)
     return free + ((rest >> shift) << shift)
-
-
-def idf(num_documents: int, holding: int) -> float:
-    """The inverse document frequency of a term that `holding` documents contain."""
-    return math.log(1 + (num_documents - holding + 0.5) / (holding + 0.5))

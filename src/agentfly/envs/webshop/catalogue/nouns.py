@@ -13,22 +13,22 @@ The score depends on the tagger in a small share of purchases, so a run reports 
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib.resources import files
+from functools import lru_cache
 from typing import Any
 
 from .... import plugins
 from ....errors import ConfigError, MissingExtra
+from ...task_sets import read_table
 
 Tagger = Callable[[str], Sequence[str]]
 MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
 NAMES = ("light", "hanta", "spacy", "auto")
 
 _WORD = re.compile(r"\w+(?:[-']\w+)*|[^\w\s]")
-# Words of closed classes are listed in not_nouns.json; open classes are guessed from their endings.
+_CLOSED = frozenset(read_table(__package__, "not_nouns.json"))
+# Words of closed classes are listed; open classes are guessed from their endings.
 _NOT_NOUN = re.compile(
     r"(?:.{2}(?:able|ible|ful|less|ous|ive|ish|ical|ally|ly|ated|ized|ised|ined|oned|ered|ened|ished|ered|ic|ary|proof|resistant"
     r"|friendly|sided|washed|style))$|.{3}ed$"
@@ -36,20 +36,14 @@ _NOT_NOUN = re.compile(
 _MEASURE = re.compile(r"\d")
 
 
-@cache
-def _not_nouns() -> frozenset[str]:
-    return frozenset(json.loads((files(__package__) / "not_nouns.json").read_text(encoding="utf-8")))
-
-
 def light(name: str) -> list[str]:
     """Nouns by simple rules; deterministic and fast."""
-    listed = _not_nouns()
     found = (word.lower() for word in _WORD.findall(name))
     return [
         word
         for word in found
         if len(word) > 1
-        and word not in listed
+        and word not in _CLOSED
         and not _MEASURE.search(word)
         and not _NOT_NOUN.search(word)
         and word[0].isalpha()

@@ -6,39 +6,16 @@ engines use ("bli" becomes "ble", "logi" becomes "log"). Words of one or two let
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
+
+from ...task_sets import read_table
 
 _VOWELS = frozenset("aeiou")
-# Suffix and replacement, applied if the measure of the rest is above 0.
-_STEP_2 = (
-    ("ational", "ate"),
-    ("tional", "tion"),
-    ("enci", "ence"),
-    ("anci", "ance"),
-    ("izer", "ize"),
-    ("bli", "ble"),
-    ("alli", "al"),
-    ("entli", "ent"),
-    ("eli", "e"),
-    ("ousli", "ous"),
-    ("ization", "ize"),
-    ("ation", "ate"),
-    ("ator", "ate"),
-    ("alism", "al"),
-    ("iveness", "ive"),
-    ("fulness", "ful"),
-    ("ousness", "ous"),
-    ("aliti", "al"),
-    ("iviti", "ive"),
-    ("biliti", "ble"),
-    ("logi", "log"),
-)
-_STEP_3 = (("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ful", ""), ("ness", ""))
-# Dropped if the measure of the rest is above 1; longer suffixes come first.
-_STEP_4 = (
-    *("ement", "ance", "ence", "able", "ible", "ment", "ant", "ent", "ism", "ate", "iti", "ous", "ive", "ize", "ion"),
-    *("al", "er", "ic", "ou"),
-)
+_STEPS: dict[str, Any] = read_table(__package__, "porter.json")
+"""Steps 2 and 3: suffix and replacement, applied if the measure of the rest is above 0. Step 4: suffixes, longer ones first,
+dropped if the measure of the rest is above 1."""
 
 
 @lru_cache(maxsize=200_000)
@@ -49,8 +26,8 @@ def stem(word: str) -> str:
     word = _past(word)
     if word.endswith("y") and _has_vowel(word[:-1]):
         word = word[:-1] + "i"
-    word = _exchange(word, _STEP_2)
-    word = _exchange(word, _STEP_3)
+    word = _exchange(word, _STEPS["step 2"])
+    word = _exchange(word, _STEPS["step 3"])
     word = _drop(word)
     return _tidy(word)
 
@@ -77,8 +54,8 @@ def _past(word: str) -> str:
     return word
 
 
-def _exchange(word: str, table: tuple[tuple[str, str], ...]) -> str:
-    for suffix, instead in table:
+def _exchange(word: str, table: Mapping[str, str]) -> str:
+    for suffix, instead in table.items():
         if word.endswith(suffix):
             left = word[: -len(suffix)]
             return left + instead if _measure(left) > 0 else word
@@ -86,7 +63,7 @@ def _exchange(word: str, table: tuple[tuple[str, str], ...]) -> str:
 
 
 def _drop(word: str) -> str:
-    for suffix in _STEP_4:
+    for suffix in _STEPS["step 4"]:
         if word.endswith(suffix):
             left = word[: -len(suffix)]
             if suffix == "ion" and not left.endswith(("s", "t")):

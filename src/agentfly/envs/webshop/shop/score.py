@@ -1,6 +1,6 @@
 """The published score of a purchase, from 0 to 1, with its parts.
 
-    score = r_type * (attributes hit + options hit + price ok) / (number of attributes + number of options + 1)
+    score = r_type * ((attributes hit + options hit + price ok) / (number of attributes + number of options + 1))
 
 Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", 2022, section 3; the details
 are those of its environment, as recorded episodes show them. Pure functions.
@@ -11,20 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...task_sets import read_table
 from ..catalogue.goals import ShopGoal
 from ..catalogue.products import ShopProduct
 from .fuzzy import token_set_ratio
 
 ALIKE = 85
-_COLOURS = """
-    alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel
-    champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark
-    denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory ivy
-    khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom
-    mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire
-    seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white
-    wine yellow"""
-COLOURS = tuple(_COLOURS.split())
+COLOURS: list[str] = read_table(__package__, "colours.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,7 @@ def score(
     affordable = price <= goal.price_upper
     asked = len(goal.attributes) + len(goal.options) + 1
     return PurchaseScore(
-        total=kind * (attributes + options + affordable) / asked,
+        total=kind * ((attributes + options + affordable) / asked),
         type=kind,
         attributes=attributes / len(goal.attributes) if goal.attributes else 1.0,
         options=options / len(goal.options) if goal.options else 1.0,

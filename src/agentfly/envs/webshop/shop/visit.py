@@ -10,34 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
+from ..catalogue.catalogue import MAX_RESULTS, Catalogue
 from ..catalogue.goals import ShopGoal
 from ..catalogue.products import ShopProduct
 from .score import PurchaseScore, score
 
 SEPARATOR, BRIEF_SEPARATOR = " [SEP] ", " | "
-MAX_RESULTS = 50
-PAGE_SIZE = 10
 MAX_ACTION = 2_000
 SUB_PAGES = ("description", "features", "reviews")
 _ACTION = re.compile(r"(.+)\[(.+)\]")
-
-
-class Shelves(Protocol):
-    """The part of a catalogue that a visit uses."""
-
-    page_size: int
-    brief: bool
-
-    def product(self, asin: str) -> ShopProduct: ...
-
-    def price(self, asin: str) -> float: ...
-
-    def nouns(self, asin: str, title: str) -> Sequence[str]: ...
-
-    def search(self, words: str) -> list[str]: ...
 
 
 class VisitStep(NamedTuple):
@@ -53,7 +37,7 @@ class Visit:
 
     def __init__(
         self,
-        shelves: Shelves,
+        shelves: Catalogue,
         goal: ShopGoal,
         search: Callable[[str], list[str]] | None = None,
         *,
@@ -220,19 +204,10 @@ class Visit:
             return ["Thank you for shopping with us!"]
         unknown = ["attrs", "None", "category", "None", "query", "None", "product category", "None"]
         target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
+        bought = ["asin", self.asin, "options", json.dumps(self.chosen, sort_keys=True), *unknown]
         return [
             *("Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)", "Purchased"),
-            *(
-                "asin",
-                self.asin,
-                "options",
-                json.dumps(self.chosen, sort_keys=True),
-                *unknown,
-                "Target",
-                *target,
-                "Goal",
-                "None",
-            ),
+            *(*bought, "Target", *target, "Goal", "None"),
             *("Reward", "Your score (min 0.0, max 1.0)", str(total), "Reward Details", "None"),
         ]
 
