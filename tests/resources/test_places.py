@@ -119,7 +119,7 @@ def test_enroot_mounts_read_only_and_the_entry_point_gets_the_other_limits() -> 
     spec = spec_of(Worker, placement="container", engine="enroot", image="img", memory_mb=256, cpus=2, processes=20)
     place = spec.in_place
     assert isinstance(place, ContainerOptions)
-    words = enroot_command("/bin/enroot", spec, place, bundle_of(spec))
+    words = enroot_command("/bin/enroot", place, bundle_of(spec))
     assert "--rw" not in words
     mounts = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
     assert all(re.search(r"[:,]ro,", mount) for mount in mounts[:-1])

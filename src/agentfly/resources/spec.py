@@ -295,24 +295,24 @@ def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
     options = dict(spec.options)
     stand_in: tuple[str, dict[str, Any]] | None = getattr(spec.make, "__agentfly_target__", None)
     if stand_in is None:
-        target = target_of(spec.make, spec.name)
+        target = target_of(spec.make)
     else:
         target = stand_in[0]
         options = {**stand_in[1], **({"options": options} if options else {})}
     try:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"environment {spec.name!r}: options for a worker process must have a JSON form: {error}") from None
+        raise ConfigError(f"options for a worker process must have a JSON form: {error}") from None
     return target, options
 
 
-def target_of(make: Any, name: str) -> str:
+def target_of(make: Any) -> str:
     """The "module:name" by which another process imports a class or function."""
     module, qualname = getattr(make, "__module__", None), getattr(make, "__qualname__", "<")
     if not module or "<" in qualname:
         raise ConfigError(
-            f"environment {name!r}: a worker process must be able to import what builds it; {qualname!r} is defined "
-            f"inside a function: move it to the top of a module, or use placement 'thread'"
+            f"a worker process must be able to import what builds it; {qualname!r} is defined inside a function: move it to "
+            f"the top of a module, or use placement 'thread'"
         )
     if module == "__main__" or module.startswith("agentfly_user_"):
         try:
@@ -321,7 +321,6 @@ def target_of(make: Any, name: str) -> str:
             module = ""
         if not module.endswith(".py"):
             raise ConfigError(
-                f"environment {name!r}: a worker process cannot import it from an interactive session; put it into a file, "
-                f"or use placement 'thread'"
+                "a worker process cannot import it from an interactive session; put it into a file, or use placement 'thread'"
             )
     return f"{module}:{qualname}"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from ...errors import DeadlineError, WorldError
+from ...errors import ConfigError, DeadlineError, WorldError
 from ..rpc.client import Worker
 from ..rpc.frames import DROP, GET, NEW
 from ..spec import Spec
@@ -31,6 +31,7 @@ class RemoteInstance(Instance):
         return self._worker.pid if self._worker is not None and self._worker.alive else None
 
     async def start(self) -> None:
+        await self._backend.prepare()
         worker = self._worker = self._backend.assign(self)
         if len(worker.instances) == 1:
             await worker.start(self.number)
@@ -103,15 +104,25 @@ class RemoteInstance(Instance):
 
 
 class RemoteBackend(Backend):
-    """The workers of one pool. A placement overrides `new_worker`."""
+    """The workers of one pool. A placement sets `worker_class`. `options` are those of the placement, None if it has none."""
+
+    worker_class: type[Worker]
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
+        self.options: Any = spec.in_place
         self._workers: list[Worker] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            self.check_usable()
+        except ConfigError as error:
+            raise type(error)(f"environment {spec.name!r}: {error}") from None
 
-    def new_worker(self) -> Worker:
-        raise NotImplementedError
+    def check_usable(self) -> None:
+        """Raises ConfigError if no worker could be started here, or none could import the environment."""
+
+    async def prepare(self) -> None:
+        """Called before each start of an instance."""
 
     def check(self, about: Any) -> None:
         """Raises WorldError if what a new worker says of itself is not what the pool needs."""
@@ -126,7 +137,7 @@ class RemoteBackend(Backend):
             if not worker.tainted and len(worker.instances) < self.spec.per_process:
                 break
         else:
-            worker = self.new_worker()
+            worker = self.worker_class(self.spec, self.options)
             self._workers.append(worker)
         worker.instances[instance.number] = instance.died
         return worker
