@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Never, get_args
 
+from ..aio.threads import run_to_end
 from ..data import check_fields, load_tasks
 from ..engines import engine_options
 from ..errors import ConfigError
@@ -20,7 +21,7 @@ from ..foreign_names import unknown_argument
 from ..resources import spec_of
 from ..rewards import Reward, as_reward
 from ..rollout import Limits, check_prompts, make_plan, open_environments, run_chains
-from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model, run_to_end
+from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model
 from ..tools import Tool, as_tool
 from ..types import (
     Action,

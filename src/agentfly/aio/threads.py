@@ -15,7 +15,9 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,13 +34,11 @@ class Abandoned(BaseException):
     """Raised inside a call whose caller was cancelled."""
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    __slots__ = ("done", "finished", "fn")
-
-    def __init__(self, fn: Callable[[], Any], done: Done) -> None:
-        self.fn = fn
-        self.done = done
-        self.finished = False
+    fn: Callable[[], Any]
+    done: Done
+    finished: bool = False
 
 
 class WorkerThread:
@@ -279,6 +279,16 @@ async def _await(awaitable: Any) -> Any:
 
 def _nothing() -> None:
     """Wakes an event loop."""
+
+
+def run_to_end(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine from synchronous code. If this thread already runs an event loop, a new thread runs the coroutine."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "agentfly-run-sync") as executor:
+        return executor.submit(asyncio.run, work).result()
 
 
 _pool = ThreadPool()

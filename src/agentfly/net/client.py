@@ -10,12 +10,13 @@ environment is never used for a loopback address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json as jsonlib
 import math
 import random
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -133,54 +134,36 @@ class HttpClient:
 
     async def send(self, method: str, url: str, **request: Any) -> Answer:
         """One attempt. `request` takes httpx's `json`, `params`, `headers`. Raises Transient or Rejected if it is not a 200."""
-        import httpx
-
-        try:
+        with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    self._check_size(body)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
-        return self._accept(Answer(response.status_code, _lower(response.headers), bytes(body)))
+                answer = await self._read(response)
+        return self.check(answer)
 
     async def lines(self, method: str, url: str, **request: Any) -> AsyncGenerator[str, None]:
         """The lines of a streamed answer. Raises like `send`; use `contextlib.aclosing`, which closes the connection."""
-        import httpx
-
-        try:
+        with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
                 if response.status_code != 200:
-                    body = bytearray()
-                    async for part in response.aiter_bytes():
-                        body += part
-                        self._check_size(body)
-                    self.check(Answer(response.status_code, _lower(response.headers), bytes(body)))
+                    self.check(await self._read(response))
                 async for line in response.aiter_lines():
                     yield line
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
 
     def send_blocking(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
         """The same for a thread without an event loop; `timeout_s` is for the whole answer."""
         import httpx
 
         deadline = time.monotonic() + timeout_s
-        try:
-            with (
-                httpx.Client(headers=self._headers, timeout=timeout_s, trust_env=self._proxies) as client,
-                client.stream(method, url, **request) as response,
-            ):
-                body = bytearray()
-                for part in response.iter_bytes():
-                    body += part
-                    self._check_size(body)
-                    if time.monotonic() > deadline:
-                        raise Transient(f"the answer took more than {timeout_s:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
-        return self._accept(Answer(response.status_code, _lower(response.headers), bytes(body)))
+        with (
+            self._transient_errors(),
+            httpx.Client(headers=self._headers, timeout=timeout_s, trust_env=self._proxies) as client,
+            client.stream(method, url, **request) as response,
+        ):
+            body = bytearray()
+            for part in response.iter_bytes():
+                self._add(body, part)
+                if time.monotonic() > deadline:
+                    raise Transient(f"the answer took more than {timeout_s:g} s")
+        return self.check(Answer(response.status_code, dict(response.headers), bytes(body)))
 
     def client(self) -> Any:
         """The httpx client of the running event loop, for requests that `send` does not cover, such as streams."""
@@ -204,10 +187,10 @@ class HttpClient:
         if client is not None:
             await client.aclose()
 
-    def check(self, answer: Answer) -> None:
-        """Raises Transient or Rejected unless the status is 200."""
+    def check(self, answer: Answer) -> Answer:
+        """The answer. Raises Transient or Rejected unless its status is 200."""
         if answer.status == 200:
-            return
+            return answer
         reason = f"HTTP {answer.status}: {self.reason(answer)}"
         if answer.status in TRANSIENT:
             raise Transient(reason, retry_after(answer.headers.get("retry-after")))
@@ -224,11 +207,24 @@ class HttpClient:
             text = text.replace(form, "***")
         return text
 
-    def _accept(self, answer: Answer) -> Answer:
-        self.check(answer)
-        return answer
+    @contextlib.contextmanager
+    def _transient_errors(self) -> Iterator[None]:
+        """Raise errors of httpx as Transient, without the secret."""
+        import httpx
 
-    def _check_size(self, body: bytearray) -> None:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
+
+    async def _read(self, response: Any) -> Answer:
+        body = bytearray()
+        async for part in response.aiter_bytes():
+            self._add(body, part)
+        return Answer(response.status_code, dict(response.headers), bytes(body))
+
+    def _add(self, body: bytearray, part: bytes) -> None:
+        body += part
         if len(body) > self._max_body:
             raise Rejected(0, f"the answer has more than {self._max_body >> 20} MiB")
 
@@ -260,7 +256,3 @@ def retry_after(header: str | None) -> float | None:
         return min(max(float(header), 0.0), MAX_RETRY_AFTER_S) if header else None
     except ValueError:
         return None
-
-
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}

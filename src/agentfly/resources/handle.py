@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..aio.deadline import Expired, within
@@ -41,6 +42,7 @@ class SlotOwner(Protocol):
     def retire(self, slot: Slot) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """One place of a pool, with a started instance in it. `pool` draws its states.
 
@@ -51,24 +53,20 @@ class Slot:
     `baseline_mb`  the memory of its process after the first lease; growth is measured from there
     """
 
-    __slots__ = (
-        *("baseline_mb", "handles", "idle_since", "instance", "kind", "live"),
-        *("num_chains", "pool", "retiring", "started_at", "uses"),
-    )
-
-    def __init__(self, pool: SlotOwner, instance: Instance) -> None:
-        self.pool = pool
-        self.instance = instance
-        self.kind = instance.spec.name
-        self.started_at = self.idle_since = time.monotonic()
-        self.baseline_mb: float | None = None
-        self.handles: list[Handle] = []
-        self.num_chains = 0
-        self.uses = 0
-        self.live = True
-        self.retiring = False
+    pool: SlotOwner
+    instance: Instance
+    kind: str
+    started_at: float = field(default_factory=time.monotonic)
+    idle_since: float = field(default_factory=time.monotonic)
+    baseline_mb: float | None = None
+    handles: list[Handle] = field(default_factory=list)
+    num_chains: int = 0
+    uses: int = 0
+    live: bool = True
+    retiring: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Handle:
     """One chain's use of one slot. `why` is None while the handle is valid, then the reason why it is not.
 
@@ -76,16 +74,14 @@ class Handle:
     `EnvProxy` of this handle, once it was asked for.
     """
 
-    __slots__ = ("active_at", "busy", "lease", "observation", "since", "slot", "view", "why")
-
-    def __init__(self, lease: LeaseState, slot: Slot, observation: Any, now: float) -> None:
-        self.lease = lease
-        self.slot = slot
-        self.observation = observation
-        self.since = self.active_at = now
-        self.busy = 0
-        self.why: str | None = None
-        self.view: Any = None
+    lease: LeaseState
+    slot: Slot
+    observation: Any
+    since: float
+    active_at: float
+    busy: int = 0
+    why: str | None = None
+    view: Any = None
 
     @property
     def spec(self) -> Spec:

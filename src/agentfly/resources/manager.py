@@ -271,14 +271,10 @@ class ResourceManager:
                     raise _reset_error(error, pool.spec, lease.task) from error
                 again = True  # the last chain may have broken this instance: only if a fresh one fails too it is the task
         now = time.monotonic()
-        handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now)
+        handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now, now)
         slot.handles.append(handle)
         lease.num_held += 1
-        held = self._held.get(holder)
-        if held is None:
-            self._held[holder] = [handle]
-        else:
-            held.append(handle)
+        self._held.setdefault(holder, []).append(handle)
         pool.latencies.append(now - started)
         if pool.shared and slot.num_chains == 1:
             pool.end_reset(slot)
@@ -322,10 +318,9 @@ class ResourceManager:
         if lease.claim and not lease.num_held:
             self.claims.drop(lease)  # here and not in `release`: a chain that hangs must not keep its claim
         held = self._held[lease.holder]
-        if len(held) == 1:
+        held.remove(handle)
+        if not held:
             del self._held[lease.holder]
-        else:
-            held.remove(handle)
         pool = self._pools[handle.slot.kind]
         now = time.monotonic()
         pool.lease_times.append(now - handle.since)

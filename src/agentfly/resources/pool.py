@@ -279,7 +279,7 @@ class Pool:
             self._start_failed(error)
         elif not self.owner.closed:
             self._failures, self.last_error = 0, None
-            slot = Slot(self, instance)
+            slot = Slot(self, instance, self.spec.name)
             instance.on_death = lambda: self._died(slot)
             self.slots[slot] = None
             self.idle.append(slot)

@@ -14,18 +14,22 @@ import difflib
 import functools
 import inspect
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, overload
 
 from .. import plugins
+from ..aio.threads import run_in_thread
 from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError, WorldError, environment_call
 from ..tools.signature import env_parameters
 from ..types import Trajectory
 from .base import RESERVED, Lend, Reward, Score
-from .threads import in_thread
 from .values import read
 
 _KIND = inspect.Parameter
+MAX_THREADS = 32
+"""Rewards that block at the same time, per event loop."""
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 class _RewardFailure(Exception):
@@ -160,7 +164,7 @@ class FunctionReward(Reward):
         return arguments
 
     def _start(self, arguments: dict[str, Any]) -> Any:
-        return in_thread(self.function, arguments) if self.thread else self.function(**arguments)
+        return _in_thread(self.function, arguments) if self.thread else self.function(**arguments)
 
     async def _finish(self, value: Awaitable[Any]) -> Any:
         deadline = asyncio.timeout(self.timeout_s)
@@ -248,3 +252,16 @@ def _weight(weight: float, name: str) -> float:
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
         raise ConfigError(f"reward {name!r}: its weight must be a finite number, not {weight!r}")
     return float(weight)
+
+
+async def _in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Return `function(**arguments)`, called in a thread. A call past the caller's deadline is abandoned."""
+
+    def call() -> Any:
+        try:
+            return function(**arguments)
+        except (SystemExit, KeyboardInterrupt) as error:  # raised on the event loop, these would end the program
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS)):
+        return await run_in_thread(call)

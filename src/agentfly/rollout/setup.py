@@ -5,9 +5,7 @@ open_model -> engine, renderer      make_plan -> Plan      open_environments -> 
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -159,28 +157,6 @@ def as_sampling(value: Sampling | Mapping[str, Any] | None) -> Sampling:
         key: tuple(item) if key in ("stop", "stop_ids") and isinstance(item, list) else item for key, item in value.items()
     }
     return Sampling(**fields)
-
-
-def run_to_end(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine from synchronous code. If this thread already runs an event loop, a new thread runs the coroutine."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    outcome: dict[str, Any] = {}
-
-    def body() -> None:
-        try:
-            outcome["value"] = asyncio.run(work)
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            outcome["error"] = error
-
-    thread = threading.Thread(target=body, name="agentfly-run-sync")
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]
 
 
 _run_numbers = count(1)

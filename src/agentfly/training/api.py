@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent
+from ..aio.threads import run_to_end
 from ..config import OLD_KEYS, SECTIONS, Config, apply_overrides, keys
 from ..engines import check_engine
 from ..errors import ConfigError
-from ..rollout.setup import run_to_end
 from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory
 from .loop import Trainer, TrainResult, adapt_model

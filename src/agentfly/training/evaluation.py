@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent
+from ..aio.threads import run_to_end
 from ..data import load_tasks
 from ..errors import ConfigError
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
-from ..rollout.setup import as_sampling, next_run_number, run_to_end
+from ..rollout.setup import as_sampling, next_run_number
 from ..types import Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...aio.threads import WorkerThread
@@ -34,15 +35,13 @@ PREFIX = "agentfly-workers-"
 MAX_LOG = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerProcess:
     """A started worker: its process, the trainer's end of its socket, and its directory."""
 
-    __slots__ = ("channel", "directory", "popen")
-
-    def __init__(self, popen: subprocess.Popen[bytes], channel: socket.socket, directory: Path) -> None:
-        self.popen = popen
-        self.channel = channel
-        self.directory = directory
+    popen: subprocess.Popen[bytes]
+    channel: socket.socket
+    directory: Path
 
     def kill(self) -> None:
         """Send SIGKILL to the process group, unless the process was reaped: its number may then belong to another."""
