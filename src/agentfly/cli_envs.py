@@ -198,8 +198,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Serve one kind of environment to trainers elsewhere, until Ctrl-C."""
     import asyncio
 
+    from .net.guard import token_from
     from .net.server import serve_until_stopped
-    from .resources.rpc.env_server import EnvServer, read_options, token_from
+    from .resources.rpc.env_server import EnvServer, read_options
 
     if arguments.name is None:
         known = ", ".join(plugins.names("envs"))
@@ -209,7 +210,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         most=arguments.max,
-        token=token_from(arguments.token_env),
+        token=token_from(arguments.token_env, "--token-env"),
         placement=arguments.placement,
         options=read_options(arguments.option),
     )

@@ -15,9 +15,8 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.bundle import PACKAGE, bundle_of
-from agentfly.resources.backends.container import container_config, enroot_command
+from agentfly.resources.backends.container import LABEL, container_config, enroot_command, is_dead, own_label
 from agentfly.resources.backends.options import ContainerOptions
-from agentfly.resources.backends.owner import LABEL, is_dead, own_label
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 from .worlds import Board, Worker

@@ -22,7 +22,7 @@ from typing import Any
 from ..aio.deadline import Expired, within
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..types import Task
-from .backends.registry import backend_of
+from .backends.base import backend_of
 from .claims import Claims
 from .handle import Handle, Slot
 from .lease import EnvKind, Lease
@@ -364,10 +364,8 @@ class ResourceManager:
         until = pool.loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
         try:
             while len(pool.slots) < min(n, pool.size) and (pool.starting or pool.closing):
-                change = pool.loop.create_future()
-                pool.changed.append(change)
                 async with asyncio.timeout_at(until):
-                    await change
+                    await pool.changed.wait()
                 if pool.failed > failed and pool.last_error is not None:
                     raise pool.last_error
                 pool.grow()

@@ -31,8 +31,7 @@ from typing import Any, Protocol
 from ..aio.deadline import Expired, within
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import AgentFlyError, WorldError
-from .backends.base import Instance
-from .backends.registry import backend_of
+from .backends.base import Instance, backend_of
 from .handle import Handle, Slot
 from .spec import Spec
 
@@ -85,8 +84,8 @@ class Pool:
         self._could_ask = self._asked = 0
         self.latencies: deque[float] = deque(maxlen=STATS_WINDOW)
         self.lease_times: deque[float] = deque(maxlen=STATS_WINDOW)
-        self.changed: list[asyncio.Future[None]] = []
-        """Futures that are completed when a start or a close has ended."""
+        self.changed = asyncio.Event()
+        """Set, and replaced by a new one, when a start or a close has ended."""
         self._start_tasks: set[asyncio.Task[None]] = set()
         self.last_error: Exception | None = None
         self._failures = 0
@@ -381,10 +380,8 @@ class Pool:
         self.grow()
 
     def _notify(self) -> None:
-        changed, self.changed = self.changed, []
-        for future in changed:
-            if not future.done():
-                future.set_result(None)
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 def _growth_mb(slot: Slot) -> float:

@@ -18,7 +18,7 @@ from ..aio.deadline import Expired, within
 from ..checks import check_fields, setting
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..types import Task
-from .backends.options import OPTION_CLASSES, OPTIONS, PlacementOptions, read_placement
+from .backends.options import OPTIONS, PlacementOptions, read_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,6 @@ class Spec:
 
 
 DECLARED = ("cost", "reusable", "max_chains", "placement")
-PLACEMENT_NAMES = ("loop", "thread", "process", *OPTION_CLASSES)
 SETTINGS = tuple(each.name for each in fields(Spec))
 
 
@@ -268,11 +267,8 @@ def check_settings(pool: str, settings: Any) -> None:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{who} is a table of settings, not {settings!r}")
     given = _with_place(None, settings, who)
-    placement = given.get("placement")
-    if placement is not None:
-        if placement not in PLACEMENT_NAMES:
-            raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENT_NAMES)}")
-        read_placement(placement, given.get("place", {}), who)
+    if "placement" in given:
+        read_placement(given["placement"], given.get("place", {}), who)
 
 
 def _with_place(thing: Any, settings: Mapping[str, Any], who: str = "an environment's pool") -> dict[str, Any]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from ...aio.deadline import Expired, within
 from ...errors import ConfigError
 from ...types import Task
 from ..spec import Spec
+from .options import PLACEMENTS
 
 log = logging.getLogger(__name__)
 
@@ -90,3 +92,10 @@ class Backend:
 
     def create(self, number: int) -> Instance:
         raise NotImplementedError
+
+
+def backend_of(spec: Spec) -> Backend:
+    """The backend of a pool. Raises ConfigError if no worker can import the environment, or the placement is not usable."""
+    module, _, name = PLACEMENTS[spec.placement][0].partition(":")
+    backend: Backend = getattr(import_module(f".{module}", __package__), name)(spec)
+    return backend

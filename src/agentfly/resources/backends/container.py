@@ -6,7 +6,7 @@ system with a small /tmp, no capabilities, and limits of memory, CPU and process
 pool is made.
 
 A container ends with its standard input, which the kernel closes when the trainer ends; Docker then removes it. It carries its
-trainer's label (`owner`), so the first container of a later trainer removes what a killed one has left.
+trainer's label (`own_label`), so the first container of a later trainer removes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, WorldError
@@ -28,7 +29,6 @@ from ..spec import Spec
 from .bundle import PACKAGE, Bundle, bundle_of, hello_of
 from .docker import Docker, DockerError, Streams, socket_path
 from .options import ContainerOptions
-from .owner import LABEL, VARIABLE, is_dead, own_label
 from .process import ProcessWorker
 from .remote import RemoteBackend
 
@@ -37,7 +37,39 @@ UNPRIVILEGED = "65534:65534"
 ENGINE_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "USER", "LOGNAME")
 LAST_LINE_CHECKS = 100
 """How many times 10 ms to wait until enroot's process has ended, after it has printed how the worker ended."""
+LABEL, VARIABLE = "agentfly.owner", "AGENTFLY_OWNER"
+"""Where a container carries the label of its trainer: boot id / PID namespace / pid / start time of the process."""
 _numbers = itertools.count(1)
+
+
+def _here() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _start_time(pid: int) -> str:
+    """In ticks since the boot. Together with the pid it names one process and no later one."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def own_label() -> str:
+    """The label of this process, by which a later trainer can tell whether this one still runs."""
+    return f"{_here()}/{os.getpid()}/{_start_time(os.getpid())}"
+
+
+def is_dead(label: str) -> bool:
+    """Whether the process that a label names has certainly ended.
+
+    False for a process of another boot or PID namespace, which cannot be judged from here: its container stays.
+    """
+    rest, _, start_time = label.rpartition("/")
+    where, _, pid = rest.rpartition("/")
+    if where != _here() or not pid.isdigit():
+        return False
+    try:
+        return _start_time(int(pid)) != start_time
+    except (OSError, IndexError):
+        return True
 
 
 def mounted(options: ContainerOptions, bundle: Bundle) -> list[str]:

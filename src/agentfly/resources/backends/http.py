@@ -7,11 +7,11 @@ with a WorldError and the pool replaces the instance. A server that serves anoth
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
 from ...errors import ConfigError, WorldError
+from ...net.guard import token_from
 from ..rpc import websocket_limits
 from ..rpc.client import Worker
 from .options import HttpOptions
@@ -31,8 +31,8 @@ class HttpWorker(Worker):
     async def connect(self, number: int) -> None:
         options: HttpOptions = self.options
         self._url = options.urls[number % len(options.urls)]
-        timeout_s = min(CONNECT_S, self.spec.start_timeout_s)
-        self._socket = await open_socket(self._url, token_of(options), timeout_s, options.ping_s)
+        token = token_from(options.token_env, "token_env")
+        self._socket = await open_socket(self._url, token, min(CONNECT_S, self.spec.start_timeout_s), options.ping_s)
         self.read_from(self._messages())
 
     async def _messages(self) -> AsyncIterator[bytes]:
@@ -91,21 +91,11 @@ async def open_socket(url: str, token: str | None, timeout_s: float, ping_s: flo
         raise WorldError(f"no environment server answers at {url} ({error}); start one: agentfly envs serve NAME") from None
 
 
-def token_of(options: HttpOptions) -> str | None:
-    """The server's token. Raises ConfigError if the variable does not hold one."""
-    if options.token_env is None:
-        return None
-    token = os.environ.get(options.token_env, "")
-    if not token or not token.isascii() or any(letter.isspace() for letter in token):
-        raise ConfigError(f"token_env names {options.token_env}, but that variable holds no token: set it to the server's")
-    return token
-
-
 class HttpBackend(RemoteBackend):
     worker_class = HttpWorker
 
     def check_usable(self) -> None:
-        token_of(self.options)
+        token_from(self.options.token_env, "token_env")
         websocket_limits.websockets()
 
     def check(self, about: Any) -> None:

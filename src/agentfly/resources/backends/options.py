@@ -120,22 +120,29 @@ class HttpOptions:
 
 
 PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions
-OPTION_CLASSES: dict[str, type[PlacementOptions]] = {
-    "sandbox": SandboxOptions,
-    "container": ContainerOptions,
-    "http": HttpOptions,
+PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
+    "loop": ("thread:LoopBackend", None),
+    "thread": ("thread:ThreadBackend", None),
+    "process": ("process:ProcessBackend", None),
+    "sandbox": ("sandbox:SandboxBackend", SandboxOptions),
+    "container": ("container:ContainerBackend", ContainerOptions),
+    "http": ("http:HttpBackend", HttpOptions),
 }
-OPTIONS = frozenset(each.name for cls in OPTION_CLASSES.values() for each in fields(cls))
+"""The backend of each placement, which is imported when a pool of that placement is made, and the class of its options."""
+_NAMES = {placement: [each.name for each in fields(cls)] if cls else [] for placement, (_, cls) in PLACEMENTS.items()}
+OPTIONS = frozenset().union(*_NAMES.values())
 """Every option that some placement has."""
 
 
 def read_placement(placement: str, options: Mapping[str, Any], who: str) -> PlacementOptions | None:
     """The checked options; None if the placement has none. Raises ConfigError, whose sentence begins with `who`."""
-    cls: Any = OPTION_CLASSES.get(placement)
-    known = () if cls is None else tuple(each.name for each in fields(cls))
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENTS)}")
+    cls: Any = PLACEMENTS[placement][1]
+    known = _NAMES[placement]
     for name in options:
         if name not in known:
-            homes = [other for other, its in OPTION_CLASSES.items() if name in {each.name for each in fields(its)}]
+            homes = [other for other, names in _NAMES.items() if name in names]
             whose = f"; {', '.join(homes)} {'has' if len(homes) == 1 else 'have'} it" if homes else ""
             has = f"has {', '.join(known)}" if known else "has no options"
             raise ConfigError(f"{who}: placement {placement!r} has no option {name!r} (it {has}){whose}")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import ConfigError, DeadlineError, WorldError
+from ...errors import ConfigError, WorldError
 from ..rpc.client import Worker
 from ..rpc.frames import DROP, GET, NEW
 from ..spec import Spec
@@ -77,8 +77,8 @@ class RemoteInstance(Instance):
             return
         if self.alive:
             await super().close(timeout_s)
-        elif worker.alive and self.spec.per_process > 1 and self.number in worker.instances:
-            self._backend.run_later(worker.call(self.number, DROP), timeout_s)
+        elif worker.alive and worker.ready.done() and self.spec.per_process > 1 and self.number in worker.instances:
+            worker.post(self.number, DROP, (), {})
         worker.leave(self.number)
         if not worker.alive:
             await asyncio.shield(worker.gone)  # `terminate` has deadlines for each of its waits
@@ -112,7 +112,6 @@ class RemoteBackend(Backend):
         super().__init__(spec)
         self.options: Any = spec.in_place
         self._workers: list[Worker] = []
-        self._tasks: set[asyncio.Task[None]] = set()
         try:
             self.check_usable()
         except ConfigError as error:
@@ -141,17 +140,3 @@ class RemoteBackend(Backend):
             self._workers.append(worker)
         worker.instances[instance.number] = instance.died
         return worker
-
-    def run_later(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> None:
-        """Run it in a task. A failure is ignored: the worker may end under it."""
-
-        async def run() -> None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await coroutine
-            except (WorldError, DeadlineError, TimeoutError):
-                return
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

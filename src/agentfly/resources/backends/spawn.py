@@ -88,7 +88,7 @@ class Spawner:
             await thread.run(lambda: started.append(self._start(number, pass_env, command)))
         except BaseException as error:
             # The thread works in order: when it gets to this, the start has ended, also if the caller was cancelled.
-            thread.submit(lambda: self._terminate_all(started), _ignore)
+            thread.submit(lambda: self._terminate_all(started), lambda *_: None)
             if isinstance(error, OSError):
                 raise WorldError(f"a worker process could not be started: {error}") from error
             raise
@@ -190,22 +190,9 @@ def _environment(directory: Path, number: int, channel: int, pass_env: Sequence[
 def _remove_abandoned() -> None:
     """Remove the directories of trainers that were killed: those whose lock is not held."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # another user's, or just removed
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its trainer lives
-        else:
+        with contextlib.suppress(OSError), lock.open("r+b") as file:  # another user's, just removed, or its trainer lives
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
-        finally:
-            os.close(fd)
-
-
-def _ignore(value: object, error: BaseException | None) -> None:
-    """The result of a job that nothing waits for."""
 
 
 SPAWNER = Spawner()

@@ -96,20 +96,24 @@ class Worker(asyncio.Protocol):
 
     async def call(self, instance: int, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """The value of a call. Raises its exception, TypeError if an argument cannot travel, WorldError if the worker ends."""
-        if not self.alive or not self.ready.done():
-            raise WorldError(self.why or f"{self.name}: its {self.kind} is gone")
-        self._count += 1
-        call_id = self._count
-        try:
-            data = pack_call(call_id, instance, method, args, kwargs or {})
-        except NotEncodable as error:
-            raise TypeError(f"an argument of {self.name}.{method} cannot travel to its {self.kind}: {error}") from None
+        call_id = self.post(instance, method, args, kwargs or {})
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self.write(data)
         try:
             return _value_of(await future)
         finally:
             self._calls.pop(call_id, None)
+
+    def post(self, instance: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Send a call and return its id. A reply that no `call` waits for is dropped."""
+        if not self.alive or not self.ready.done():
+            raise WorldError(self.why or f"{self.name}: its {self.kind} is gone")
+        self._count += 1
+        try:
+            data = pack_call(self._count, instance, method, args, kwargs)
+        except NotEncodable as error:
+            raise TypeError(f"an argument of {self.name}.{method} cannot travel to its {self.kind}: {error}") from None
+        self.write(data)
+        return self._count
 
     def leave(self, number: int) -> None:
         """An instance is closed. The last one ends the worker."""
