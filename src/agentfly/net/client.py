@@ -198,8 +198,13 @@ class HttpClient:
 
     def reason(self, answer: Answer) -> str:
         """Why the server refused a request, in its words, without the secret, as one line of at most MAX_REASON characters."""
+        text = answer.body[: 64 << 10].decode("utf-8", "replace")
+        try:
+            reason = reason_in(jsonlib.loads(text), None)
+        except (ValueError, RecursionError):
+            reason = " ".join(text.split()) or "no reason given"
         # Hidden before the cut: otherwise the cut may leave a part of the secret that `hide` does not recognise.
-        return self.hide(reason_of(answer.body, None))[:MAX_REASON]
+        return self.hide(reason)[:MAX_REASON]
 
     def hide(self, text: str) -> str:
         """`text` without the secret, also where it is percent-encoded."""
@@ -232,15 +237,6 @@ class HttpClient:
         # httpx reconnects without telling its caller; its trace events are the only sign.
         if event.endswith("connect_tcp.complete"):
             self.connected_at = time.monotonic()
-
-
-def reason_of(body: bytes, limit: int | None = MAX_REASON) -> str:
-    """Why a server refused a request, in its words, as one line. It may repeat a secret: see `HttpClient.reason`."""
-    text = body[: 64 << 10].decode("utf-8", "replace")
-    try:
-        return reason_in(jsonlib.loads(text), limit)
-    except (ValueError, RecursionError):
-        return " ".join(text.split())[:limit] or "no reason given"
 
 
 def reason_in(answer: Any, limit: int | None = MAX_REASON) -> str:

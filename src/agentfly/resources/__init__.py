@@ -8,9 +8,9 @@
 From a chain to the process of its environment:
 
     Lease             what one chain holds: a handle per kind                         lease.py
-      Handle          one chain's use of one instance, until it is given back         handle.py
-        (EnvProxy)    what tools and rewards see: calls pass through the handle       proxy.py
-      Slot            one place of the pool: who uses the instance, how often, age    handle.py
+      Handle          one chain's use of one instance, until it is given back
+        (EnvProxy)    what tools and rewards see: calls pass through the handle
+      Slot            one place of the pool: who uses the instance, how often, age
         Instance      the environment where it lives: loop, thread or worker          backends/
           Worker      one worker with one or more instances, calls over a transport   rpc/
             WorkerTransport   carries the bytes; owns the process, sandbox, container or connection

@@ -24,8 +24,7 @@ from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
 from ..types import Task
 from .backends.base import backend_of
 from .claims import Claims
-from .handle import Handle, Slot
-from .lease import EnvKind, Lease
+from .lease import EnvKind, Handle, Lease, Slot
 from .pool import Pool
 from .spec import Budget, Spec, make_ready, ready_of, spec_of
 from .stats import is_deadlocked, measure

@@ -32,7 +32,7 @@ from ..aio.deadline import Expired, within
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import AgentFlyError, WorldError
 from .backends.base import Instance, backend_of
-from .handle import Handle, Slot
+from .lease import Handle, Slot
 from .spec import Spec
 
 MAX_STARTING = 8

@@ -95,13 +95,17 @@ class EnvHost(asyncio.Protocol):
     def dispatch(self, call_id: int, instance: HostedInstance, call: Callable[[], Any], is_async: bool) -> None:
         if instance.thread is not None and not is_async:
             # `submit` does not await what `call` returns: an awaitable is awaited here, on the main loop.
-            instance.thread.submit(call, partial(self.loop.call_soon_threadsafe, self.finish, call_id, instance))
+            instance.thread.submit(call, partial(self.finish_later, call_id, instance))
             return
         try:
             value, error = call(), None
         except BaseException as raised:  # noqa: BLE001 - every exception is a reply
             value, error = None, raised
         self.finish(call_id, instance, value, error)
+
+    def finish_later(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
+        """`finish`, from the thread of the instance."""
+        self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
 
     def finish(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
         if error is None and inspect.isawaitable(value):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Coroutine
 from typing import Any
 
 from .limits import SandboxLimits
@@ -24,7 +24,7 @@ DEFAULT_LIMITS = SandboxLimits()
 class SharedServer:
     """One server, the number of its users, and the task that ends it."""
 
-    def __init__(self, key: tuple[Any, ...], start: Callable[[], Any]) -> None:
+    def __init__(self, key: tuple[Any, ...], start: Coroutine[Any, Any, SandboxServer]) -> None:
         self.key = key
         self.users = 0
         self.changed = asyncio.Event()
@@ -40,9 +40,9 @@ class SharedServer:
         self.users -= 1
         self.changed.set()
 
-    async def _run(self, start: Callable[[], Any]) -> None:
+    async def _run(self, start: Coroutine[Any, Any, SandboxServer]) -> None:
         try:
-            server = await start()
+            server = await start
         except asyncio.CancelledError:
             self.ready.cancel()
             self._forget()
@@ -90,10 +90,7 @@ async def borrow(
     key = (asyncio.get_running_loop(), tier, min_tier, limits, preload, visible)
     shared = SERVERS.get(key)
     if shared is None or not shared.usable:
-
-        def start() -> Any:
-            return SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible)
-
+        start = SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible)
         shared = SERVERS[key] = SharedServer(key, start)
     shared.users += 1
     try:
