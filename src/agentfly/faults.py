@@ -74,16 +74,14 @@ class Faults:
 
     def apply(self, kind: str | None, method: str) -> float:
         """Apply a fault and return how many seconds the call must wait. Raises the fault's exception."""
+        in_worker = "AGENTFLY_CHANNEL" in os.environ
+        if kind == "kill" and in_worker:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.dead = self.dead or kind == "kill"
         if self.dead:
             raise WorldError("this environment was killed by a fault")
         if self.corrupt and method == "reset":
             raise WorldError("this environment was corrupted by a fault and cannot be reset")
-        in_worker = "AGENTFLY_CHANNEL" in os.environ
-        if kind == "kill":
-            if in_worker:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self.dead = True
-            raise WorldError("this environment was killed by a fault")
         if kind == "crash":
             raise RuntimeError(f"a fault made {method} crash")
         if kind == "corrupt":

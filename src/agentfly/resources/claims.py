@@ -50,11 +50,8 @@ class Claims:
         if found is None:
             places = min((self._places(name) for name in names), default=NO_LIMIT)
             if self._budget.limited and names:
-
-                def exceeds(claims: int) -> bool:
-                    return self._exceeds(dict.fromkeys(names, claims))
-
-                places = bisect.bisect_right(range(places + 1), False, key=exceeds) - 1
+                counts = range(places + 1)
+                places = bisect.bisect_right(counts, False, key=lambda n: self._exceeds(dict.fromkeys(names, n))) - 1
             found = self._most[key] = max(1, places)
         return found
 

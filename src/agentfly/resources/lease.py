@@ -201,8 +201,7 @@ def _handle_of(proxy: EnvProxy) -> Handle:
 
 def _local(handle: Handle, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if handle.why is not None:
-            raise WorldError(handle.why)
+        handle.check()
         handle.busy += 1
         try:
             value = function(*args, **kwargs)
@@ -226,8 +225,7 @@ def _remote(handle: Handle, name: str) -> Callable[..., Any]:
     home = handle.slot.pool.home_thread
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if handle.why is not None:
-            raise WorldError(handle.why)
+        handle.check()
         coroutine = handle.call(name, handle.slot.instance.call(name, args, kwargs))
         return coroutine if threading.get_ident() == home else handle.wait_for(coroutine)
 

@@ -20,13 +20,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..aio.deadline import Expired, within
-from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
+from ..errors import ConfigError, DeadlineError, WorldError
 from ..types import Task
 from .backends.base import backend_of
 from .claims import Claims
 from .lease import EnvKind, Handle, Lease, Slot
 from .pool import Pool
-from .spec import Budget, Spec, make_ready, ready_of, spec_of
+from .spec import Budget, Spec, failure_of, make_ready, ready_of, spec_of
 from .stats import is_deadlocked, measure
 
 DEFAULT_MAX = 64
@@ -267,7 +267,9 @@ class ResourceManager:
                 if not isinstance(error, Exception):
                     raise
                 if not used or time.monotonic() >= deadline:
-                    raise _reset_error(error, pool.spec, lease.task) from error
+                    name, task = pool.spec.name, lease.task.id
+                    late = DeadlineError(f"{name} could not be made ready in time for task {task}")
+                    raise failure_of(error, f"{name} could not be reset for task {task}", late) from error
                 again = True  # the last chain may have broken this instance: only if a fresh one fails too it is the task
         now = time.monotonic()
         handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now, now)
@@ -482,14 +484,6 @@ async def _check_and_reset(slot: Slot, has_health: bool, task: Task, deadline: f
 
 def _time_left(most: float, deadline: float) -> float:
     return min(most, max(0.001, deadline - time.monotonic()))
-
-
-def _reset_error(error: Exception, spec: Spec, task: Task) -> Exception:
-    if isinstance(error, Expired):
-        return DeadlineError(f"{spec.name} could not be made ready in time for task {task.id}")
-    if isinstance(error, AgentFlyError):
-        return error
-    return WorldError(f"{spec.name} could not be reset for task {task.id}: {type(error).__name__}: {error}")
 
 
 def _limit(value: float | None) -> str:

@@ -28,12 +28,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
-from ..aio.deadline import Expired, within
+from ..aio.deadline import within
 from ..aio.wait_line import Waiter, WaitLine
-from ..errors import AgentFlyError, WorldError
+from ..errors import WorldError
 from .backends.base import Instance, backend_of
 from .lease import Handle, Slot
-from .spec import Spec
+from .spec import Spec, failure_of
 
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""
@@ -77,7 +77,7 @@ class Pool:
         self.slots: dict[Slot, None] = {}
         self.idle: deque[Slot] = deque()
         self.joinable: deque[Slot] = deque()
-        self.line: WaitLine[str, Slot] = WaitLine(self.serve, self.put_back, self._timed_out)
+        self.line: WaitLine[str, Slot] = WaitLine(self.serve, self.put_back, lambda waiter: WorldError(self.explain(waiter)))
         self.starting = self.closing = self.target = 0
         self.leased = self.most_leased = self.most_waiting = 0
         self.recycled = self.failed = self.started = self.reaped = 0
@@ -192,9 +192,6 @@ class Pool:
             return True
         return spec.max_growth_mb is not None and _growth_mb(slot) >= spec.max_growth_mb
 
-    def _timed_out(self, waiter: Waiter[str, Slot]) -> WorldError:
-        return WorldError(self.explain(waiter))
-
     def explain(self, waiter: Waiter[str, Slot]) -> str:
         """Why a chain has no instance: who holds what."""
         now = time.monotonic()
@@ -261,12 +258,9 @@ class Pool:
         error: Exception | None = None
         try:
             await within(instance.start(), self.spec.start_timeout_s)
-        except Expired:
-            error = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
-        except AgentFlyError as raised:
-            error = raised
         except Exception as raised:  # noqa: BLE001 - any way a user's environment can fail to start
-            error = WorldError(f"{self.spec.name} did not start: {type(raised).__name__}: {raised}")
+            late = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
+            error = failure_of(raised, f"{self.spec.name} did not start", late)
         except BaseException:
             self.starting -= 1
             self._close_later(instance)
@@ -279,7 +273,7 @@ class Pool:
         elif not self.owner.closed:
             self._failures, self.last_error = 0, None
             slot = Slot(self, instance, self.spec.name)
-            instance.on_death = lambda: self._died(slot)
+            instance.on_death = lambda: self.discard(slot, failed=True, why=instance.why)
             self.slots[slot] = None
             self.idle.append(slot)
             self.serve()
@@ -297,10 +291,6 @@ class Pool:
             self.grow()
 
     # ---- closing
-
-    def _died(self, slot: Slot) -> None:
-        if slot.live:
-            self.discard(slot, failed=True, why=slot.instance.why)
 
     def spoil(self, slot: Slot, why: str) -> None:
         """A call of a chain was given up in the middle. Other chains of a shared slot may finish."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from .. import plugins
 from ..aio.deadline import Expired, within
 from ..checks import check_fields, setting
-from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
+from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError, blame
 from ..types import Task
 from .backends.options import OPTIONS, PlacementOptions, read_placement
 
@@ -247,18 +247,22 @@ def ready_of(spec: Spec) -> Callable[[Task | None], Any] | None:
     return partial(make.make_ready, **spec.options)
 
 
+def failure_of(error: Exception, what: str, late: Exception) -> Exception:
+    """The error for chains when a user's environment failed: one of AgentFly as it is, `late` if the time was over."""
+    if isinstance(error, AgentFlyError):
+        return error
+    return late if isinstance(error, Expired) else WorldError(f"{what}: {type(error).__name__}: {error}")
+
+
 async def make_ready(name: str, make: Callable[[Task | None], Any], task: Task | None = None) -> None:
     """Call what `ready_of` has returned. Raises DeadlineError after `READY_S`, and WorldError for an unknown error."""
-    try:
+    with blame(WorldError, f"{name} could not be made ready"):
         made = make(task)
-        if inspect.isawaitable(made):
-            await within(made, READY_S)
-    except AgentFlyError:
-        raise
-    except Expired:
-        raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
-    except Exception as error:
-        raise WorldError(f"{name} could not be made ready: {type(error).__name__}: {error}") from error
+        try:
+            if inspect.isawaitable(made):
+                await within(made, READY_S)
+        except Expired:
+            raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
 
 
 def check_settings(pool: str, settings: Any) -> None:

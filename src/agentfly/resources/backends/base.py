@@ -85,13 +85,15 @@ class Instance:
 
 
 class Backend:
-    """Creates the instances of one pool."""
+    """Creates the instances of one pool, of `instance_class` unless the placement overrides `create`."""
+
+    instance_class: type[Instance]
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
 
     def create(self, number: int) -> Instance:
-        raise NotImplementedError
+        return self.instance_class(self.spec, number)
 
 
 def backend_of(spec: Spec) -> Backend:

@@ -18,7 +18,6 @@ from .options import HttpOptions
 from .remote import RemoteBackend
 
 CONNECT_S = 30.0
-SCHEMES = {"http": "ws", "https": "wss"}
 
 
 class HttpWorker(Worker):
@@ -68,10 +67,9 @@ async def open_socket(url: str, token: str | None, timeout_s: float, ping_s: flo
         def process_redirect(self, exc: Exception) -> Exception:
             return exc  # the pool names its server: a redirect is a refusal
 
-    scheme, colon, rest = url.partition(":")
     try:
         return await Connect(
-            SCHEMES.get(scheme, scheme) + colon + rest,
+            f"ws{url.removeprefix('http')}" if url.startswith("http") else url,  # https becomes wss
             additional_headers={"Authorization": f"Bearer {token}"} if token is not None else {},
             user_agent_header=None,
             proxy=None,

@@ -79,16 +79,14 @@ class ThreadInstance(Instance):
             log.warning("a call of %s does not return; its thread is left behind", self.spec.name)
 
     async def _close(self) -> None:
-        if self.env is not None and self._thread is not None:
-            await self._thread.run(self.env.close)
+        if self.env is not None:  # otherwise it is being built, and may never be
+            await self.run(self._close_env)
             self.env = None
 
 
 class LoopBackend(Backend):
-    def create(self, number: int) -> Instance:
-        return LoopInstance(self.spec, number)
+    instance_class = LoopInstance
 
 
 class ThreadBackend(Backend):
-    def create(self, number: int) -> Instance:
-        return ThreadInstance(self.spec, number)
+    instance_class = ThreadInstance

@@ -124,11 +124,8 @@ class SandboxServer:
 
     def stats(self) -> dict[str, int]:
         """Returns counts since the start, and the number of sessions alive now."""
-        names = ("started", "cells", "timed_out", "ended")
-        return {
-            "live": sum(session.alive for session in self._sessions.values()),
-            **{name: self._counts[name] for name in names},
-        }
+        counts = {name: self._counts[name] for name in ("started", "cells", "timed_out", "ended")}
+        return {"live": sum(session.alive for session in self._sessions.values()), **counts}
 
     async def close(self) -> None:
         """Ends every session, the fork server and the supervisor. Can be called again."""

@@ -115,8 +115,7 @@ class SandboxSession:
         """Ends the session and waits until the fork server has reaped it. Can be called again."""
         self._reported = True
         self._end("it was closed")
-        if not self._gone.done():
-            await asyncio.wait([self._gone], timeout=10)
+        await self.wait_gone(10)
 
     def hand_over(self, code: str) -> socket.socket:
         """Runs a last cell and returns the connection: from now on the cell speaks on it. This object still learns of the
