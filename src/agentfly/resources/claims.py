@@ -50,8 +50,11 @@ class Claims:
         if found is None:
             places = min((self._places(name) for name in names), default=NO_LIMIT)
             if self._budget.limited and names:
-                counts = range(places + 1)
-                places = bisect.bisect_right(counts, False, key=lambda n: self._exceeds(dict.fromkeys(names, n))) - 1
+
+                def exceeds(claims: int) -> bool:
+                    return self._exceeds(dict.fromkeys(names, claims))
+
+                places = bisect.bisect_right(range(places + 1), False, key=exceeds) - 1
             found = self._most[key] = max(1, places)
         return found
 

@@ -67,12 +67,8 @@ class Budget:
 
     def holds(self, cost: Cost) -> int:
         """How many instances of this cost fit, if there are no others."""
-        most = 1 << 30
-        for name in ("cpu", "memory_mb"):
-            limit, each = getattr(self, name), getattr(cost, name)
-            if limit is not None and each > 0:
-                most = min(most, int((limit + 1e-9) / each))
-        return most
+        pairs = ((self.cpu, cost.cpu), (self.memory_mb, cost.memory_mb))
+        return min((int((limit + 1e-9) / each) for limit, each in pairs if limit is not None and each > 0), default=1 << 30)
 
 
 class Environment:

@@ -71,7 +71,7 @@ def _top_of(first: str) -> str:
 
 
 def hello_of(spec: Spec, bundle: Bundle, number: int) -> dict[str, Any]:
-    """The hello to a worker that `rpc.server.become_worker` reads."""
+    """The hello to a worker that `worker_main.become_worker` reads."""
     named = {name: os.environ[name] for name in spec.pass_env if name in os.environ}
     return {
         "path": list(bundle.imports),

@@ -23,7 +23,7 @@ from .bundle import bundle_of, hello_of
 from .options import SandboxOptions
 from .remote import RemoteBackend
 
-PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.server")
+PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.server", "agentfly.resources.rpc.worker_main")
 REAP_S = 2.0
 """How long to wait until a session that ended by itself is reaped, which tells why it ended."""
 
@@ -45,7 +45,7 @@ class SandboxWorker(Worker):
         self._session = await server.session()
         channel = self._session.hand_over(
             f"import sys\nsys.path[:0] = {json.dumps(list(bundle.imports))}\n"
-            "from agentfly.resources.rpc.server import from_sandbox\nfrom_sandbox()\n"
+            "from agentfly.resources.rpc.worker_main import from_sandbox\nfrom_sandbox()\n"
         )
         await asyncio.get_running_loop().create_connection(lambda: self, sock=channel)
         self.write(pack_hello(hello_of(self.spec, bundle, number)))

@@ -41,19 +41,10 @@ class SharedServer:
         self.changed.set()
 
     async def _run(self, start: Coroutine[Any, Any, SandboxServer]) -> None:
+        server: SandboxServer | None = None
         try:
             server = await start
-        except asyncio.CancelledError:
-            self.ready.cancel()
-            self._forget()
-            raise
-        except Exception as error:  # noqa: BLE001 - raised in each `borrow` that waits
-            self.ready.set_exception(error)
-            self.ready.exception()  # marks it as retrieved: all waiters may have been cancelled
-            self._forget()
-            return
-        log.info("%s", " ".join(server.report()))
-        try:
+            log.info("%s", " ".join(server.report()))
             self.ready.set_result(server)
             while server.ended is None:
                 self.changed.clear()
@@ -64,14 +55,18 @@ class SharedServer:
                 except TimeoutError:
                     if not self.users:
                         return
+        except Exception as error:
+            if self.ready.done():
+                raise
+            self.ready.set_exception(error)  # raised in each `borrow` that waits
+            self.ready.exception()  # marks it as retrieved: all waiters may have been cancelled
         finally:
-            self._forget()
-            await server.close()
-
-    def _forget(self) -> None:
-        # The key holds the event loop: without this, the table would keep a closed loop alive.
-        if SERVERS.get(self.key) is self:
-            del SERVERS[self.key]
+            self.ready.cancel()  # no effect unless the start was cancelled
+            # The key holds the event loop: without this, the table would keep a closed loop alive.
+            if SERVERS.get(self.key) is self:
+                del SERVERS[self.key]
+            if server is not None:
+                await server.close()
 
 
 SERVERS: dict[tuple[Any, ...], SharedServer] = {}
