@@ -20,6 +20,7 @@ FILES = sorted(SRC.rglob("*.py"))
 RANK = {
     "errors": 0,
     "types": 1,
+    "checks": 1,
     "foreign_names": 1,
     "aio": 2,
     "codec": 2,

@@ -202,15 +202,16 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Serve one kind of environment to trainers elsewhere, until Ctrl-C."""
     import asyncio
 
+    from .net.guard import token_from
     from .net.server import serve_until_stopped
-    from .resources.rpc.env_server import EnvServer, read_options, token_from
+    from .resources.rpc.env_server import EnvServer, read_options
 
     server = EnvServer(
         _name(arguments),
         host=arguments.host,
         port=arguments.port,
         most=arguments.max,
-        token=token_from(arguments.token_env),
+        token=token_from(arguments.token_env, "--token-env"),
         placement=arguments.placement,
         options=read_options(arguments.option),
     )

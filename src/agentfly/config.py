@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .checks import check_fields, setting
 from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .foreign_names import config_hint
 from .learn.algorithms import find_algorithm
-from .learn.settings import LoraSettings, LossSettings, OptimSettings, check_fields, setting
+from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .resources.spec import check_settings
 from .types import Reaction, Sampling
 
@@ -95,7 +96,7 @@ class WarmStartSettings:
             changed = [item.name for item in dataclasses.fields(self) if getattr(self, item.name) != item.default]
             if changed:
                 raise ConfigError(f"warm_start.{changed[0]} has no effect without warm_start.demos: set that, or remove it")
-        check_fields(self, "warm_start")
+        check_fields(self, "warm_start.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ class RolloutSettings:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, "rollout")
+        check_fields(self, "rollout.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

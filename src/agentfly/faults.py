@@ -21,7 +21,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import plugins
@@ -49,13 +49,6 @@ class FaultSchedule:
         if min(self.rates.values(), default=0) < 0 or sum(self.rates.values()) > 1:
             raise ConfigError("the rates of faults must be 0 or more and add up to at most 1")
 
-    def instance(self, number: int) -> Faults:
-        return Faults(self, number)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, as JSON can hold them. `FaultSchedule(**fields)` reads them."""
-        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "rates": dict(self.rates)}
-
 
 class Faults:
     """The faults of one instance. Each call draws one random number, so that the sequence depends on the seed alone."""
@@ -67,7 +60,7 @@ class Faults:
         self.num_calls = 0
         self._random = random.Random(f"{schedule.seed}/{number}")
 
-    def draw(self, method: str) -> str | None:
+    def draw(self) -> str | None:
         """The kind of fault of this call, or None."""
         self.num_calls += 1
         point = self._random.random()
@@ -81,16 +74,14 @@ class Faults:
 
     def apply(self, kind: str | None, method: str) -> float:
         """Apply a fault and return how many seconds the call must wait. Raises the fault's exception."""
+        in_worker = "AGENTFLY_CHANNEL" in os.environ
+        if kind == "kill" and in_worker:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.dead = self.dead or kind == "kill"
         if self.dead:
             raise WorldError("this environment was killed by a fault")
         if self.corrupt and method == "reset":
             raise WorldError("this environment was corrupted by a fault and cannot be reset")
-        in_worker = "AGENTFLY_CHANNEL" in os.environ
-        if kind == "kill":
-            if in_worker:
-                os.kill(os.getpid(), signal.SIGKILL)
-            self.dead = True
-            raise WorldError("this environment was killed by a fault")
         if kind == "crash":
             raise RuntimeError(f"a fault made {method} crash")
         if kind == "corrupt":
@@ -105,7 +96,7 @@ def faulty(cls: type, schedule: FaultSchedule) -> type:
     numbers = itertools.count(int(os.environ.get("AGENTFLY_WORKER", "0")))
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        setattr(self, _ATTRIBUTE, schedule.instance(next(numbers)))
+        setattr(self, _ATTRIBUTE, Faults(schedule, next(numbers)))
         cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
 
     body: dict[str, Any] = {"__init__": __init__, "__doc__": cls.__doc__, "__module__": cls.__module__}
@@ -116,7 +107,7 @@ def faulty(cls: type, schedule: FaultSchedule) -> type:
     made = type(f"Faulty{cls.__name__}", (cls,), body)
     target = f"{cls.__module__}:{cls.__qualname__}"
     if "<" not in target and cls.__module__ != "__main__":
-        made.__agentfly_target__ = ("agentfly.faults:build", {"target": target, "schedule": schedule.as_dict()})  # type: ignore[attr-defined]
+        made.__agentfly_target__ = ("agentfly.faults:build", {"target": target, "schedule": asdict(schedule)})  # type: ignore[attr-defined]
     return made
 
 
@@ -131,7 +122,7 @@ def _with_faults(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
             faults: Faults = getattr(self, _ATTRIBUTE)
-            kind = faults.draw(name)
+            kind = faults.draw()
             await asyncio.sleep(faults.apply(kind, name))
             value = await method(self, *args, **kwargs)
             return GARBAGE if kind == "corrupt" else value
@@ -141,7 +132,7 @@ def _with_faults(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         faults: Faults = getattr(self, _ATTRIBUTE)
-        kind = faults.draw(name)
+        kind = faults.draw()
         until = time.monotonic() + faults.apply(kind, name)
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.02))  # in short pieces: a thread that is abandoned gets its exception between two of them

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.aio.deadlines import Deadlines, deadlines_of
+from agentfly.aio.deadline import Deadlines, deadlines_of
 from agentfly.aio.wait_line import Waiter, WaitLine
 
 

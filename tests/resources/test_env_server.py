@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, MissingExtra, WorldError
+from agentfly.net.guard import token_from
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.http import open_socket
 from agentfly.resources.rpc import env_server, websocket_limits
-from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options, token_from
+from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options
 from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, RemoteError, Reply, pack_call, pack_value
 
 from .worlds import TASK, Board, Sickly, Worker
@@ -450,9 +451,9 @@ def test_a_server_beyond_loopback_needs_a_token_and_bad_settings_are_refused(mon
     with pytest.raises(ConfigError, match="--max must be a whole number from 1"):
         EnvServer(Board, most=0)
     monkeypatch.delenv("NO_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="--token-env names NO_TOKEN, but that variable is not set"):
-        token_from("NO_TOKEN")
-    assert token_from(None) is None
+    with pytest.raises(ConfigError, match="--token-env names NO_TOKEN, but that variable holds no token"):
+        token_from("NO_TOKEN", "--token-env")
+    assert token_from(None, "--token-env") is None
     assert read_options(["tier=landlock", "limit_s=2.5", 'names=["a"]']) == {"tier": "landlock", "limit_s": 2.5, "names": ["a"]}
     with pytest.raises(ConfigError, match="--option takes key=value, not 'tier'"):
         read_options(["tier"])

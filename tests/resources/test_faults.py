@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, DeadlineError, WorldError
-from agentfly.faults import GARBAGE, KINDS, FaultSchedule, faulty, kill_worker
+from agentfly.faults import GARBAGE, KINDS, Faults, FaultSchedule, faulty, kill_worker
 from agentfly.resources import ResourceManager, spec_of
 
 from .worlds import TASK, Board
@@ -16,8 +16,8 @@ from .worlds import TASK, Board
 
 def test_the_same_seed_gives_the_same_faults_and_another_gives_others() -> None:
     def drawn(seed: int, number: int) -> list[str | None]:
-        faults = FaultSchedule(seed, {"crash": 0.2, "slow": 0.2}, after=3).instance(number)
-        return [faults.draw("write") for _ in range(200)]
+        faults = Faults(FaultSchedule(seed, {"crash": 0.2, "slow": 0.2}, after=3), number)
+        return [faults.draw() for _ in range(200)]
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(2, 0)

@@ -15,9 +15,8 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.bundle import PACKAGE, bundle_of
-from agentfly.resources.backends.container import container_config, enroot_command
+from agentfly.resources.backends.container import LABEL, container_config, enroot_command, is_dead, own_label
 from agentfly.resources.backends.options import ContainerOptions
-from agentfly.resources.backends.owner import LABEL, is_dead, own_label
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 from .worlds import Board, Worker
@@ -29,11 +28,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"placement": "sandbox", "image": "x"}, "placement 'sandbox' has no option 'image'.*container has it"),
     ({"placement": "sandbox", "tier": "paper"}, "tier must be one of namespace, landlock, process, not 'paper'"),
     ({"placement": "sandbox", "tier": "process", "min_tier": "namespace"}, "'process' is below min_tier 'namespace'"),
-    ({"placement": "sandbox", "memory_mb": 0}, "memory_mb must be a whole number from 1, not 0"),
-    ({"placement": "sandbox", "limit_s": -1}, "limit_s must be a number above 0"),
-    ({"placement": "sandbox", "visible": "/etc"}, "visible must be a list of paths"),
+    ({"placement": "sandbox", "memory_mb": 0}, "memory_mb must be a whole number, at least 1, not 0"),
+    ({"placement": "sandbox", "limit_s": -1}, "limit_s must be a number, greater than 0"),
+    ({"placement": "sandbox", "visible": "/etc"}, "visible must be a list of texts"),
     ({"placement": "container"}, "placement 'container' needs the option 'image'"),
-    ({"placement": "container", "image": "x", "engine": "podman"}, "engine must be docker or enroot"),
+    ({"placement": "container", "image": "x", "engine": "podman"}, "engine must be one of docker, enroot"),
     ({"placement": "container", "image": "--rm"}, "image must be a name"),
     ({"placement": "container", "image": "x", "engine": "enroot", "user": "me"}, "'user' is for engine 'docker'"),
     ({"placement": "container", "image": "x", "engine": "enroot", "network": "lan"}, "network is 'none' or 'host'"),
@@ -119,7 +118,7 @@ def test_enroot_mounts_read_only_and_the_entry_point_gets_the_other_limits() -> 
     spec = spec_of(Worker, placement="container", engine="enroot", image="img", memory_mb=256, cpus=2, processes=20)
     place = spec.in_place
     assert isinstance(place, ContainerOptions)
-    words = enroot_command("/bin/enroot", spec, place, bundle_of(spec))
+    words = enroot_command("/bin/enroot", place, bundle_of(spec))
     assert "--rw" not in words
     mounts = [words[at + 1] for at, word in enumerate(words) if word == "--mount"]
     assert all(re.search(r"[:,]ro,", mount) for mount in mounts[:-1])

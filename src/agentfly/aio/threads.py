@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,13 +34,11 @@ class Abandoned(BaseException):
     """Raised inside a call whose caller was cancelled."""
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    __slots__ = ("done", "finished", "fn")
-
-    def __init__(self, fn: Callable[[], Any], done: Done) -> None:
-        self.fn = fn
-        self.done = done
-        self.finished = False
+    fn: Callable[[], Any]
+    done: Done
+    finished: bool = False
 
 
 class WorkerThread:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from .deadlines import SLACK_S, Deadlines, deadlines_of
+from .deadline import SLACK_S, Deadlines, deadlines_of
 
 R = TypeVar("R")
 T = TypeVar("T")

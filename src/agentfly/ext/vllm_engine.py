@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..aio.threads import run_to_end
 from ..engines.options import Device, Dtype, Fraction, check_arguments
 from ..engines.prompt import complete, cuts, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
@@ -256,7 +257,7 @@ class VllmEngine:
                 return Probe(scored.scores, await self.generate(Request(ids, sampling)))
 
         try:
-            found: Probe = _run_in_thread(both)
+            found: Probe = run_to_end(both())
             return found
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
@@ -278,14 +279,6 @@ def _for_cpu(kv_gib: float, max_context: int) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_context, 8192),
     }
-
-
-def _run_in_thread(work: Any) -> Any:
-    """Run a coroutine to completion in another thread: this one may have a running event loop."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(work())).result()
 
 
 def _make(settings: Mapping[str, Any]) -> Any:

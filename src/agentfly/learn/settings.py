@@ -7,23 +7,14 @@ an algorithm reads is a column of the table in `algorithms`.
 from __future__ import annotations
 
 import math
-import types
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from ..checks import check_fields, setting
 from ..errors import ConfigError
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 KlKind = Literal["k1", "k2", "k3"]
-
-
-def setting(default: Any, text: str, **limits: float) -> Any:
-    """A dataclass field with help text. `limits` are `low` and `high` (inclusive) and `above` (exclusive)."""
-    metadata = {"help": text, **limits}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +67,7 @@ class LossSettings:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, "loss")
+        check_fields(self, "loss.")
 
     @property
     def kl_estimator(self) -> KlKind:
@@ -127,7 +118,7 @@ class OptimSettings:
         good = isinstance(self.betas, tuple) and len(self.betas) == 2
         if not good or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigError(f"train.betas must be two numbers in [0, 1), not {self.betas!r}")
-        check_fields(self, "train")
+        check_fields(self, "train.")
         if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
@@ -157,7 +148,7 @@ class LoraSettings:
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, "lora")
+        check_fields(self, "lora.")
         if not self.targets:
             raise ConfigError("lora.targets is empty: name layers, or leave it out")
         if self.rank == 0 and (self.alpha != 32.0 or self.targets != ["all"]):
@@ -165,39 +156,3 @@ class LoraSettings:
 
     def wants(self, name: str) -> bool:
         return "all" in self.targets or name in self.targets
-
-
-def check_fields(settings: Any, section: str) -> None:
-    """Check numbers, choices and flags against their annotations and limits. Raises ConfigError for the first that is wrong."""
-    kind: Any = type(settings)
-    hints = _hints(kind)
-    for item in fields(settings):
-        value, hint = getattr(settings, item.name), hints[item.name]
-        if get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint):
-            if value is None:
-                continue
-            hint = next(arg for arg in get_args(hint) if arg is not type(None))
-        limits = {key: limit for key, limit in item.metadata.items() if key != "help"}
-        if (wrong := _wrong(value, hint, **limits)) is not None:
-            raise ConfigError(f"{section}.{item.name} must be {wrong}, not {value!r}")
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _wrong(value: Any, hint: Any, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> str | None:
-    """Returns what the value must be, or None if it is right or of a type that has no limits."""
-    if get_origin(hint) is Literal:
-        return None if value in get_args(hint) else f"one of {', '.join(get_args(hint))}"
-    if hint is bool:
-        return None if isinstance(value, bool) else "true or false"
-    if hint not in (int, float):
-        return None
-    is_number = isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
-    if is_number and low <= value <= high and value > above and not math.isinf(value):
-        return None
-    limits = [f"at least {low:g}"] * (low > -math.inf) + [f"greater than {above:g}"] * (above > -math.inf)
-    limits += [f"at most {high:g}"] * (high < math.inf)
-    return ", ".join(["a whole number" if hint is int else "a number", " and ".join(limits)]).removesuffix(", ")

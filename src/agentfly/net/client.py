@@ -10,12 +10,13 @@ environment is never used for a loopback address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json as jsonlib
 import math
 import random
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -133,54 +134,36 @@ class HttpClient:
 
     async def send(self, method: str, url: str, **request: Any) -> Answer:
         """One attempt. `request` takes httpx's `json`, `params`, `headers`. Raises Transient or Rejected if it is not a 200."""
-        import httpx
-
-        try:
+        with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
-                body = bytearray()
-                async for part in response.aiter_bytes():
-                    body += part
-                    self._check_size(body)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
-        return self._accept(Answer(response.status_code, _lower(response.headers), bytes(body)))
+                answer = await self._read(response)
+        return self.check(answer)
 
     async def lines(self, method: str, url: str, **request: Any) -> AsyncGenerator[str, None]:
         """The lines of a streamed answer. Raises like `send`; use `contextlib.aclosing`, which closes the connection."""
-        import httpx
-
-        try:
+        with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
                 if response.status_code != 200:
-                    body = bytearray()
-                    async for part in response.aiter_bytes():
-                        body += part
-                        self._check_size(body)
-                    self.check(Answer(response.status_code, _lower(response.headers), bytes(body)))
+                    self.check(await self._read(response))
                 async for line in response.aiter_lines():
                     yield line
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
 
     def send_blocking(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
         """The same for a thread without an event loop; `timeout_s` is for the whole answer."""
         import httpx
 
         deadline = time.monotonic() + timeout_s
-        try:
-            with (
-                httpx.Client(headers=self._headers, timeout=timeout_s, trust_env=self._proxies) as client,
-                client.stream(method, url, **request) as response,
-            ):
-                body = bytearray()
-                for part in response.iter_bytes():
-                    body += part
-                    self._check_size(body)
-                    if time.monotonic() > deadline:
-                        raise Transient(f"the answer took more than {timeout_s:g} s")
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
-        return self._accept(Answer(response.status_code, _lower(response.headers), bytes(body)))
+        with (
+            self._transient_errors(),
+            httpx.Client(headers=self._headers, timeout=timeout_s, trust_env=self._proxies) as client,
+            client.stream(method, url, **request) as response,
+        ):
+            body = bytearray()
+            for part in response.iter_bytes():
+                self._add(body, part)
+                if time.monotonic() > deadline:
+                    raise Transient(f"the answer took more than {timeout_s:g} s")
+        return self.check(Answer(response.status_code, dict(response.headers), bytes(body)))
 
     def client(self) -> Any:
         """The httpx client of the running event loop, for requests that `send` does not cover, such as streams."""
@@ -204,10 +187,10 @@ class HttpClient:
         if client is not None:
             await client.aclose()
 
-    def check(self, answer: Answer) -> None:
-        """Raises Transient or Rejected unless the status is 200."""
+    def check(self, answer: Answer) -> Answer:
+        """The answer. Raises Transient or Rejected unless its status is 200."""
         if answer.status == 200:
-            return
+            return answer
         reason = f"HTTP {answer.status}: {self.reason(answer)}"
         if answer.status in TRANSIENT:
             raise Transient(reason, retry_after(answer.headers.get("retry-after")))
@@ -215,8 +198,13 @@ class HttpClient:
 
     def reason(self, answer: Answer) -> str:
         """Why the server refused a request, in its words, without the secret, as one line of at most MAX_REASON characters."""
+        text = answer.body[: 64 << 10].decode("utf-8", "replace")
+        try:
+            reason = reason_in(jsonlib.loads(text), None)
+        except (ValueError, RecursionError):
+            reason = " ".join(text.split()) or "no reason given"
         # Hidden before the cut: otherwise the cut may leave a part of the secret that `hide` does not recognise.
-        return self.hide(reason_of(answer.body, None))[:MAX_REASON]
+        return self.hide(reason)[:MAX_REASON]
 
     def hide(self, text: str) -> str:
         """`text` without the secret, also where it is percent-encoded."""
@@ -224,11 +212,24 @@ class HttpClient:
             text = text.replace(form, "***")
         return text
 
-    def _accept(self, answer: Answer) -> Answer:
-        self.check(answer)
-        return answer
+    @contextlib.contextmanager
+    def _transient_errors(self) -> Iterator[None]:
+        """Raise errors of httpx as Transient, without the secret."""
+        import httpx
 
-    def _check_size(self, body: bytearray) -> None:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
+
+    async def _read(self, response: Any) -> Answer:
+        body = bytearray()
+        async for part in response.aiter_bytes():
+            self._add(body, part)
+        return Answer(response.status_code, dict(response.headers), bytes(body))
+
+    def _add(self, body: bytearray, part: bytes) -> None:
+        body += part
         if len(body) > self._max_body:
             raise Rejected(0, f"the answer has more than {self._max_body >> 20} MiB")
 
@@ -236,15 +237,6 @@ class HttpClient:
         # httpx reconnects without telling its caller; its trace events are the only sign.
         if event.endswith("connect_tcp.complete"):
             self.connected_at = time.monotonic()
-
-
-def reason_of(body: bytes, limit: int | None = MAX_REASON) -> str:
-    """Why a server refused a request, in its words, as one line. It may repeat a secret: see `HttpClient.reason`."""
-    text = body[: 64 << 10].decode("utf-8", "replace")
-    try:
-        return reason_in(jsonlib.loads(text), limit)
-    except (ValueError, RecursionError):
-        return " ".join(text.split())[:limit] or "no reason given"
 
 
 def reason_in(answer: Any, limit: int | None = MAX_REASON) -> str:
@@ -260,7 +252,3 @@ def retry_after(header: str | None) -> float | None:
         return min(max(float(header), 0.0), MAX_RETRY_AFTER_S) if header else None
     except ValueError:
         return None
-
-
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}

@@ -8,6 +8,7 @@ and the Origin header names the page; so both are checked. A server that listens
 from __future__ import annotations
 
 import hmac
+import os
 import re
 from collections.abc import Sequence
 
@@ -15,6 +16,16 @@ from ..errors import ConfigError
 from .address import is_loopback
 
 MIN_TOKEN = 8
+
+
+def token_from(variable: str | None, setting: str) -> str | None:
+    """The token in the environment variable that `setting` names, if it names one. Raises ConfigError if there is no token."""
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "")
+    if not token or not token.isascii() or any(letter.isspace() for letter in token):
+        raise ConfigError(f"{setting} names {variable}, but that variable holds no token: set it to the server's")
+    return token
 
 
 class Guard:

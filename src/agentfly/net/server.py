@@ -15,6 +15,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import ConfigError, MissingExtra
@@ -160,18 +161,11 @@ class _Limits:
         if scope["type"] != "http":
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        # h11 bounds a head only while it is incomplete: one that arrives in a single read may be larger.
-        if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
-            await _answer(send, 431, f"a request's head has at most {MAX_HEAD} bytes")
-            return
-        refusal = self._guard.refuse(headers)
-        if refusal is not None:
-            await _answer(send, *refusal)
-            return
         try:
+            self._check_head(headers)
             body = await self._body(headers, receive)
         except _Refused as refused:
-            await _answer(send, refused.status, str(refused))
+            await _answer(send, refused.status, refused.sentence)
             return
         if body is None:
             return
@@ -195,6 +189,13 @@ class _Limits:
             log.exception("a request for %s failed", scope["path"][:80])
             if not started:
                 await _answer(send, 500, "the server failed; its log says how")
+
+    def _check_head(self, headers: Sequence[tuple[str, str]]) -> None:
+        # h11 bounds a head only while it is incomplete: one that arrives in a single read may be larger.
+        if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
+            raise _Refused(431, f"a request's head has at most {MAX_HEAD} bytes")
+        if (refusal := self._guard.refuse(headers)) is not None:
+            raise _Refused(*refusal)
 
     async def _body(self, headers: Sequence[tuple[str, str]], receive: Receive) -> bytes | None:
         """The whole body; None if the client disconnected.
@@ -224,10 +225,10 @@ class _Limits:
             raise _Refused(408, "the request's body arrived too slowly") from None
 
 
+@dataclass(eq=False)
 class _Refused(Exception):
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
+    status: int
+    sentence: str
 
 
 async def _answer(send: Send, status: int, sentence: str) -> None:

@@ -8,9 +8,9 @@
 From a chain to the process of its environment:
 
     Lease             what one chain holds: a handle per kind                         lease.py
-      Handle          one chain's use of one instance, until it is given back         handle.py
-        (EnvProxy)    what tools and rewards see: calls pass through the handle       proxy.py
-      Slot            one place of the pool: who uses the instance, how often, age    handle.py
+      Handle          one chain's use of one instance, until it is given back
+        (EnvProxy)    what tools and rewards see: calls pass through the handle
+      Slot            one place of the pool: who uses the instance, how often, age
         Instance      the environment where it lives: loop, thread or worker          backends/
           Worker      one worker with one or more instances, calls over a transport   rpc/
             WorkerTransport   carries the bytes; owns the process, sandbox, container or connection
@@ -33,20 +33,12 @@ if TYPE_CHECKING:
     from .spec import Spec as Spec
     from .spec import spec_of as spec_of
 
-_MODULES = {
-    "Admission": "admission",
-    "Budget": "spec",
-    "Cost": "spec",
-    "Environment": "spec",
-    "Lease": "lease",
-    "ResourceManager": "manager",
-    "Spec": "spec",
-    "spec_of": "spec",
-}
+_MODULES = {"Admission": "admission", "Lease": "lease", "ResourceManager": "manager"}
+"""Where a name is; the others are in `spec`."""
 __all__ = ["Admission", "Budget", "Cost", "Environment", "Lease", "ResourceManager", "Spec", "spec_of"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES.get(name, 'spec')}", __name__), name)

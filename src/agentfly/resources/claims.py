@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping
 
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import WorldError
-from .handle import LeaseState
+from .lease import Lease
 from .spec import Budget, Spec
 
 NO_LIMIT = 1 << 30
-Request = tuple[LeaseState, frozenset[str]]
+Request = tuple[Lease, frozenset[str]]
 
 
 class Claims:
@@ -29,8 +29,8 @@ class Claims:
         self._specs = specs
         self._budget = budget
         self._counts: Counter[str] = Counter()
-        self._leases: dict[LeaseState, None] = {}
-        self._line: WaitLine[Request, LeaseState] = WaitLine(self._serve, self.drop, self._timed_out)
+        self._leases: dict[Lease, None] = {}
+        self._line: WaitLine[Request, Lease] = WaitLine(self._serve, self.drop, self._timed_out)
         self._wanted: Counter[str] = Counter()
         """Kinds that waiters in line want. A waiter that was served counts until its task runs."""
         self._most: dict[tuple[int, frozenset[str]], int] = {}
@@ -58,7 +58,7 @@ class Claims:
             found = self._most[key] = max(1, places)
         return found
 
-    async def take(self, lease: LeaseState, names: frozenset[str], deadline: float) -> None:
+    async def take(self, lease: Lease, names: frozenset[str], deadline: float) -> None:
         """Wait until there is room for all of `names`, and claim it. `drop` gives it back.
 
         Raises WorldError if there is none before `deadline`; the message says who has a claim and what they hold.
@@ -74,7 +74,7 @@ class Claims:
         finally:
             self._wanted.subtract(names)
 
-    def drop(self, lease: LeaseState) -> None:
+    def drop(self, lease: Lease) -> None:
         """Give a claim back, if the lease has one, and serve the line."""
         if lease in self._leases:
             del self._leases[lease]
@@ -86,7 +86,7 @@ class Claims:
         """Refuse all that wait."""
         self._line.close(lambda: WorldError(why))
 
-    def _enter(self, lease: LeaseState, names: frozenset[str]) -> None:
+    def _enter(self, lease: Lease, names: frozenset[str]) -> None:
         lease.claim = names
         self._leases[lease] = None
         self._counts.update(names)
@@ -121,7 +121,7 @@ class Claims:
         ]
         return self._budget.exceeded_by(instances) is not None
 
-    def _timed_out(self, waiter: Waiter[Request, LeaseState]) -> WorldError:
+    def _timed_out(self, waiter: Waiter[Request, Lease]) -> WorldError:
         lease, names = waiter.request
         places = ", ".join(f"{self._counts[name]} of {self._places(name)} {name}" for name in sorted(names))
         some = [lease for _, lease in zip(range(5), self._leases, strict=False)]

@@ -20,14 +20,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..aio.deadline import Expired, within
-from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
+from ..errors import ConfigError, DeadlineError, WorldError
 from ..types import Task
-from .backends.registry import backend_of
+from .backends.base import backend_of
 from .claims import Claims
-from .handle import Handle, Slot
-from .lease import EnvKind, Lease
+from .lease import EnvKind, Handle, Lease, Slot
 from .pool import Pool
-from .spec import Budget, Spec, make_ready, ready_of, spec_of
+from .spec import Budget, Spec, failure_of, make_ready, ready_of, spec_of
 from .stats import is_deadlocked, measure
 
 DEFAULT_MAX = 64
@@ -268,17 +267,15 @@ class ResourceManager:
                 if not isinstance(error, Exception):
                     raise
                 if not used or time.monotonic() >= deadline:
-                    raise _reset_error(error, pool.spec, lease.task) from error
+                    name, task = pool.spec.name, lease.task.id
+                    late = DeadlineError(f"{name} could not be made ready in time for task {task}")
+                    raise failure_of(error, f"{name} could not be reset for task {task}", late) from error
                 again = True  # the last chain may have broken this instance: only if a fresh one fails too it is the task
         now = time.monotonic()
-        handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now)
+        handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now, now)
         slot.handles.append(handle)
         lease.num_held += 1
-        held = self._held.get(holder)
-        if held is None:
-            self._held[holder] = [handle]
-        else:
-            held.append(handle)
+        self._held.setdefault(holder, []).append(handle)
         pool.latencies.append(now - started)
         if pool.shared and slot.num_chains == 1:
             pool.end_reset(slot)
@@ -322,10 +319,9 @@ class ResourceManager:
         if lease.claim and not lease.num_held:
             self.claims.drop(lease)  # here and not in `release`: a chain that hangs must not keep its claim
         held = self._held[lease.holder]
-        if len(held) == 1:
+        held.remove(handle)
+        if not held:
             del self._held[lease.holder]
-        else:
-            held.remove(handle)
         pool = self._pools[handle.slot.kind]
         now = time.monotonic()
         pool.lease_times.append(now - handle.since)
@@ -369,10 +365,8 @@ class ResourceManager:
         until = pool.loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
         try:
             while len(pool.slots) < min(n, pool.size) and (pool.starting or pool.closing):
-                change = pool.loop.create_future()
-                pool.changed.append(change)
                 async with asyncio.timeout_at(until):
-                    await change
+                    await pool.changed.wait()
                 if pool.failed > failed and pool.last_error is not None:
                     raise pool.last_error
                 pool.grow()
@@ -490,14 +484,6 @@ async def _check_and_reset(slot: Slot, has_health: bool, task: Task, deadline: f
 
 def _time_left(most: float, deadline: float) -> float:
     return min(most, max(0.001, deadline - time.monotonic()))
-
-
-def _reset_error(error: Exception, spec: Spec, task: Task) -> Exception:
-    if isinstance(error, Expired):
-        return DeadlineError(f"{spec.name} could not be made ready in time for task {task.id}")
-    if isinstance(error, AgentFlyError):
-        return error
-    return WorldError(f"{spec.name} could not be reset for task {task.id}: {type(error).__name__}: {error}")
 
 
 def _limit(value: float | None) -> str:

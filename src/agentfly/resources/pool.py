@@ -28,13 +28,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
-from ..aio.deadline import Expired, within
+from ..aio.deadline import within
 from ..aio.wait_line import Waiter, WaitLine
-from ..errors import AgentFlyError, WorldError
-from .backends.base import Instance
-from .backends.registry import backend_of
-from .handle import Handle, Slot
-from .spec import Spec
+from ..errors import WorldError
+from .backends.base import Instance, backend_of
+from .lease import Handle, Slot
+from .spec import Spec, failure_of
 
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""
@@ -78,15 +77,15 @@ class Pool:
         self.slots: dict[Slot, None] = {}
         self.idle: deque[Slot] = deque()
         self.joinable: deque[Slot] = deque()
-        self.line: WaitLine[str, Slot] = WaitLine(self.serve, self.put_back, self._timed_out)
+        self.line: WaitLine[str, Slot] = WaitLine(self.serve, self.put_back, lambda waiter: WorldError(self.explain(waiter)))
         self.starting = self.closing = self.target = 0
         self.leased = self.most_leased = self.most_waiting = 0
         self.recycled = self.failed = self.started = self.reaped = 0
         self._could_ask = self._asked = 0
         self.latencies: deque[float] = deque(maxlen=STATS_WINDOW)
         self.lease_times: deque[float] = deque(maxlen=STATS_WINDOW)
-        self.changed: list[asyncio.Future[None]] = []
-        """Futures that are completed when a start or a close has ended."""
+        self.changed = asyncio.Event()
+        """Set, and replaced by a new one, when a start or a close has ended."""
         self._start_tasks: set[asyncio.Task[None]] = set()
         self.last_error: Exception | None = None
         self._failures = 0
@@ -193,9 +192,6 @@ class Pool:
             return True
         return spec.max_growth_mb is not None and _growth_mb(slot) >= spec.max_growth_mb
 
-    def _timed_out(self, waiter: Waiter[str, Slot]) -> WorldError:
-        return WorldError(self.explain(waiter))
-
     def explain(self, waiter: Waiter[str, Slot]) -> str:
         """Why a chain has no instance: who holds what."""
         now = time.monotonic()
@@ -262,12 +258,9 @@ class Pool:
         error: Exception | None = None
         try:
             await within(instance.start(), self.spec.start_timeout_s)
-        except Expired:
-            error = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
-        except AgentFlyError as raised:
-            error = raised
         except Exception as raised:  # noqa: BLE001 - any way a user's environment can fail to start
-            error = WorldError(f"{self.spec.name} did not start: {type(raised).__name__}: {raised}")
+            late = WorldError(f"{self.spec.name} did not come up within {self.spec.start_timeout_s:g} s")
+            error = failure_of(raised, f"{self.spec.name} did not start", late)
         except BaseException:
             self.starting -= 1
             self._close_later(instance)
@@ -279,8 +272,8 @@ class Pool:
             self._start_failed(error)
         elif not self.owner.closed:
             self._failures, self.last_error = 0, None
-            slot = Slot(self, instance)
-            instance.on_death = lambda: self._died(slot)
+            slot = Slot(self, instance, self.spec.name)
+            instance.on_death = lambda: self.discard(slot, failed=True, why=instance.why)
             self.slots[slot] = None
             self.idle.append(slot)
             self.serve()
@@ -298,10 +291,6 @@ class Pool:
             self.grow()
 
     # ---- closing
-
-    def _died(self, slot: Slot) -> None:
-        if slot.live:
-            self.discard(slot, failed=True, why=slot.instance.why)
 
     def spoil(self, slot: Slot, why: str) -> None:
         """A call of a chain was given up in the middle. Other chains of a shared slot may finish."""
@@ -381,10 +370,8 @@ class Pool:
         self.grow()
 
     def _notify(self) -> None:
-        changed, self.changed = self.changed, []
-        for future in changed:
-            if not future.done():
-                future.set_result(None)
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 def _growth_mb(slot: Slot) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -16,9 +15,10 @@ from typing import Any, ClassVar
 
 from .. import plugins
 from ..aio.deadline import Expired, within
-from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError
+from ..checks import check_fields, setting
+from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError, blame
 from ..types import Task
-from .backends.options import OPTION_CLASSES, OPTIONS, PlacementOptions, read_placement
+from .backends.options import OPTIONS, PlacementOptions, read_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,29 +28,23 @@ class Cost:
     If the budget is full and an idle instance has to make room for another kind, one with a small `start_s` is closed first.
     """
 
-    cpu: float = 0.05
-    memory_mb: float = 20.0
-    start_s: float = 0.1
+    cpu: float = setting(0.05, low=0)
+    memory_mb: float = setting(20.0, low=0)
+    start_s: float = setting(0.1, low=0)
 
     def __post_init__(self) -> None:
-        for name in ("cpu", "memory_mb", "start_s"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"an environment's cost {name!r} must be 0 or more, not {value!r}")
+        check_fields(self, "the cost of an environment: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What the host can give to all kinds together. None is no limit."""
 
-    cpu: float | None = None
-    memory_mb: float | None = None
+    cpu: float | None = setting(None, above=0)
+    memory_mb: float | None = setting(None, above=0)
 
     def __post_init__(self) -> None:
-        for name in ("cpu", "memory_mb"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
-                raise ConfigError(f"the budget of {name!r} must be above 0, not {value!r}")
+        check_fields(self, "the budget of ")
 
     @property
     def limited(self) -> bool:
@@ -73,12 +67,8 @@ class Budget:
 
     def holds(self, cost: Cost) -> int:
         """How many instances of this cost fit, if there are no others."""
-        most = 1 << 30
-        for name in ("cpu", "memory_mb"):
-            limit, each = getattr(self, name), getattr(cost, name)
-            if limit is not None and each > 0:
-                most = min(most, int((limit + 1e-9) / each))
-        return most
+        pairs = ((self.cpu, cost.cpu), (self.memory_mb, cost.memory_mb))
+        return min((int((limit + 1e-9) / each) for limit, each in pairs if limit is not None and each > 0), default=1 << 30)
 
 
 class Environment:
@@ -132,37 +122,28 @@ class Spec:
     options: Mapping[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     reusable: bool = True
-    max_chains: int = 1
+    max_chains: int = setting(1, low=1)
     placement: str = "loop"
     place: Mapping[str, Any] = field(default_factory=dict)
-    per_process: int = 1
-    max: int | None = None
-    min_warm: int = 0
-    idle_s: float = 60.0
-    max_uses: int | None = None
-    max_age_s: float | None = None
-    max_growth_mb: float | None = None
-    start_timeout_s: float = 60.0
-    reset_timeout_s: float = 60.0
-    call_timeout_s: float = CALL_TIMEOUT_S
-    close_timeout_s: float = 10.0
-    max_hold_s: float = 3600.0
-    heartbeat_s: float | None = None
+    per_process: int = setting(1, low=1)
+    max: int | None = setting(None, low=1)
+    min_warm: int = setting(0, low=0)
+    idle_s: float = setting(60.0, above=0)
+    max_uses: int | None = setting(None, low=1)
+    max_age_s: float | None = setting(None, above=0)
+    max_growth_mb: float | None = setting(None, above=0)
+    start_timeout_s: float = setting(60.0, above=0)
+    reset_timeout_s: float = setting(60.0, above=0)
+    call_timeout_s: float = setting(CALL_TIMEOUT_S, above=0)
+    close_timeout_s: float = setting(10.0, above=0)
+    max_hold_s: float = setting(3600.0, above=0)
+    heartbeat_s: float | None = setting(None, above=0)
     pass_env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        whole = ("max_chains", "per_process")
-        times = ("idle_s", "start_timeout_s", "reset_timeout_s", "call_timeout_s", "close_timeout_s", "max_hold_s")
-        optional = ("max_uses", "max_age_s", "max_growth_mb", "heartbeat_s")
-        checks = [(_is_whole(getattr(self, name), 1), name, "a whole number from 1") for name in whole]
-        checks += [(_is_positive(getattr(self, name)), name, "a number above 0") for name in times]
-        checks += [(getattr(self, n) is None or _is_positive(getattr(self, n)), n, "above 0, or left out") for n in optional]
-        checks.append((self.max is None or _is_whole(self.max, 1), "max", "a whole number from 1, or left out"))
-        checks.append((_is_whole(self.min_warm, 0), "min_warm", "a whole number from 0"))
-        checks.append((isinstance(self.cost, Cost), "cost", "a Cost(cpu=..., memory_mb=...)"))
-        for ok, name, wanted in checks:
-            if not ok:
-                raise ConfigError(f"environment {self.name!r}: {name} must be {wanted}, not {getattr(self, name)!r}")
+        check_fields(self, f"environment {self.name!r}: ")
+        if not isinstance(self.cost, Cost):
+            raise ConfigError(f"environment {self.name!r}: cost must be a Cost(cpu=..., memory_mb=...), not {self.cost!r}")
         if self.max is not None and self.min_warm > self.max:
             raise ConfigError(f"environment {self.name!r}: min_warm is {self.min_warm}, but max is only {self.max}")
         if not self.reusable and self.max_chains > 1:
@@ -220,7 +201,6 @@ class Spec:
 
 
 DECLARED = ("cost", "reusable", "max_chains", "placement")
-PLACEMENT_NAMES = ("loop", "thread", "process", *OPTION_CLASSES)
 SETTINGS = tuple(each.name for each in fields(Spec))
 
 
@@ -263,18 +243,22 @@ def ready_of(spec: Spec) -> Callable[[Task | None], Any] | None:
     return partial(make.make_ready, **spec.options)
 
 
+def failure_of(error: Exception, what: str, late: Exception) -> Exception:
+    """The error for chains when a user's environment failed: one of AgentFly as it is, `late` if the time was over."""
+    if isinstance(error, AgentFlyError):
+        return error
+    return late if isinstance(error, Expired) else WorldError(f"{what}: {type(error).__name__}: {error}")
+
+
 async def make_ready(name: str, make: Callable[[Task | None], Any], task: Task | None = None) -> None:
     """Call what `ready_of` has returned. Raises DeadlineError after `READY_S`, and WorldError for an unknown error."""
-    try:
+    with blame(WorldError, f"{name} could not be made ready"):
         made = make(task)
-        if inspect.isawaitable(made):
-            await within(made, READY_S)
-    except AgentFlyError:
-        raise
-    except Expired:
-        raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
-    except Exception as error:
-        raise WorldError(f"{name} could not be made ready: {type(error).__name__}: {error}") from error
+        try:
+            if inspect.isawaitable(made):
+                await within(made, READY_S)
+        except Expired:
+            raise DeadlineError(f"{name} could not be made ready within {READY_S:g} s") from None
 
 
 def check_settings(pool: str, settings: Any) -> None:
@@ -282,29 +266,20 @@ def check_settings(pool: str, settings: Any) -> None:
     who = f"resources.pools.{pool}"
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{who} is a table of settings, not {settings!r}")
-    if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
-        raise ConfigError(f"{who} has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}")
-    placement = settings.get("placement")
-    if placement is not None:
-        if placement not in PLACEMENT_NAMES:
-            raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENT_NAMES)}")
-        options = {name: value for name, value in settings.items() if name in OPTIONS}
-        read_placement(placement, {**settings.get("place", {}), **options}, who)
+    given = _with_place(None, settings, who)
+    if "placement" in given:
+        read_placement(given["placement"], given.get("place", {}), who)
 
 
-def _with_place(thing: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _with_place(thing: Any, settings: Mapping[str, Any], who: str = "an environment's pool") -> dict[str, Any]:
     """Move the options of the placement, which users write beside the other settings, into `place`."""
     if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
-        raise ConfigError(
-            f"an environment's pool has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}"
-        )
+        raise ConfigError(f"{who} has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}")
     place = {name: value for name, value in settings.items() if name in OPTIONS}
     found = {name: value for name, value in settings.items() if name not in OPTIONS}
-    if isinstance(thing, Spec) and (found.get("placement", thing.placement) != thing.placement or place):
-        kept = thing.place if found.get("placement", thing.placement) == thing.placement else {}
-        found["place"] = {**kept, **found.get("place", {}), **place}
-    elif place:
-        found["place"] = {**found.get("place", {}), **place}
+    same = isinstance(thing, Spec) and found.get("placement", thing.placement) == thing.placement
+    if place or (isinstance(thing, Spec) and not same):  # options of another placement are not kept
+        found["place"] = {**(thing.place if same else {}), **found.get("place", {}), **place}
     return found
 
 
@@ -316,24 +291,24 @@ def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
     options = dict(spec.options)
     stand_in: tuple[str, dict[str, Any]] | None = getattr(spec.make, "__agentfly_target__", None)
     if stand_in is None:
-        target = target_of(spec.make, spec.name)
+        target = target_of(spec.make)
     else:
         target = stand_in[0]
         options = {**stand_in[1], **({"options": options} if options else {})}
     try:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"environment {spec.name!r}: options for a worker process must have a JSON form: {error}") from None
+        raise ConfigError(f"options for a worker process must have a JSON form: {error}") from None
     return target, options
 
 
-def target_of(make: Any, name: str) -> str:
+def target_of(make: Any) -> str:
     """The "module:name" by which another process imports a class or function."""
     module, qualname = getattr(make, "__module__", None), getattr(make, "__qualname__", "<")
     if not module or "<" in qualname:
         raise ConfigError(
-            f"environment {name!r}: a worker process must be able to import what builds it; {qualname!r} is defined "
-            f"inside a function: move it to the top of a module, or use placement 'thread'"
+            f"a worker process must be able to import what builds it; {qualname!r} is defined inside a function: move it to "
+            f"the top of a module, or use placement 'thread'"
         )
     if module == "__main__" or module.startswith("agentfly_user_"):
         try:
@@ -342,15 +317,6 @@ def target_of(make: Any, name: str) -> str:
             module = ""
         if not module.endswith(".py"):
             raise ConfigError(
-                f"environment {name!r}: a worker process cannot import it from an interactive session; put it into a file, "
-                f"or use placement 'thread'"
+                "a worker process cannot import it from an interactive session; put it into a file, or use placement 'thread'"
             )
     return f"{module}:{qualname}"
-
-
-def _is_whole(value: Any, low: int) -> bool:
-    return type(value) is int and value >= low
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

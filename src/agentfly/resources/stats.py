@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from .handle import Handle
+from .lease import Handle
 from .pool import Pool
 
 

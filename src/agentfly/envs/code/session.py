@@ -134,7 +134,7 @@ _numbers = itertools.count(1)
 
 def _backend(tier: str, options: dict[str, Any]) -> Any:
     """Returns the backend of this place and loop. The first call logs what the tier stops and does not stop."""
-    from ...resources.backends.registry import backend_of
+    from ...resources.backends.base import backend_of
 
     backends = _backends.setdefault(asyncio.get_running_loop(), {})
     key = tier, json.dumps(options, sort_keys=True)

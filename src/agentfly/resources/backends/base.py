@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from ...aio.deadline import Expired, within
 from ...errors import ConfigError
 from ...types import Task
 from ..spec import Spec
+from .options import PLACEMENTS
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +85,19 @@ class Instance:
 
 
 class Backend:
-    """Creates the instances of one pool."""
+    """Creates the instances of one pool, of `instance_class` unless the placement overrides `create`."""
+
+    instance_class: type[Instance]
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
 
     def create(self, number: int) -> Instance:
-        raise NotImplementedError
+        return self.instance_class(self.spec, number)
+
+
+def backend_of(spec: Spec) -> Backend:
+    """The backend of a pool. Raises ConfigError if no worker can import the environment, or the placement is not usable."""
+    module, _, name = PLACEMENTS[spec.placement][0].partition(":")
+    backend: Backend = getattr(import_module(f".{module}", __package__), name)(spec)
+    return backend

@@ -47,31 +47,31 @@ def bundle_of(spec: Spec, visible: tuple[str, ...] = ()) -> Bundle:
             continue
         first = module.partition(".")[0]
         if first != "agentfly" and first not in sys.stdlib_module_names:
-            top = _top_of(first, spec.name)
+            top = _top_of(first)
             paths.append(top)
             imports.append(os.path.dirname(top))
     for path in visible:
         path = os.path.abspath(os.path.expanduser(path))
         if not os.path.exists(path):
-            raise ConfigError(f"environment {spec.name!r}: visible names {path}, which does not exist")
+            raise ConfigError(f"visible names {path}, which does not exist")
         paths.append(path)
         imports.append(path if os.path.isdir(path) else os.path.dirname(path))
-    packages = (_top_of("msgpack", spec.name),)
+    packages = (_top_of("msgpack"),)
     return Bundle(target, options, tuple(dict.fromkeys(paths)), tuple(dict.fromkeys(imports)), packages)
 
 
-def _top_of(first: str, name: str) -> str:
+def _top_of(first: str) -> str:
     """The folder of a package, or the file of a module."""
     found = importlib.util.find_spec(first)
     if found is not None and found.submodule_search_locations:
         return os.path.abspath(next(iter(found.submodule_search_locations)))
     if found is not None and found.origin and os.path.isfile(found.origin):
         return os.path.abspath(found.origin)
-    raise ConfigError(f"environment {name!r}: the file of the module {first!r} cannot be found: put it into a file")
+    raise ConfigError(f"the file of the module {first!r} cannot be found: put it into a file")
 
 
 def hello_of(spec: Spec, bundle: Bundle, number: int) -> dict[str, Any]:
-    """The hello to a worker that `sandbox_main.become_worker` reads."""
+    """The hello to a worker that `worker_main.become_worker` reads."""
     named = {name: os.environ[name] for name in spec.pass_env if name in os.environ}
     return {
         "path": list(bundle.imports),

@@ -6,7 +6,7 @@ system with a small /tmp, no capabilities, and limits of memory, CPU and process
 pool is made.
 
 A container ends with its standard input, which the kernel closes when the trainer ends; Docker then removes it. It carries its
-trainer's label (`owner`), so the first container of a later trainer removes what a killed one has left.
+trainer's label (`own_label`), so the first container of a later trainer removes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, WorldError
@@ -28,7 +29,6 @@ from ..spec import Spec
 from .bundle import PACKAGE, Bundle, bundle_of, hello_of
 from .docker import Docker, DockerError, Streams, socket_path
 from .options import ContainerOptions
-from .owner import LABEL, VARIABLE, is_dead, own_label
 from .process import ProcessWorker
 from .remote import RemoteBackend
 
@@ -37,7 +37,39 @@ UNPRIVILEGED = "65534:65534"
 ENGINE_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "USER", "LOGNAME")
 LAST_LINE_CHECKS = 100
 """How many times 10 ms to wait until enroot's process has ended, after it has printed how the worker ended."""
+LABEL, VARIABLE = "agentfly.owner", "AGENTFLY_OWNER"
+"""Where a container carries the label of its trainer: boot id / PID namespace / pid / start time of the process."""
 _numbers = itertools.count(1)
+
+
+def _here() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _start_time(pid: int) -> str:
+    """In ticks since the boot. Together with the pid it names one process and no later one."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def own_label() -> str:
+    """The label of this process, by which a later trainer can tell whether this one still runs."""
+    return f"{_here()}/{os.getpid()}/{_start_time(os.getpid())}"
+
+
+def is_dead(label: str) -> bool:
+    """Whether the process that a label names has certainly ended.
+
+    False for a process of another boot or PID namespace, which cannot be judged from here: its container stays.
+    """
+    rest, _, start_time = label.rpartition("/")
+    where, _, pid = rest.rpartition("/")
+    if where != _here() or not pid.isdigit():
+        return False
+    try:
+        return _start_time(int(pid)) != start_time
+    except (OSError, IndexError):
+        return True
 
 
 def mounted(options: ContainerOptions, bundle: Bundle) -> list[str]:
@@ -98,32 +130,23 @@ def container_config(spec: Spec, options: ContainerOptions, bundle: Bundle) -> d
 class DockerWorker(Worker):
     kind = "container"
 
-    def __init__(self, spec: Spec, options: ContainerOptions, docker: Docker, reaping: asyncio.Future[int]) -> None:
-        super().__init__(spec.name)
-        self._spec, self._options, self._docker, self._reaping = spec, options, docker, reaping
-        self._container = ""
-        self._creating: asyncio.Task[str] | None = None
-        self._streams: Streams | None = None
-        self._reading: asyncio.Task[None] | None = None
+    _container = ""
+    _creating: asyncio.Task[str] | None = None
+    _streams: Streams | None = None
 
     async def connect(self, number: int) -> None:
-        await asyncio.shield(self._reaping)
-        bundle = bundle_of(self._spec, self._options.visible)
+        bundle = bundle_of(self.spec, self.options.visible)
+        self._docker = Docker(socket_path(self.options.socket))
         self._container = f"agentfly-{os.getpid()}-{next(_numbers)}"
-        config = container_config(self._spec, self._options, bundle)
+        config = container_config(self.spec, self.options, bundle)
         # Shielded: if the request were cancelled, the engine would go on and create the container after `terminate` had
         # tried to remove it.
         self._creating = asyncio.create_task(self._docker.create(self._container, config))
         await asyncio.shield(self._creating)
         self._streams = await self._docker.attach(self._container)
         await self._docker.start(self._container)
-        self._reading = asyncio.create_task(self._read(self._streams))
-        self.write(pack_hello(hello_of(self._spec, bundle, number)))
-
-    async def _read(self, streams: Streams) -> None:
-        while data := await streams.read():
-            self.data_received(data)
-        self.connection_lost(None)
+        self.read_from(self._streams.parts())
+        self.write(pack_hello(hello_of(self.spec, bundle, number)))
 
     def write(self, data: bytes) -> None:
         assert self._streams is not None
@@ -136,9 +159,6 @@ class DockerWorker(Worker):
                 await asyncio.wait([self._creating])  # the call has a deadline
             if not self._creating.cancelled():
                 self._creating.exception()  # marks it as retrieved if the start was cancelled
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading], timeout=5)
         if self._streams is not None:
             printed = self._streams.tail
             self._streams.close()
@@ -151,18 +171,21 @@ class DockerWorker(Worker):
 
 
 async def reap(docker: Docker) -> int:
-    """Remove the containers of trainers that are dead, and return their number."""
+    """Remove the containers of trainers that are dead, and return their number. A failure is logged."""
     count = 0
-    for container, owner, state in await docker.labelled(LABEL):
-        if is_dead(owner) or state in ("exited", "dead"):
-            await docker.remove(container)
-            count += 1
+    try:
+        for container, owner, state in await docker.labelled(LABEL):
+            if is_dead(owner) or state in ("exited", "dead"):
+                await docker.remove(container)
+                count += 1
+    except WorldError as error:
+        log.warning("looking for containers of killed trainers failed: %s", error)
     if count:
         log.info("removed %d containers that a killed trainer had left", count)
     return count
 
 
-def enroot_command(enroot: str, spec: Spec, options: ContainerOptions, bundle: Bundle) -> list[str]:
+def enroot_command(enroot: str, options: ContainerOptions, bundle: Bundle) -> list[str]:
     """The command that starts a container. Enroot isolates neither network nor limits: `container_main` does."""
     words = [enroot, "start"]
     if not options.read_only:
@@ -170,7 +193,7 @@ def enroot_command(enroot: str, spec: Spec, options: ContainerOptions, bundle: B
     for path in mounted(options, bundle):
         kind = "dir" if os.path.isdir(path) else "file"
         if ":" in path:
-            raise ConfigError(f"environment {spec.name!r}: enroot cannot mount {path!r}: it has a colon")
+            raise ConfigError(f"enroot cannot mount {path!r}: it has a colon")
         words += ["--mount", f"{path}:{path}:none:x-create={kind},bind,ro,nosuid,nodev"]
     words += ["--mount", f"tmpfs:/tmp:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,size={options.disk_mb}m"]
     for variable in ("HOME=/tmp", "TMPDIR=/tmp", "PYTHONDONTWRITEBYTECODE=1", f"{VARIABLE}={own_label()}"):
@@ -182,14 +205,9 @@ def enroot_command(enroot: str, spec: Spec, options: ContainerOptions, bundle: B
 class EnrootWorker(ProcessWorker):
     kind = "container"
 
-    def __init__(self, spec: Spec, options: ContainerOptions, enroot: str, reaping: asyncio.Future[int]) -> None:
-        super().__init__(spec)
-        self._options, self._enroot, self._reaping = options, enroot, reaping
-
     async def connect(self, number: int) -> None:
-        await asyncio.shield(self._reaping)
-        bundle = bundle_of(self.spec, self._options.visible)
-        command = enroot_command(self._enroot, self.spec, self._options, bundle)
+        bundle = bundle_of(self.spec, self.options.visible)
+        command = enroot_command(find_enroot(), self.options, bundle)
         variables = [*ENGINE_VARIABLES, *(name for name in os.environ if name.startswith("ENROOT_"))]
         await self.spawn(number, variables, command, hello_of(self.spec, bundle, number))
 
@@ -220,33 +238,8 @@ def reap_processes() -> int:
     return count
 
 
-class ContainerBackend(RemoteBackend):
-    def __init__(self, spec: Spec) -> None:
-        options = spec.in_place
-        assert isinstance(options, ContainerOptions)
-        bundle_of(spec, options.visible)  # raises ConfigError for an environment that no worker can import
-        super().__init__(spec)
-        self._options = options
-        self._enroot = self._socket = ""
-        self._reaping: asyncio.Task[int] | None = None
-        try:
-            if options.engine == "docker":
-                self._socket = socket_path(options.socket)
-            else:
-                self._enroot = _find_enroot()
-        except ConfigError as error:
-            raise ConfigError(f"environment {spec.name!r}: {error}") from None
-
-    def new_worker(self) -> Worker:
-        if self._enroot:
-            self._reaping = self._reaping or asyncio.create_task(asyncio.to_thread(reap_processes))
-            return EnrootWorker(self.spec, self._options, self._enroot, self._reaping)
-        docker = Docker(self._socket)
-        self._reaping = self._reaping or asyncio.create_task(_try_to_reap(docker))
-        return DockerWorker(self.spec, self._options, docker, self._reaping)
-
-
-def _find_enroot() -> str:
+def find_enroot() -> str:
+    """The path of the command. Raises ConfigError if it is not installed."""
     found = shutil.which("enroot")
     if found is None:
         raise ConfigError(
@@ -256,10 +249,22 @@ def _find_enroot() -> str:
     return found
 
 
-async def _try_to_reap(docker: Docker) -> int:
-    """As `reap`. A failure is logged: it does not keep a new container from starting."""
-    try:
-        return await reap(docker)
-    except WorldError as error:
-        log.warning("looking for containers of killed trainers failed: %s", error)
-        return 0
+class ContainerBackend(RemoteBackend):
+    _reaping: asyncio.Task[int] | None = None
+
+    def check_usable(self) -> None:
+        bundle_of(self.spec, self.options.visible)
+        if self.options.engine == "docker":
+            self.worker_class = DockerWorker
+            socket_path(self.options.socket)
+        else:
+            self.worker_class = EnrootWorker
+            find_enroot()
+
+    async def prepare(self) -> None:
+        """Before the first start, remove the containers of trainers that were killed."""
+        if self._reaping is None:
+            docker = self.options.engine == "docker"
+            work = reap(Docker(socket_path(self.options.socket))) if docker else asyncio.to_thread(reap_processes)
+            self._reaping = asyncio.create_task(work)
+        await asyncio.shield(self._reaping)

@@ -8,9 +8,11 @@ over TCP is not supported: anyone who can connect to it controls its machine.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
@@ -143,19 +145,18 @@ class Streams:
     def write(self, data: bytes) -> None:
         self._writer.write(data)
 
-    async def read(self) -> bytes:
-        """The next part of the standard output; empty at the end."""
-        while True:
-            try:
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The standard output, part by part."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
                 kind, size = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
                 if kind > 2 or size > MAX_PART:
-                    return b""
+                    return
                 data = await self._reader.readexactly(size)
-            except (asyncio.IncompleteReadError, OSError):
-                return b""
-            if kind == STDOUT and data:
-                return data
-            self._errors = (self._errors + data)[-4 * TAIL :]
+                if kind == STDOUT:
+                    yield data
+                else:
+                    self._errors = (self._errors + data)[-4 * TAIL :]
 
     @property
     def tail(self) -> str:

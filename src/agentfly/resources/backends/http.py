@@ -7,39 +7,34 @@ with a WorldError and the pool replaces the instance. A server that serves anoth
 
 from __future__ import annotations
 
-import asyncio
-import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ...errors import ConfigError, WorldError
+from ...net.guard import token_from
 from ..rpc import websocket_limits
 from ..rpc.client import Worker
-from ..spec import Spec
 from .options import HttpOptions
 from .remote import RemoteBackend
 
 CONNECT_S = 30.0
-SCHEMES = {"http": "ws", "https": "wss"}
 
 
 class HttpWorker(Worker):
     kind = "server"
 
-    def __init__(self, spec: Spec, options: HttpOptions) -> None:
-        super().__init__(spec.name)
-        self._spec, self._options = spec, options
-        self._url = ""
-        self._socket: Any = None
-        self._ended_by = ""
-        self._reading: asyncio.Task[None] | None = None
+    _url = ""
+    _socket: Any = None
+    _ended_by = ""
 
     async def connect(self, number: int) -> None:
-        self._url = self._options.urls[number % len(self._options.urls)]
-        timeout_s = min(CONNECT_S, self._spec.start_timeout_s)
-        self._socket = await open_socket(self._url, token_of(self._options), timeout_s, self._options.ping_s)
-        self._reading = asyncio.create_task(self._read())
+        options: HttpOptions = self.options
+        self._url = options.urls[number % len(options.urls)]
+        token = token_from(options.token_env, "token_env")
+        self._socket = await open_socket(self._url, token, min(CONNECT_S, self.spec.start_timeout_s), options.ping_s)
+        self.read_from(self._messages())
 
-    async def _read(self) -> None:
+    async def _messages(self) -> AsyncIterator[bytes]:
         closed = websocket_limits.websockets().exceptions.ConnectionClosed
         try:
             while True:
@@ -47,20 +42,16 @@ class HttpWorker(Worker):
                 if isinstance(data, str):
                     self._ended_by = "it sent text"
                     break
-                self.data_received(data)
+                yield data
         except closed as error:
             self._ended_by = websocket_limits.reason_of(error)
             if "ping timeout" in self._ended_by:
-                self._ended_by = f"nothing was heard for {3 * self._options.ping_s:g} s"
-        self.connection_lost(None)
+                self._ended_by = f"nothing was heard for {3 * self.options.ping_s:g} s"
 
     def write(self, data: bytes) -> None:
         websocket_limits.websockets().asyncio.server.broadcast([self._socket], data)  # the library's `send` that never waits
 
     async def terminate(self, wanted: bool) -> str:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading], timeout=5)
         if self._socket is None:
             return f"before it started ({self._url})"
         await self._socket.close()  # aborts the connection after CLOSE_S
@@ -76,10 +67,9 @@ async def open_socket(url: str, token: str | None, timeout_s: float, ping_s: flo
         def process_redirect(self, exc: Exception) -> Exception:
             return exc  # the pool names its server: a redirect is a refusal
 
-    scheme, colon, rest = url.partition(":")
     try:
         return await Connect(
-            SCHEMES.get(scheme, scheme) + colon + rest,
+            f"ws{url.removeprefix('http')}" if url.startswith("http") else url,  # https becomes wss
             additional_headers={"Authorization": f"Bearer {token}"} if token is not None else {},
             user_agent_header=None,
             proxy=None,
@@ -99,30 +89,12 @@ async def open_socket(url: str, token: str | None, timeout_s: float, ping_s: flo
         raise WorldError(f"no environment server answers at {url} ({error}); start one: agentfly envs serve NAME") from None
 
 
-def token_of(options: HttpOptions) -> str | None:
-    """The server's token. Raises ConfigError if the variable does not hold one."""
-    if options.token_env is None:
-        return None
-    token = os.environ.get(options.token_env, "")
-    if not token or not token.isascii() or any(letter.isspace() for letter in token):
-        raise ConfigError(f"token_env names {options.token_env}, but that variable holds no token: set it to the server's")
-    return token
-
-
 class HttpBackend(RemoteBackend):
-    def __init__(self, spec: Spec) -> None:
-        options = spec.in_place
-        assert isinstance(options, HttpOptions)
-        try:
-            token_of(options)
-        except ConfigError as error:
-            raise ConfigError(f"environment {spec.name!r}: {error}") from None
-        websocket_limits.websockets()
-        super().__init__(spec)
-        self._options = options
+    worker_class = HttpWorker
 
-    def new_worker(self) -> Worker:
-        return HttpWorker(self.spec, self._options)
+    def check_usable(self) -> None:
+        token_from(self.options.token_env, "token_env")
+        websocket_limits.websockets()
 
     def check(self, about: Any) -> None:
         served = about.get("environment") if isinstance(about, dict) else None

@@ -7,16 +7,16 @@ ConfigError that says which one has it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
+from ...checks import check_fields, setting
 from ...errors import ConfigError
 from ...net.address import is_url
 
-LOCAL_TIERS = ("process", "landlock", "namespace")
-ENGINES = ("docker", "enroot")
+LocalTier = Literal["namespace", "landlock", "process"]
+"""Strongest first."""
 SCHEMES = ("ws", "wss", "http", "https")
 
 
@@ -30,21 +30,19 @@ class SandboxOptions:
     `visible`            further files and folders that it may read, beside the system, the packages and its own module
     """
 
-    tier: str | None = None
-    min_tier: str | None = None
-    limit_s: float | None = None
-    memory_mb: int = 512
-    disk_mb: int = 64
-    processes: int = 32
-    cpu_s: int = 86_400
+    tier: LocalTier | None = None
+    min_tier: LocalTier | None = None
+    limit_s: float | None = setting(None, above=0)
+    memory_mb: int = setting(512, low=1)
+    disk_mb: int = setting(64, low=1)
+    processes: int = setting(32, low=1)
+    cpu_s: int = setting(86_400, low=1)
     visible: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tier", "min_tier"):
-            _require(getattr(self, name) in (None, *LOCAL_TIERS), name, f"one of {', '.join(reversed(LOCAL_TIERS))}", self)
-        _check_common(self, whole=("memory_mb", "disk_mb", "processes", "cpu_s"))
-        _check_paths(self)
-        if self.tier and self.min_tier and LOCAL_TIERS.index(self.tier) < LOCAL_TIERS.index(self.min_tier):
+        check_fields(self)
+        order = get_args(LocalTier)
+        if self.tier and self.min_tier and order.index(self.tier) > order.index(self.min_tier):
             raise ConfigError(
                 f"the sandbox tier {self.tier!r} is below min_tier {self.min_tier!r}: raise the one or lower the other"
             )
@@ -66,37 +64,31 @@ class ContainerOptions:
     """
 
     image: str
-    engine: str = "docker"
+    engine: Literal["docker", "enroot"] = "docker"
     network: str = "none"
-    memory_mb: int = 1024
-    cpus: float = 1.0
-    disk_mb: int = 64
-    processes: int = 128
+    memory_mb: int = setting(1024, low=1)
+    cpus: float = setting(1.0, above=0)
+    disk_mb: int = setting(64, low=1)
+    processes: int = setting(128, low=1)
     read_only: bool = True
-    limit_s: float | None = None
+    limit_s: float | None = setting(None, above=0)
     visible: tuple[str, ...] = ()
-    code: str = "mount"
+    code: Literal["mount", "image"] = "mount"
     python: str = "python3"
     user: str | None = None
     socket: str | None = None
 
     def __post_init__(self) -> None:
-        _require(self.engine in ENGINES, "engine", " or ".join(ENGINES), self)
-        for name in ("image", "network", "python"):
+        check_fields(self)
+        for name in ("image", "network", "python", "user", "socket"):
             value = getattr(self, name)
-            _require(isinstance(value, str) and bool(value) and not value.startswith("-"), name, "a name", self)
-        _check_common(self, whole=("memory_mb", "disk_mb", "processes"))
-        _require(_is_positive(self.cpus), "cpus", "a number above 0", self)
-        _require(isinstance(self.read_only, bool), "read_only", "true or false", self)
-        _require(self.code in ("mount", "image"), "code", "mount or image", self)
+            if value is not None and (not isinstance(value, str) or not value or value.startswith("-")):
+                raise ConfigError(f"{name} must be a name, not {value!r}")
         for name in ("user", "socket"):
-            value = getattr(self, name)
-            _require(value is None or (isinstance(value, str) and bool(value)), name, "a text", self)
-            if value is not None and self.engine == "enroot":
+            if getattr(self, name) is not None and self.engine == "enroot":
                 raise ConfigError(f"the option {name!r} is for engine 'docker'; enroot has none: remove it")
         if self.engine == "enroot" and self.network not in ("none", "host"):
             raise ConfigError(f"with enroot, network is 'none' or 'host', not {self.network!r}")
-        _check_paths(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +103,16 @@ class HttpOptions:
 
     url: str | tuple[str, ...]
     token_env: str | None = None
-    limit_s: float | None = None
-    ping_s: float = 20.0
+    limit_s: float | None = setting(None, above=0)
+    ping_s: float = setting(20.0, above=0)
 
     def __post_init__(self) -> None:
-        _require(bool(self.urls) and all(isinstance(url, str) for url in self.urls), "url", "an address", self)
-        for url in self.urls:
-            if not is_url(url, SCHEMES):
+        check_fields(self)
+        for url in self.urls or ("",):
+            if not isinstance(url, str) or not is_url(url, SCHEMES):
                 raise ConfigError(f"url must be ws://host:port (or wss, http, https) without a password, not {url!r}")
-        _require(self.token_env is None or isinstance(self.token_env, str), "token_env", "a variable's name", self)
-        _check_common(self)
-        _require(_is_positive(self.ping_s), "ping_s", "a number above 0", self)
+        if not isinstance(self.token_env, str | None):
+            raise ConfigError(f"token_env must be a variable's name, not {self.token_env!r}")
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -129,22 +120,29 @@ class HttpOptions:
 
 
 PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions
-OPTION_CLASSES: dict[str, type[PlacementOptions]] = {
-    "sandbox": SandboxOptions,
-    "container": ContainerOptions,
-    "http": HttpOptions,
+PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
+    "loop": ("thread:LoopBackend", None),
+    "thread": ("thread:ThreadBackend", None),
+    "process": ("process:ProcessBackend", None),
+    "sandbox": ("sandbox:SandboxBackend", SandboxOptions),
+    "container": ("container:ContainerBackend", ContainerOptions),
+    "http": ("http:HttpBackend", HttpOptions),
 }
-OPTIONS = frozenset(each.name for cls in OPTION_CLASSES.values() for each in fields(cls))
+"""The backend of each placement, which is imported when a pool of that placement is made, and the class of its options."""
+_NAMES = {placement: [each.name for each in fields(cls)] if cls else [] for placement, (_, cls) in PLACEMENTS.items()}
+OPTIONS = frozenset().union(*_NAMES.values())
 """Every option that some placement has."""
 
 
 def read_placement(placement: str, options: Mapping[str, Any], who: str) -> PlacementOptions | None:
     """The checked options; None if the placement has none. Raises ConfigError, whose sentence begins with `who`."""
-    cls: Any = OPTION_CLASSES.get(placement)
-    known = () if cls is None else tuple(each.name for each in fields(cls))
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENTS)}")
+    cls: Any = PLACEMENTS[placement][1]
+    known = _NAMES[placement]
     for name in options:
         if name not in known:
-            homes = [other for other, its in OPTION_CLASSES.items() if name in {each.name for each in fields(its)}]
+            homes = [other for other, names in _NAMES.items() if name in names]
             whose = f"; {', '.join(homes)} {'has' if len(homes) == 1 else 'have'} it" if homes else ""
             has = f"has {', '.join(known)}" if known else "has no options"
             raise ConfigError(f"{who}: placement {placement!r} has no option {name!r} (it {has}){whose}")
@@ -159,24 +157,3 @@ def read_placement(placement: str, options: Mapping[str, Any], who: str) -> Plac
         return made
     except ConfigError as error:
         raise ConfigError(f"{who}: {error}") from None
-
-
-def _check_common(options: PlacementOptions, whole: tuple[str, ...] = ()) -> None:
-    for name in whole:
-        value = getattr(options, name)
-        _require(type(value) is int and value >= 1, name, "a whole number from 1", options)
-    _require(options.limit_s is None or _is_positive(options.limit_s), "limit_s", "a number above 0", options)
-
-
-def _check_paths(options: SandboxOptions | ContainerOptions) -> None:
-    good = isinstance(options.visible, tuple) and all(isinstance(path, str) and path for path in options.visible)
-    _require(good, "visible", "a list of paths", options)
-
-
-def _require(ok: bool, name: str, wanted: str, options: PlacementOptions) -> None:
-    if not ok:
-        raise ConfigError(f"{name} must be {wanted}, not {getattr(options, name)!r}")
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

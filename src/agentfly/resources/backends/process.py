@@ -10,16 +10,13 @@ from typing import Any
 
 from ..rpc.client import Worker
 from ..rpc.frames import pack_hello
-from ..spec import Spec, importable
+from ..spec import importable
 from .remote import RemoteBackend
 from .spawn import SPAWNER, WorkerProcess
 
 
 class ProcessWorker(Worker):
-    def __init__(self, spec: Spec) -> None:
-        super().__init__(spec.name)
-        self.spec = spec
-        self.process: WorkerProcess | None = None
+    process: WorkerProcess | None = None
 
     async def connect(self, number: int) -> None:
         target, options = importable(self.spec)
@@ -41,8 +38,6 @@ class ProcessWorker(Worker):
         if process is None:
             return "before it started"
         printed = process.tail()
-        if self._transport is not None:
-            self._transport.abort()
         await SPAWNER.terminate(process)
         return self.describe_end(process.popen.returncode) + (f"; it said: {printed}" if printed else "")
 
@@ -60,9 +55,7 @@ class ProcessWorker(Worker):
 
 
 class ProcessBackend(RemoteBackend):
-    def __init__(self, spec: Spec) -> None:
-        importable(spec)  # raises ConfigError for an environment that no worker can import
-        super().__init__(spec)
+    worker_class = ProcessWorker
 
-    def new_worker(self) -> Worker:
-        return ProcessWorker(self.spec)
+    def check_usable(self) -> None:
+        importable(self.spec)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import DeadlineError, WorldError
+from ...errors import ConfigError, WorldError
 from ..rpc.client import Worker
 from ..rpc.frames import DROP, GET, NEW
 from ..spec import Spec
@@ -31,6 +31,7 @@ class RemoteInstance(Instance):
         return self._worker.pid if self._worker is not None and self._worker.alive else None
 
     async def start(self) -> None:
+        await self._backend.prepare()
         worker = self._worker = self._backend.assign(self)
         if len(worker.instances) == 1:
             await worker.start(self.number)
@@ -76,8 +77,8 @@ class RemoteInstance(Instance):
             return
         if self.alive:
             await super().close(timeout_s)
-        elif worker.alive and self.spec.per_process > 1 and self.number in worker.instances:
-            self._backend.run_later(worker.call(self.number, DROP), timeout_s)
+        elif worker.alive and worker.ready.done() and self.spec.per_process > 1 and self.number in worker.instances:
+            worker.post(self.number, DROP, (), {})
         worker.leave(self.number)
         if not worker.alive:
             await asyncio.shield(worker.gone)  # `terminate` has deadlines for each of its waits
@@ -103,15 +104,24 @@ class RemoteInstance(Instance):
 
 
 class RemoteBackend(Backend):
-    """The workers of one pool. A placement overrides `new_worker`."""
+    """The workers of one pool. A placement sets `worker_class`. `options` are those of the placement, None if it has none."""
+
+    worker_class: type[Worker]
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
+        self.options: Any = spec.in_place
         self._workers: list[Worker] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        try:
+            self.check_usable()
+        except ConfigError as error:
+            raise type(error)(f"environment {spec.name!r}: {error}") from None
 
-    def new_worker(self) -> Worker:
-        raise NotImplementedError
+    def check_usable(self) -> None:
+        """Raises ConfigError if no worker could be started here, or none could import the environment."""
+
+    async def prepare(self) -> None:
+        """Called before each start of an instance."""
 
     def check(self, about: Any) -> None:
         """Raises WorldError if what a new worker says of itself is not what the pool needs."""
@@ -126,21 +136,7 @@ class RemoteBackend(Backend):
             if not worker.tainted and len(worker.instances) < self.spec.per_process:
                 break
         else:
-            worker = self.new_worker()
+            worker = self.worker_class(self.spec, self.options)
             self._workers.append(worker)
         worker.instances[instance.number] = instance.died
         return worker
-
-    def run_later(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> None:
-        """Run it in a task. A failure is ignored: the worker may end under it."""
-
-        async def run() -> None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await coroutine
-            except (WorldError, DeadlineError, TimeoutError):
-                return
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

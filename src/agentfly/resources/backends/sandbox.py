@@ -19,12 +19,11 @@ from ..rpc.frames import HEADER, HELLO_ID, Reply, pack_hello
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
 from ..sandbox.shared_server import NUMERIC, SharedServer, borrow
-from ..spec import Spec
 from .bundle import bundle_of, hello_of
 from .options import SandboxOptions
 from .remote import RemoteBackend
 
-PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.sandbox_main")
+PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.server", "agentfly.resources.rpc.worker_main")
 REAP_S = 2.0
 """How long to wait until a session that ended by itself is reaped, which tells why it ended."""
 
@@ -32,16 +31,13 @@ REAP_S = 2.0
 class SandboxWorker(Worker):
     kind = "sandbox"
 
-    def __init__(self, spec: Spec, options: SandboxOptions) -> None:
-        super().__init__(spec.name)
-        self._spec, self._options = spec, options
-        self._shared: SharedServer | None = None
-        self._session: SandboxSession | None = None
-        self._failure = bytearray()
+    _shared: SharedServer | None = None
+    _session: SandboxSession | None = None
+    _failure = b""
 
     async def connect(self, number: int) -> None:
-        options = self._options
-        bundle = bundle_of(self._spec, options.visible)
+        options: SandboxOptions = self.options
+        bundle = bundle_of(self.spec, options.visible)
         limits = SandboxLimits(
             memory_mb=options.memory_mb, disk_mb=options.disk_mb, processes=options.processes, cpu_s=options.cpu_s
         )
@@ -49,10 +45,10 @@ class SandboxWorker(Worker):
         self._session = await server.session()
         channel = self._session.hand_over(
             f"import sys\nsys.path[:0] = {json.dumps(list(bundle.imports))}\n"
-            "from agentfly.resources.rpc.sandbox_main import from_sandbox\nfrom_sandbox()\n"
+            "from agentfly.resources.rpc.worker_main import from_sandbox\nfrom_sandbox()\n"
         )
         await asyncio.get_running_loop().create_connection(lambda: self, sock=channel)
-        self.write(pack_hello(hello_of(self._spec, bundle, number)))
+        self.write(pack_hello(hello_of(self.spec, bundle, number)))
 
     def data_received(self, data: bytes) -> None:
         # If the cell fails before it becomes a worker, the session answers as it does for any cell: with JSON.
@@ -70,8 +66,6 @@ class SandboxWorker(Worker):
 
     async def terminate(self, wanted: bool) -> str:
         how = "before it started"
-        if self._transport is not None:
-            self._transport.abort()
         if self._session is not None:
             if not wanted:
                 await self._session.wait_gone(REAP_S)
@@ -83,26 +77,16 @@ class SandboxWorker(Worker):
 
 
 class SandboxBackend(RemoteBackend):
-    def __init__(self, spec: Spec) -> None:
-        options = spec.in_place
-        assert isinstance(options, SandboxOptions)
-        bundle = bundle_of(spec, options.visible)  # raises ConfigError for an environment that no worker can import
-        if os.geteuid() == 0 and options.tier != "process":
-            _check_readable(spec, bundle.paths)
-        super().__init__(spec)
-        self._options = options
+    worker_class = SandboxWorker
 
-    def new_worker(self) -> Worker:
-        return SandboxWorker(self.spec, self._options)
-
-
-def _check_readable(spec: Spec, paths: tuple[str, ...]) -> None:
-    """If root starts a sandbox, the sandbox runs as another user, who must be able to read the paths."""
-    for path in paths:
-        mode = os.stat(path).st_mode
-        wanted = 0o005 if stat.S_ISDIR(mode) else 0o004
-        if mode & wanted != wanted:
-            raise ConfigError(
-                f"environment {spec.name!r}: a sandbox that root starts runs as another user, who may not read {path}: "
-                f"chmod o+{'rx' if wanted == 0o005 else 'r'} {path}"
-            )
+    def check_usable(self) -> None:
+        """If root starts a sandbox, the sandbox runs as another user, who must be able to read the environment's files."""
+        paths = bundle_of(self.spec, self.options.visible).paths
+        for path in paths if os.geteuid() == 0 and self.options.tier != "process" else ():
+            mode = os.stat(path).st_mode
+            wanted = 0o005 if stat.S_ISDIR(mode) else 0o004
+            if mode & wanted != wanted:
+                raise ConfigError(
+                    f"a sandbox that root starts runs as another user, who may not read {path}: "
+                    f"chmod o+{'rx' if wanted == 0o005 else 'r'} {path}"
+                )

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...aio.threads import WorkerThread
@@ -34,15 +35,13 @@ PREFIX = "agentfly-workers-"
 MAX_LOG = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerProcess:
     """A started worker: its process, the trainer's end of its socket, and its directory."""
 
-    __slots__ = ("channel", "directory", "popen")
-
-    def __init__(self, popen: subprocess.Popen[bytes], channel: socket.socket, directory: Path) -> None:
-        self.popen = popen
-        self.channel = channel
-        self.directory = directory
+    popen: subprocess.Popen[bytes]
+    channel: socket.socket
+    directory: Path
 
     def kill(self) -> None:
         """Send SIGKILL to the process group, unless the process was reaped: its number may then belong to another."""
@@ -89,7 +88,7 @@ class Spawner:
             await thread.run(lambda: started.append(self._start(number, pass_env, command)))
         except BaseException as error:
             # The thread works in order: when it gets to this, the start has ended, also if the caller was cancelled.
-            thread.submit(lambda: self._terminate_all(started), _ignore)
+            thread.submit(lambda: self._terminate_all(started), lambda *_: None)
             if isinstance(error, OSError):
                 raise WorldError(f"a worker process could not be started: {error}") from error
             raise
@@ -191,22 +190,9 @@ def _environment(directory: Path, number: int, channel: int, pass_env: Sequence[
 def _remove_abandoned() -> None:
     """Remove the directories of trainers that were killed: those whose lock is not held."""
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # another user's, or just removed
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its trainer lives
-        else:
+        with contextlib.suppress(OSError), lock.open("r+b") as file:  # another user's, just removed, or its trainer lives
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
-        finally:
-            os.close(fd)
-
-
-def _ignore(value: object, error: BaseException | None) -> None:
-    """The result of a job that nothing waits for."""
 
 
 SPAWNER = Spawner()

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...aio.threads import WorkerThread
 from ...errors import WorldError
-from ...types import Task
 from .base import Backend, Instance
 
 log = logging.getLogger(__name__)
@@ -21,23 +20,17 @@ class LoopInstance(Instance):
     local = True
 
     async def start(self) -> None:
-        env = self.spec.make(**self.spec.options)
-        self.env = await env if inspect.isawaitable(env) else env
+        self.env = await self.run(partial(self.spec.make, **self.spec.options))
         self.alive = True
 
     async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        value = getattr(self.env, name)(*args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
+        return await self.run(partial(getattr(self.env, name), *args, **kwargs))
 
     async def get(self, name: str) -> Any:
         return getattr(self.env, name)
 
     async def run(self, function: Callable[[], Any]) -> Any:
         value = function()
-        return await value if inspect.isawaitable(value) else value
-
-    async def reset(self, task: Task) -> Any:
-        value = self.env.reset(task)
         return await value if inspect.isawaitable(value) else value
 
     async def _close(self) -> None:
@@ -47,7 +40,6 @@ class LoopInstance(Instance):
 
 class ThreadInstance(Instance):
     _thread: WorkerThread | None = None
-    _left = False
 
     async def start(self) -> None:
         self._thread = WorkerThread(f"{self.spec.name}-{self.number}")
@@ -64,14 +56,13 @@ class ThreadInstance(Instance):
         return await self.run(partial(getattr, self.env, name))
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        if self._thread is None or self._left:
+        if self._thread is None or not self._thread.usable:
             raise WorldError(f"{self.spec.name} is closed")
         return await self._thread.run(function)
 
     def abandon(self) -> None:
         self.alive = False
-        if self._thread is not None and not self._left:
-            self._left = True
+        if self._thread is not None:
             self._thread.abandon(self._close_env)
 
     def _close_env(self) -> Any:
@@ -79,23 +70,23 @@ class ThreadInstance(Instance):
 
     async def close(self, timeout_s: float) -> None:
         until = asyncio.get_running_loop().time() + timeout_s
-        if not self._left:
+        if self._thread is None:
+            return
+        if self._thread.usable:
             await super().close(timeout_s)
         self.abandon()  # ends the thread
-        if self._thread is not None and not await self._thread.join(max(0.05, until - asyncio.get_running_loop().time())):
+        if not await self._thread.join(max(0.05, until - asyncio.get_running_loop().time())):
             log.warning("a call of %s does not return; its thread is left behind", self.spec.name)
 
     async def _close(self) -> None:
-        if self.env is not None and self._thread is not None:
-            await self._thread.run(self.env.close)
+        if self.env is not None:  # otherwise it is being built, and may never be
+            await self.run(self._close_env)
             self.env = None
 
 
 class LoopBackend(Backend):
-    def create(self, number: int) -> Instance:
-        return LoopInstance(self.spec, number)
+    instance_class = LoopInstance
 
 
 class ThreadBackend(Backend):
-    def create(self, number: int) -> Instance:
-        return ThreadInstance(self.spec, number)
+    instance_class = ThreadInstance

@@ -12,25 +12,29 @@ connected once and terminated once, also if the start fails.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from ...codec import NotEncodable
 from ...errors import WorldError
+from ..spec import Spec
 from .frames import HELLO_ID, BadFrame, FrameReader, Reply, error_of, pack_call
 
 
 class Worker(asyncio.Protocol):
-    """One worker with one or more instances. `ready` is done when it has answered, `gone` when it is terminated."""
+    """One worker with one or more instances. `ready` is done when it has answered, `gone` when it is terminated.
+
+    `options` are those of the placement, None if it has none.
+    """
 
     kind = "worker process"
     """What messages call it."""
     pid: int | None = None
     """The worker's process, if it is a process of this machine whose memory may be read."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, spec: Spec, options: Any) -> None:
         loop = asyncio.get_running_loop()
-        self.name = name
+        self.spec, self.options, self.name = spec, options, spec.name
         self.alive = True
         self.tainted = False
         """Whether a call was abandoned in here: its thread may never return, so the worker takes no new instances."""
@@ -44,6 +48,7 @@ class Worker(asyncio.Protocol):
         self._count = HELLO_ID
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
     # ---- for a placement
@@ -52,12 +57,21 @@ class Worker(asyncio.Protocol):
         """Start the worker and send the hello. From then on the worker's bytes go to `data_received`."""
         raise NotImplementedError
 
+    def read_from(self, parts: AsyncIterator[bytes]) -> None:
+        """Receive the worker's bytes from an iterator in place of a transport. Its end is the end of the connection."""
+        self._reading = asyncio.create_task(self._read(parts))
+
+    async def _read(self, parts: AsyncIterator[bytes]) -> None:
+        async for data in parts:
+            self.data_received(data)
+        self.connection_lost(None)
+
     def write(self, data: bytes) -> None:
         assert self._transport is not None
         self._transport.write(data)
 
     async def terminate(self, wanted: bool) -> str:
-        """End the worker for certain and return how it ended, such as "(exit code 3)". Never raises.
+        """End the worker for certain and return how it ended, such as "(exit code 3)". Never raises. Nothing is read any more.
 
         `wanted`: the trainer ends it. Otherwise it ended by itself, and the reason is worth a short wait.
         """
@@ -82,20 +96,24 @@ class Worker(asyncio.Protocol):
 
     async def call(self, instance: int, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """The value of a call. Raises its exception, TypeError if an argument cannot travel, WorldError if the worker ends."""
-        if not self.alive or not self.ready.done():
-            raise WorldError(self.why or f"{self.name}: its {self.kind} is gone")
-        self._count += 1
-        call_id = self._count
-        try:
-            data = pack_call(call_id, instance, method, args, kwargs or {})
-        except NotEncodable as error:
-            raise TypeError(f"an argument of {self.name}.{method} cannot travel to its {self.kind}: {error}") from None
+        call_id = self.post(instance, method, args, kwargs or {})
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self.write(data)
         try:
             return _value_of(await future)
         finally:
             self._calls.pop(call_id, None)
+
+    def post(self, instance: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Send a call and return its id. A reply that no `call` waits for is dropped."""
+        if not self.alive or not self.ready.done():
+            raise WorldError(self.why or f"{self.name}: its {self.kind} is gone")
+        self._count += 1
+        try:
+            data = pack_call(self._count, instance, method, args, kwargs)
+        except NotEncodable as error:
+            raise TypeError(f"an argument of {self.name}.{method} cannot travel to its {self.kind}: {error}") from None
+        self.write(data)
+        return self._count
 
     def leave(self, number: int) -> None:
         """An instance is closed. The last one ends the worker."""
@@ -110,6 +128,11 @@ class Worker(asyncio.Protocol):
             self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading], timeout=5)
         how = await self.terminate(bool(self.why))
         if not self.why:
             self.why = f"{self.name}: its {self.kind} ended {how}"

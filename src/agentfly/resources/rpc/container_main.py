@@ -142,7 +142,7 @@ def run_worker(channel: socket.socket, config: dict[str, Any], limits: dict[str,
             set_limits(limits)
         sys.path[:0] = config["path"]
         sys.path += config["packages"]
-        from agentfly.resources.rpc.sandbox_main import become_worker
+        from agentfly.resources.rpc.worker_main import become_worker
 
         become_worker(channel)
     except BaseException as error:  # noqa: BLE001 - a forked child must end here, and say why

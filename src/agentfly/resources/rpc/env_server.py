@@ -19,22 +19,18 @@ import inspect
 import itertools
 import json
 import logging
-import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from ...aio.deadline import Expired, within
-from ...codec import NotEncodable
 from ...errors import ConfigError, DeadlineError, WorldError
 from ...net.address import url_of
 from ...net.guard import Guard
-from ..backends.base import Instance
-from ..backends.registry import backend_of
+from ..backends.base import Instance, backend_of
 from ..spec import Spec, make_ready, ready_of, spec_of
 from . import websocket_limits
-from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_value
-from .server import cannot_leave
+from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value
 
 log = logging.getLogger(__name__)
 HEAD_S = 10.0
@@ -203,15 +199,18 @@ class EnvConnection:
                 for call in reader.calls(data):
                     while len(self.calls) >= MAX_CALLS:
                         await asyncio.wait(self.calls, return_when=asyncio.FIRST_COMPLETED)
-                    task = asyncio.create_task(self.answer(call))
-                    self.calls.add(task)
-                    task.add_done_callback(self.calls.discard)
+                    self.spawn(self.answer(call))
         except BadFrame as error:
             await self.end(BAD_DATA, str(error))
         except self.server._websockets.exceptions.ConnectionClosed as error:
             log.debug("a connection was lost: %s", error)
         finally:
             await self.leave()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.calls.add(task)
+        task.add_done_callback(self.calls.discard)
 
     async def leave(self) -> None:
         """Cancel the connection's calls and close its instance. A call in progress costs the instance: it is abandoned."""
@@ -228,16 +227,11 @@ class EnvConnection:
 
     async def answer(self, call: Call) -> None:
         try:
-            value = await self.run(call)
+            data = pack_reply(call.id, await self.run(call), "server")
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - every exception is a reply; SystemExit would end the server
             data = pack_error(call.id, error)
-        else:
-            try:
-                data = pack_value(call.id, value)
-            except NotEncodable as refused:
-                data = pack_error(call.id, cannot_leave("server", refused))
         await self.send(data)
 
     async def send(self, data: bytes) -> None:
@@ -276,9 +270,7 @@ class EnvConnection:
     def died(self) -> None:
         """The instance ended by itself. Its calls have failed already; the trainer learns that it needs another one."""
         why = self.instance.why if self.instance is not None else ""
-        task = asyncio.create_task(self.end(FAILED, why))
-        self.calls.add(task)
-        task.add_done_callback(self.calls.discard)
+        self.spawn(self.end(FAILED, why))
 
     async def end(self, code: int, why: str) -> None:
         reason = why.encode()[:120].decode("utf-8", "ignore")  # a close frame has 125 bytes
@@ -290,16 +282,6 @@ def default_placement(spec: Spec) -> str:
     if spec.placement == "loop" and not inspect.iscoroutinefunction(getattr(spec.make, "reset", None)):
         return "process"
     return spec.placement
-
-
-def token_from(variable: str | None) -> str | None:
-    """The token in an environment variable. Raises ConfigError if the variable is not set."""
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "")
-    if not token:
-        raise ConfigError(f"--token-env names {variable}, but that variable is not set")
-    return token
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:

@@ -77,6 +77,18 @@ def pack_value(call_id: int, value: Any) -> bytes:
     return _pack([call_id, value, None])
 
 
+def pack_reply(call_id: int, value: Any, where: str) -> bytes:
+    """As `pack_value`. For a value that cannot travel, the reply is an error; `where` names the place that it cannot leave."""
+    try:
+        return pack_value(call_id, value)
+    except codec.NotEncodable as refused:
+        sentence = (
+            f"what it returned cannot leave its {where}: {refused}; return text, numbers, bytes, lists, dicts or a ToolResult, "
+            f"or place it in 'loop' or 'thread'"
+        )
+        return pack_error(call_id, TypeError(sentence))
+
+
 def pack_error(call_id: int, error: BaseException) -> bytes:
     name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
     text = str(error.args[0]) if isinstance(error, KeyError | RemoteError) and error.args else str(error)
@@ -133,21 +145,18 @@ class FrameReader:
 
 
 def _check_call(value: Any) -> Call:
-    if type(value) is list and len(value) == 5:
+    if type(value) is list and [type(part) for part in value] == [int, int, str, list, dict]:
         call = Call(*value)
-        types = (type(call.id), type(call.instance), type(call.method), type(call.args), type(call.kwargs))
-        if types == (int, int, str, list, dict) and all(type(name) is str for name in call.kwargs):
+        if all(type(name) is str for name in call.kwargs):
             return call
     raise BadFrame("it is not a call")
 
 
 def _check_reply(value: Any) -> Reply:
     if type(value) is list and len(value) == 3 and type(value[0]) is int:
-        reply = Reply(*value)
-        if reply.error is None:
-            return reply
-        if type(reply.error) is list and [type(word) for word in reply.error] == [str, str]:
-            return reply
+        error = value[2]
+        if error is None or (type(error) is list and [type(word) for word in error] == [str, str]):
+            return Reply(*value)
     raise BadFrame("it is not a reply")
 
 

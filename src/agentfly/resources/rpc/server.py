@@ -14,23 +14,23 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from ... import plugins
 from ...aio.threads import WorkerThread
-from ...codec import NotEncodable
 from ...errors import ConfigError, WorldError
-from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_value
+from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_reply
 
 
+@dataclass(slots=True)
 class HostedInstance:
-    __slots__ = ("env", "tasks", "thread")
+    """An environment in this worker, its thread, and the tasks of its async calls."""
 
-    def __init__(self, thread: WorkerThread | None) -> None:
-        self.env: Any = None
-        self.thread = thread
-        self.tasks: set[asyncio.Task[None]] = set()
+    thread: WorkerThread | None
+    env: Any = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class EnvHost(asyncio.Protocol):
@@ -92,11 +92,8 @@ class EnvHost(asyncio.Protocol):
 
     def dispatch(self, call_id: int, instance: HostedInstance, call: Callable[[], Any], is_async: bool) -> None:
         if instance.thread is not None and not is_async:
-
-            def done(value: Any, error: BaseException | None) -> None:
-                self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
-
-            instance.thread.submit(partial(_boxed, call), done)
+            # `submit` does not await what `call` returns: an awaitable is awaited here, on the main loop.
+            instance.thread.submit(call, partial(self.finish_later, call_id, instance))
             return
         try:
             value, error = call(), None
@@ -104,9 +101,11 @@ class EnvHost(asyncio.Protocol):
             value, error = None, raised
         self.finish(call_id, instance, value, error)
 
+    def finish_later(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
+        """`finish`, from the thread of the instance."""
+        self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
+
     def finish(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
-        if isinstance(value, _Awaitable):
-            value = value.awaitable
         if error is None and inspect.isawaitable(value):
             task = self.loop.create_task(self.wait(call_id, value))
             instance.tasks.add(task)
@@ -128,45 +127,13 @@ class EnvHost(asyncio.Protocol):
         for task in instance.tasks:
             task.cancel()
         if instance.thread is not None:
-            instance.thread.abandon(getattr(instance.env, "close", _nothing))
+            instance.thread.abandon(None if instance.env is None else instance.env.close)
         self.reply(call_id, None, None)
 
     def reply(self, call_id: int, value: Any, error: BaseException | None) -> None:
-        if error is None:
-            try:
-                data = pack_value(call_id, value)
-            except NotEncodable as refused:
-                error = cannot_leave("worker process", refused)
-        if error is not None:
-            data = pack_error(call_id, error)
+        data = pack_reply(call_id, value, "worker process") if error is None else pack_error(call_id, error)
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
-
-
-def cannot_leave(where: str, refused: NotEncodable) -> TypeError:
-    """The error for a returned value that cannot travel."""
-    return TypeError(
-        f"what it returned cannot leave its {where}: {refused}; return text, numbers, bytes, lists, dicts or a ToolResult, or "
-        f"place it in 'loop' or 'thread'"
-    )
-
-
-class _Awaitable:
-    """Carries an awaitable out of an instance's thread, which would otherwise await it there."""
-
-    __slots__ = ("awaitable",)
-
-    def __init__(self, awaitable: Any) -> None:
-        self.awaitable = awaitable
-
-
-def _boxed(call: Callable[[], Any]) -> Any:
-    value = call()
-    return _Awaitable(value) if inspect.isawaitable(value) else value
-
-
-def _nothing() -> None:
-    """Closes an instance that was never built."""
 
 
 def serve(channel: socket.socket, hello: dict[str, Any]) -> None:

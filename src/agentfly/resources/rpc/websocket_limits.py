@@ -103,8 +103,5 @@ def limited(base: Any) -> Any:
 
 def reason_of(closed: Any) -> str:
     """Why a connection ended, from the library's ConnectionClosed."""
-    if closed.rcvd is not None and closed.rcvd.reason:
-        return str(closed.rcvd.reason)
-    if closed.sent is not None and closed.sent.reason:
-        return str(closed.sent.reason)
-    return "the connection was lost"
+    reasons = (frame.reason for frame in (closed.rcvd, closed.sent) if frame is not None and frame.reason)
+    return str(next(reasons, "the connection was lost"))

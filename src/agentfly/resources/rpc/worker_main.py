@@ -10,7 +10,7 @@ children of the environment included; code that hangs or holds the interpreter c
 The parent-death signal, in case a fork of the trainer keeps the pipe open. It arrives before the pipe is closed, so its handler
 kills the group: if it ended this process alone, the children would be left.
 
-On systems other than Linux, a thread waits on the pipe.
+On systems other than Linux, a thread waits on the pipe. `become_worker` is for a process of a sandbox or container.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -79,6 +80,46 @@ def main() -> None:
     from agentfly.resources.rpc.server import serve
 
     serve(channel, hello)
+
+
+# ---- in a sandbox or container
+
+
+def become_worker(channel: socket.socket) -> None:
+    """Turn this process of a sandbox or container into a worker. Does not return.
+
+    Unlike `main`, which takes over the trainer's whole import path, it puts the hello's path in front of the present
+    one: the interpreter and the packages are those of the sandbox or the image.
+    """
+    hello = read_hello(channel)
+    os.environ.update(hello["environment"])
+    os.environ["AGENTFLY_CHANNEL"] = str(channel.fileno())
+    for path in reversed(hello["path"]):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    from agentfly.resources.rpc.server import serve
+
+    serve(channel, hello)
+
+
+def from_sandbox() -> None:
+    """Called by the last cell of a sandbox session. The session's connection, its only socket, becomes the worker's.
+
+    What the environment prints is dropped: the session's outputs are files in memory that would grow without limit.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    fd = next(fd for fd in range(3, 4096) if _is_socket(fd))
+    become_worker(socket.socket(fileno=os.dup(fd)))
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

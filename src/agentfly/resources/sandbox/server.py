@@ -64,7 +64,6 @@ class SandboxServer:
         self._outgoing: deque[tuple[bytes, int | None]] = deque()
         self._recent: deque[tuple[float, SandboxSession, int]] = deque()  # (time when the cell counts as slow, session, cell)
         self._recent_timer: asyncio.TimerHandle | None = None
-        self._blocked = False
         self._errors = os.memfd_create("agentfly-sandbox-errors")
 
     @classmethod
@@ -125,11 +124,8 @@ class SandboxServer:
 
     def stats(self) -> dict[str, int]:
         """Returns counts since the start, and the number of sessions alive now."""
-        names = ("started", "cells", "timed_out", "ended")
-        return {
-            "live": sum(session.alive for session in self._sessions.values()),
-            **{name: self._counts[name] for name in names},
-        }
+        counts = {name: self._counts[name] for name in ("started", "cells", "timed_out", "ended")}
+        return {"live": sum(session.alive for session in self._sessions.values()), **counts}
 
     async def close(self) -> None:
         """Ends every session, the fork server and the supervisor. Can be called again."""
@@ -218,7 +214,6 @@ class SandboxServer:
                 else:
                     self._control.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))])
             except BlockingIOError:
-                self._blocked = True
                 self._loop.add_writer(self._control.fileno(), self._on_writable)
                 return
             except OSError:
@@ -227,9 +222,7 @@ class SandboxServer:
             if fd is not None:
                 os.close(fd)
             self._outgoing.popleft()
-        if self._blocked:
-            self._blocked = False
-            self._loop.remove_writer(self._control.fileno())
+        self._loop.remove_writer(self._control.fileno())  # no effect if there is none
 
     def _on_control(self) -> None:
         for _ in range(64):  # bounded: other events of the loop get a turn

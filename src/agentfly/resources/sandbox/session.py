@@ -50,7 +50,6 @@ class SandboxSession:
         self._channel = channel
         self._buffer = bytearray()
         self._outgoing = memoryview(b"")
-        self._blocked = False
         self._waiter: asyncio.Future[dict[str, Any] | None] | None = None
         self._signalled: asyncio.Future[None] | None = None  # done when the fork server has sent SIGINT
         self._gone: asyncio.Future[None] = self._loop.create_future()  # done when the fork server has reaped it
@@ -116,8 +115,7 @@ class SandboxSession:
         """Ends the session and waits until the fork server has reaped it. Can be called again."""
         self._reported = True
         self._end("it was closed")
-        if not self._gone.done():
-            await asyncio.wait([self._gone], timeout=10)
+        await self.wait_gone(10)
 
     def hand_over(self, code: str) -> socket.socket:
         """Runs a last cell and returns the connection: from now on the cell speaks on it. This object still learns of the
@@ -168,11 +166,9 @@ class SandboxSession:
             return  # reading fails too, and ends the session
         self._outgoing = self._outgoing[sent:]
         if self._outgoing:
-            self._blocked = True
             self._loop.add_writer(self._channel.fileno(), self._on_writable)
-        elif self._blocked:
-            self._blocked = False
-            self._loop.remove_writer(self._channel.fileno())
+        else:
+            self._loop.remove_writer(self._channel.fileno())  # no effect if there is none
 
     def _on_readable(self) -> None:
         data: bytes | bytearray

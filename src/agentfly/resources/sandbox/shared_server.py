@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Coroutine
 from typing import Any
 
 from .limits import SandboxLimits
@@ -24,7 +24,7 @@ DEFAULT_LIMITS = SandboxLimits()
 class SharedServer:
     """One server, the number of its users, and the task that ends it."""
 
-    def __init__(self, key: tuple[Any, ...], start: Callable[[], Any]) -> None:
+    def __init__(self, key: tuple[Any, ...], start: Coroutine[Any, Any, SandboxServer]) -> None:
         self.key = key
         self.users = 0
         self.changed = asyncio.Event()
@@ -40,20 +40,11 @@ class SharedServer:
         self.users -= 1
         self.changed.set()
 
-    async def _run(self, start: Callable[[], Any]) -> None:
+    async def _run(self, start: Coroutine[Any, Any, SandboxServer]) -> None:
+        server: SandboxServer | None = None
         try:
-            server = await start()
-        except asyncio.CancelledError:
-            self.ready.cancel()
-            self._forget()
-            raise
-        except Exception as error:  # noqa: BLE001 - raised in each `borrow` that waits
-            self.ready.set_exception(error)
-            self.ready.exception()  # marks it as retrieved: all waiters may have been cancelled
-            self._forget()
-            return
-        log.info("%s", " ".join(server.report()))
-        try:
+            server = await start
+            log.info("%s", " ".join(server.report()))
             self.ready.set_result(server)
             while server.ended is None:
                 self.changed.clear()
@@ -64,14 +55,18 @@ class SharedServer:
                 except TimeoutError:
                     if not self.users:
                         return
+        except Exception as error:
+            if self.ready.done():
+                raise
+            self.ready.set_exception(error)  # raised in each `borrow` that waits
+            self.ready.exception()  # marks it as retrieved: all waiters may have been cancelled
         finally:
-            self._forget()
-            await server.close()
-
-    def _forget(self) -> None:
-        # The key holds the event loop: without this, the table would keep a closed loop alive.
-        if SERVERS.get(self.key) is self:
-            del SERVERS[self.key]
+            self.ready.cancel()  # no effect unless the start was cancelled
+            # The key holds the event loop: without this, the table would keep a closed loop alive.
+            if SERVERS.get(self.key) is self:
+                del SERVERS[self.key]
+            if server is not None:
+                await server.close()
 
 
 SERVERS: dict[tuple[Any, ...], SharedServer] = {}
@@ -90,10 +85,7 @@ async def borrow(
     key = (asyncio.get_running_loop(), tier, min_tier, limits, preload, visible)
     shared = SERVERS.get(key)
     if shared is None or not shared.usable:
-
-        def start() -> Any:
-            return SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible)
-
+        start = SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible)
         shared = SERVERS[key] = SharedServer(key, start)
     shared.users += 1
     try:

@@ -33,55 +33,46 @@ CURES = {
     "process": "use Linux on x86_64 or aarch64",
 }
 _KERNEL = "It does not stop an attack on a bug of the kernel: for hostile tenants use a virtual machine."
+_LOAD = "It does not stop a session from using its CPU time up to the limits, or from measuring the machine's load."
+_IMAGE = "It does not hide what is in the image, and the attack suite has not been run against it."
+NOT_STOPPED = {
+    "namespace": (_KERNEL, _LOAD),
+    "landlock": (
+        *(_KERNEL, _LOAD),
+        "It does not hide the names of files and processes, and disk use can exceed the limit until the watchdog checks.",
+        "A session cannot change mode, owner or times even of its own files: Landlock cannot tell them apart.",
+    ),
+    "process": (
+        "It does not stop reading and writing this user's files, network traffic, or signals to this user's processes.",
+        "It does not add up the memory of several processes of a session between two checks of the watchdog.",
+    ),
+    "docker": (
+        *(_KERNEL, _IMAGE),
+        "It does not stop what the engine's configuration allows: access to it is root access to the machine.",
+    ),
+    "enroot": (
+        *(_KERNEL, _IMAGE),
+        "It has no system call filter, and it does not hide the names of this machine's processes in /proc.",
+        "Memory is limited per process and CPU by the number of cores: enroot makes no cgroup.",
+    ),
+    "remote": ("It does not stop what the server's tier does not stop on that machine.",),
+}
+_NO_CGROUP = "Without a cgroup, processes of one session can exceed the memory limit together until the watchdog checks."
+_WITHOUT = {
+    ("namespace", "cgroup"): _NO_CGROUP,
+    ("namespace", "own_uid"): "Without root, sessions share this user's id in the kernel: they share per-user kernel limits "
+    "(pipes, watches).",
+    ("landlock", "cgroup"): _NO_CGROUP,
+    ("landlock", "own_uid"): "Sessions run as this user: their processes are counted together with the user's other processes.",
+    ("landlock", "scoped"): "This kernel's Landlock does not restrict signals, so a session may signal only itself, not its "
+    "children.",
+}
 
 
 def not_stopped(tier: str, facts: dict[str, Any]) -> list[str]:
     """Returns one sentence per thing that this tier does not stop. `facts` is what the fork server found on this machine."""
-    if tier == "process":
-        return [
-            "It does not stop reading and writing this user's files, network traffic, or signals to this user's processes.",
-            "It does not add up the memory of several processes of a session between two checks of the watchdog.",
-        ]
-    if tier in FAR:
-        return _not_stopped_far(tier)
-    found = [_KERNEL]
-    found.append("It does not stop a session from using its CPU time up to the limits, or from measuring the machine's load.")
-    if not facts["cgroup"]:
-        found.append(
-            "Without a cgroup, processes of one session can exceed the memory limit together until the watchdog checks."
-        )
-    if tier == "landlock":
-        found.append(
-            "It does not hide the names of files and processes, and disk use can exceed the limit until the watchdog checks."
-        )
-        found.append("A session cannot change mode, owner or times even of its own files: Landlock cannot tell them apart.")
-        if not facts["own_uid"]:
-            found.append("Sessions run as this user: their processes are counted together with the user's other processes.")
-        if not facts["scoped"]:
-            found.append(
-                "This kernel's Landlock does not restrict signals, so a session may signal only itself, not its children."
-            )
-    elif not facts["own_uid"]:
-        found.append(
-            "Without root, sessions share this user's id in the kernel: they share per-user kernel limits (pipes, watches)."
-        )
-    return found
-
-
-def _not_stopped_far(tier: str) -> list[str]:
-    if tier == "remote":
-        return ["It does not stop what the server's tier does not stop on that machine."]
-    found = [_KERNEL, "It does not hide what is in the image, and the attack suite has not been run against it."]
-    if tier == "docker":
-        return [
-            *found,
-            "It does not stop what the engine's configuration allows: access to it is root access to the machine.",
-        ]
-    return [
-        *found,
-        "It has no system call filter, and it does not hide the names of this machine's processes in /proc.",
-        "Memory is limited per process and CPU by the number of cores: enroot makes no cgroup.",
-    ]
+    weaker = [sentence for (name, fact), sentence in _WITHOUT.items() if name == tier and not facts[fact]]
+    return [*NOT_STOPPED[tier], *weaker]
 
 
 def is_below(tier: str, least: str) -> bool:
