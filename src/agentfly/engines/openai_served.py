@@ -84,9 +84,8 @@ class ServedEngine:
         self._server = ModelServer(self.model_name, base_url, api_key=api_key, **limits)
         self.base_url = self._server.base_url
         self._dialect = DIALECTS[server](self._server, self.model_name)
-        rendering = {"chat_template": chat_template, "template_args": template_args}
         self._copy = LearnerCopy(
-            name, device=device, dtype=dtype, stop_ids=stop_ids, rendering={k: v for k, v in rendering.items() if v is not None}
+            name, device=device, dtype=dtype, stop_ids=stop_ids, chat_template=chat_template, template_args=template_args
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
         self.max_context = max_context or self._copy.context

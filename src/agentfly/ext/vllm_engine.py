@@ -103,13 +103,13 @@ class VllmEngine:
         learner_dtype = learner_dtype or self.dtype
         exact = self.dtype == learner_dtype == "float32"
         self._max_gap = max_gap or (1e-3 if exact else 0.05)
-        rendering = {"chat_template": chat_template, "template_args": template_args}
         self._copy = LearnerCopy(
             name,
             device=learner_device or ("cuda:0" if gpu else "cpu"),
             dtype=learner_dtype,
             stop_ids=stop_ids,
-            rendering={key: value for key, value in rendering.items() if value is not None},
+            chat_template=chat_template,
+            template_args=template_args,
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
         self.max_context = max_context or self._copy.context

@@ -115,10 +115,6 @@ class SequenceState:
         self.versions += [version] * count
         return count
 
-    @property
-    def ended_by_id(self) -> bool:
-        return len(self.tokens) > self.num_prompt and self.tokens[-1] in self.stop_ids
-
 
 class BatchScheduler(ABC):
     """The queue, the running sequences and the counters that both schedulers have in common."""

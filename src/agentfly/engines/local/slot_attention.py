@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...errors import ConfigError
+from ...kernels.replica import check_attention
 
 NAME = "agentfly_slots"
 SIZES = (1, 16, 64)  # sequences are grouped by their number of new tokens: up to 1, 16, 64, and more
@@ -169,20 +169,12 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    agentfly_metadata: SlotMetadata | None = None,
+    agentfly_metadata: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
-    if agentfly_metadata is None:
-        raise ConfigError(
-            f"{type(module).__name__} does not pass its keyword arguments on to attention: the local engine cannot serve it"
-        )
-    for unknown in ("s_aux", "position_bias"):
-        if kwargs.get(unknown) is not None:
-            raise ConfigError(
-                f"{type(module).__name__} uses {unknown} in its attention, which the local engine does not support"
-            )
-    metadata = agentfly_metadata
+    check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
+    metadata: SlotMetadata = agentfly_metadata
     query, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = metadata.cache.layer(int(getattr(module, "layer_idx", 0)), new_keys, new_values)
     keys[metadata.slots, :, metadata.positions] = new_keys

@@ -2,8 +2,8 @@
 
     y = W x + (alpha / rank) B A x        W frozen, A [rank, in] random, B [out, rank] zero: the first outputs do not change
 
-`adapt` changes the model in place, so an engine that shares it samples from the adapted weights. `merged_weights` returns the
-weights of the equivalent plain model; `save_adapter` writes PEFT's format.
+`adapt` changes the model in place, so an engine that shares it samples from the adapted weights.
+`engines.local.load.merged_weights` gives the weights of the equivalent plain model; `save_adapter` writes PEFT's format.
 """
 
 from __future__ import annotations
@@ -97,23 +97,6 @@ def copy_sharing_frozen(model: nn.Module) -> nn.Module:
     """Returns a copy that shares the frozen tensors and copies the trainable ones."""
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
     return copy.deepcopy(model, frozen)
-
-
-@torch.no_grad()
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the state dict of the equivalent plain model, under its original names."""
-    here = dict(adapters(model))
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        path, _, last = name.rpartition(".")
-        if path in here:  # lora_a, lora_b
-            continue
-        inner, _, base = path.rpartition(".")
-        if base == "base" and inner in here:
-            state[f"{inner}.{last}"] = here[inner].merged() if last == "weight" else tensor
-        else:
-            state[name] = tensor
-    return state
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
