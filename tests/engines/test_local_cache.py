@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from agentfly.engines.local.scheduler import SequenceState
 from agentfly.types import Request, Sampling
 
 from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until

@@ -117,9 +117,9 @@ def _make_replica(module: nn.Module) -> nn.Module | None:
     if not _runs_packed(module, replica):
         return None
     kernels = find_kernels("layers", next(module.parameters()).device)
-    if kernels is not None and any(replace_modules(replica, kernels, gradients=True).values()):
-        if not _runs_packed(module, replica, room=2.0):
-            restore(replica)
+    fused = kernels is not None and any(replace_modules(replica, kernels, gradients=True).values())
+    if fused and not _runs_packed(module, replica, room=2.0):
+        restore(replica)
     return replica
 
 

