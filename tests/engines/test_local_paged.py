@@ -428,7 +428,7 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
             length = min(len(slot.tokens), slot.cached + rng.randint(1, 20))
             if pages.grow(slot, length):
                 writes = {slot.pages[at // PAGE_SIZE] for at in range(slot.cached, length)}
-                assert all(pages._holders[page] == 1 for page in writes), "a page that others read was written"
+                assert all(pages._refcounts[page] == 1 for page in writes), "a page that others read was written"
                 slot.cached = length
         elif what < 0.9 and running:
             slot = running.pop(rng.randrange(len(running)))
