@@ -12,7 +12,6 @@ import importlib.util
 import itertools
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -78,12 +77,7 @@ class VllmEngine:
         chat_template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
-        numbers = {
-            "max_context": max_context, "max_batch": max_batch, "kv_gib": kv_gib, "memory_fraction": memory_fraction,
-            "start_s": start_s, "handover_s": handover_s, "deadline_s": deadline_s, "max_gap": max_gap,
-            "block_size": block_size,
-        }  # fmt: skip
-        check_arguments(VllmEngine, numbers)
+        check_arguments(VllmEngine, locals())
         if importlib.util.find_spec("vllm") is None:
             raise missing_extra("the engine 'vllm'", "vllm")
         import torch
@@ -140,18 +134,18 @@ class VllmEngine:
         }
         if self.sleeps:
             _check_first_sleeper()
-        self._saved: str | None = None
+        self._saved = tempfile.TemporaryDirectory(prefix="agentfly-vllm-", ignore_cleanup_errors=True)
         source = self._copy.source()
         if source is None:
-            source = self._saved = tempfile.mkdtemp(prefix="agentfly-vllm-")
+            source = self._saved.name
             self._copy.save(Path(source))
         try:
             self._thread = VllmThread(lambda: _make({"model": source, **settings}), start_s)
         except AgentFlyError:
-            self._remove_folder()
+            self._saved.cleanup()
             raise
         except Exception as error:
-            self._remove_folder()
+            self._saved.cleanup()
             raise ConfigError(f"vLLM cannot serve {str(name)!r}: {' '.join(str(error).split())[:400]}") from error
         VllmEngine.slept = VllmEngine.slept or self.sleeps
 
@@ -226,12 +220,7 @@ class VllmEngine:
 
     def shut(self) -> None:
         self._thread.shut()
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        if self._saved is not None:
-            shutil.rmtree(self._saved, ignore_errors=True)
-            self._saved = None
+        self._saved.cleanup()
 
     def _vllm_request(self, request: Request) -> VllmRequest:
         loop = asyncio.get_running_loop()

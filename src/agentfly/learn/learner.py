@@ -324,23 +324,24 @@ class PolicyLearner:
 
         It includes a reference that the learner copied itself, because the policy has changed since; not one passed in.
         """
-        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
-        if self._reference is not None and self._own_reference:
-            modules["reference"] = self._reference.model
         return {
             "algorithm": self.algorithm.name,
             "version": self._version,
             "updates": self._updates,
             "optimizer": self._optimizer.state_dict(),
             "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
-            "modules": {name: module.state_dict() for name, module in modules.items() if module is not None},
+            "modules": {name: module.state_dict() for name, module in self._saved_modules().items() if module is not None},
         }
+
+    def _saved_modules(self) -> dict[str, nn.Module | None]:
+        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
+        if self._own_reference:
+            modules["reference"] = None if self._reference is None else self._reference.model
+        return modules
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
-        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
-        if self._own_reference:
-            modules["reference"] = self._reference.model if self._reference is not None else None
+        modules = self._saved_modules()
         for name, module in modules.items():
             if (name in state["modules"]) != (module is not None):
                 has = "has" if name in state["modules"] else "lacks"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -27,23 +26,16 @@ _HALF = (torch.bfloat16, torch.float16)
 _MAX_DIM = 256  # largest head size of torch's varlen kernel
 
 
-@dataclass(slots=True)
 class PackedLayout:
     """The positions of rows in a packed layout."""
 
-    lengths: Sequence[int]
-    device: torch.device
-    starts: Tensor = field(init=False)
-    longest: int = field(init=False)
-    positions: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        lengths = torch.tensor(self.lengths)
-        ends = lengths.cumsum(0)
-        self.longest = max(self.lengths)
-        self.starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(self.device, torch.int32)
-        offsets = torch.repeat_interleave(ends - lengths, lengths)
-        self.positions = (torch.arange(int(ends[-1])) - offsets)[None].to(self.device)
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths, self.longest = lengths, max(lengths)
+        counts = torch.tensor(lengths)
+        ends = counts.cumsum(0)
+        self.starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(device, torch.int32)
+        offsets = torch.repeat_interleave(ends - counts, counts)
+        self.positions = (torch.arange(int(ends[-1])) - offsets)[None].to(device)
 
 
 def packed_replica(module: nn.Module) -> nn.Module:

@@ -66,12 +66,6 @@ def broken_files(checkpoint: Path) -> list[str]:
     return [name for name, sum_ in sums.items() if not (checkpoint / name).is_file() or _sha256(checkpoint / name) != sum_]
 
 
-def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
-    from ..learn.model.storage import load_state
-
-    return load_state(checkpoint / STATE)
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

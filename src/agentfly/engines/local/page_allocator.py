@@ -129,17 +129,6 @@ class PageAllocator:
             else:
                 self.drop(seq)
 
-    def check(self) -> None:
-        """Assert that free list, reference counts and page tables agree. For tests: a page held twice would corrupt samples."""
-        held = [0] * self.num_pages
-        for seq in self._seqs:
-            assert seq.cached <= len(seq.pages) * PAGE_SIZE
-            for page in seq.pages:
-                held[page] += 1
-        assert held == self._refcounts
-        assert len(self._free) == sum(count == 0 for count in held[1:])
-        assert held[0] == 0
-
     def _truncate(self, seq: PagedSequence, kept: int) -> None:
         """Keep the first tokens only, back to a page boundary if the last page is shared: the next write would go there."""
         if kept % PAGE_SIZE and self._refcounts[seq.pages[kept // PAGE_SIZE]] > 1:

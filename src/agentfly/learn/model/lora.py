@@ -65,20 +65,20 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
             raise ConfigError(f"the model has adapters of rank {rank} already: train on with the [lora] they were made with")
         return len(there)
     found = [
-        (parent, name, child, path)
-        for path, parent in model.named_modules()
+        (parent, name, child)
+        for parent in model.modules()
         for name, child in parent.named_children()
-        if _is_linear(child) and child is not _head(model) and settings.wants(name)
+        if isinstance(child, nn.Linear) and child is not _head(model) and settings.wants(name)
     ]
     if not found:
-        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if _is_linear(child)})
+        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if isinstance(child, nn.Linear)})
         raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(names)}")
-    missing = set(settings.targets) - {"all"} - {name for _, name, _, _ in found}
+    missing = set(settings.targets) - {"all"} - {name for _, name, _ in found}
     if missing:
         raise ConfigError(f"lora.targets: the model has no linear layer called {sorted(missing)[0]!r}")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for parent, name, child, _ in found:
+    for parent, name, child in found:
         setattr(parent, name, LoraLinear(child, settings, generator))
     return len(found)
 
@@ -142,10 +142,6 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
         raise ConfigError(f"{folder} holds other adapters than [lora] describes: resume with the settings it was saved with")
     for key, (module, part) in wanted.items():
         (module.lora_a if part == "A" else module.lora_b).copy_(saved[key])
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
 
 
 def _head(model: nn.Module) -> Any:
