@@ -17,6 +17,8 @@ import torch
 from ..errors import InvariantError
 from ..kernels.replica import evaluating
 from ..types import Completion, Proof, Renderer, Sampling
+from .local.engine import tune
+from .local.load import context_of, end_ids, find_source, load_model, merged_weights, read_settings, save_model
 
 PROBE_TOKENS = 160  # longer than a block of any prefix cache: 16 on most devices, 128 in vLLM on a CPU
 PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
@@ -45,13 +47,12 @@ class LearnerCopy:
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
         from ..render import HFRenderer
-        from .local.load import context_of, end_ids, read_settings
 
         self.name = name
         self._device, self._dtype = device, dtype
         self._model: Any = None
         if name == "smollm2":  # a single GGUF file: its config cannot be read without the weights
-            self._model, self.tokenizer = self._load()
+            self.tokenizer = self._load()
             config, generation = self._model.config, self._model.generation_config
         else:
             self.tokenizer, config, generation = read_settings(name)
@@ -66,33 +67,25 @@ class LearnerCopy:
     @property
     def model(self) -> Any:
         if self._model is None:
-            self._model, _ = self._load()
+            self._load()
         return self._model
 
-    def _load(self) -> tuple[Any, Any]:
-        from .local import load_model
-        from .local.engine import tune
-
-        model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
-        tune(next(model.parameters()))
-        return model, tokenizer
+    def _load(self) -> Any:
+        """Load the model. Returns its tokenizer."""
+        self._model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
+        tune(next(self._model.parameters()))
+        return tokenizer
 
     def source(self) -> str | None:
         """The folder or hub name that other programs can load, or None if the model must be saved first."""
-        from .local.load import find_source
-
         return None if self.name == "smollm2" else find_source(self.name)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The state dict of an equivalent model without adapters."""
-        from .local.load import merged_weights
-
         return merged_weights(self.model)
 
     def save(self, folder: Path) -> None:
         """Save a folder that `from_pretrained` and the servers can load."""
-        from .local.load import save_model
-
         save_model(self.model, self.tokenizer, folder)
 
     @torch.no_grad()

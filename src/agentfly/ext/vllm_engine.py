@@ -114,7 +114,7 @@ class VllmEngine:
         self._asleep = False
         self._handover_s, self._deadline_s = handover_s, deadline_s
         self._ids = itertools.count()
-        settings = {
+        settings: dict[str, Any] = {
             "max_model_len": self.max_context,
             "max_num_seqs": max_batch,
             "dtype": self.dtype,
@@ -129,9 +129,14 @@ class VllmEngine:
             "use_tqdm_on_load": False,
             "seed": 0,
             **({"block_size": block_size} if block_size is not None else {}),
-            **({} if gpu else _for_cpu(kv_gib or 1.0, self.max_context)),
-            **({"gpu_memory_utilization": memory_fraction or (0.85 if self.sleeps else 0.5)} if gpu else {}),
         }
+        if gpu:
+            settings["gpu_memory_utilization"] = memory_fraction or (0.85 if self.sleeps else 0.5)
+        else:
+            # No chunked prefill: on a CPU, vLLM fails on a seeded request whose prompt is split (its generator has no offset).
+            settings["kv_cache_memory_bytes"] = int((kv_gib or 1.0) * 2**30)
+            settings["enable_chunked_prefill"] = False
+            settings["max_num_batched_tokens"] = max(self.max_context, 8192)
         if self.sleeps:
             _check_first_sleeper()
         self._saved = tempfile.TemporaryDirectory(prefix="agentfly-vllm-", ignore_cleanup_errors=True)
@@ -141,11 +146,10 @@ class VllmEngine:
             self._copy.save(Path(source))
         try:
             self._thread = VllmThread(lambda: _make({"model": source, **settings}), start_s)
-        except AgentFlyError:
-            self._saved.cleanup()
-            raise
         except Exception as error:
             self._saved.cleanup()
+            if isinstance(error, AgentFlyError):
+                raise
             raise ConfigError(f"vLLM cannot serve {str(name)!r}: {' '.join(str(error).split())[:400]}") from error
         VllmEngine.slept = VllmEngine.slept or self.sleeps
 
@@ -201,13 +205,14 @@ class VllmEngine:
 
     def rest(self) -> None:
         """Free vLLM's device memory for the learner, if `sleep` is on. `publish` wakes vLLM up."""
+
+        def sleep(engine: Any) -> None:
+            self._thread.abort_all(engine, ASLEEP)
+            engine.sleep(level=2)
+
         if self.sleeps and not self._asleep:
             self._asleep = True
-            self._thread.call(self._sleep, self._handover_s, "go to sleep")
-
-    def _sleep(self, engine: Any) -> None:
-        self._thread.abort_all(engine, ASLEEP)
-        engine.sleep(level=2)
+            self._thread.call(sleep, self._handover_s, "go to sleep")
 
     def release(self, session: str) -> None:
         """Nothing to release: vLLM evicts by itself."""
@@ -258,15 +263,6 @@ def _check_first_sleeper() -> None:
             "this process has created a vLLM engine with sleep, and vLLM supports only one: "
             "start a new process, or set agent.engine.sleep = false"
         )
-
-
-def _for_cpu(kv_gib: float, max_context: int) -> dict[str, Any]:
-    """No chunked prefill: on a CPU, vLLM fails on a seeded request whose prompt is split (its generator has no offset)."""
-    return {
-        "kv_cache_memory_bytes": int(kv_gib * 2**30),
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(max_context, 8192),
-    }
 
 
 def _run_in_thread(work: Any) -> Any:

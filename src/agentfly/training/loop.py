@@ -159,8 +159,9 @@ class Trainer:
             **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs),
             **resources,
             **learned,
-            **handover_metrics(self.engine),
         }
+        if (proof := self.engine.proof) is not None:
+            metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
         if settings.validate_every and step % settings.validate_every == 0:
             with timed(clock, "time/validate_s"):
                 self.result.after = (await self._validate(plan)).metrics
@@ -304,11 +305,6 @@ def adapt_model(config: Config, agent: BaseAgent) -> None:
 
     if config.lora.rank:
         adapt(trainable_engine(agent).model, config.lora, config.seed)
-
-
-def handover_metrics(engine: TrainableEngine) -> dict[str, float]:
-    """Returns the figures of the last proof if engine and learner do not share weights."""
-    return {} if engine.proof is None else {"handover/gap": engine.proof.gap, "handover/moved": engine.proof.moved}
 
 
 async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:

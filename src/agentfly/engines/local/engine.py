@@ -174,7 +174,7 @@ class LocalEngine:
         return {
             **scheduler.counts,
             "requests": self._num_requests,
-            "evicted": scheduler.num_evicted,
+            "evicted": scheduler.allocator.num_evicted,
             "running": len(scheduler.running),
             "queued": len(scheduler.queue),
             **scheduler.memory(),
@@ -243,7 +243,7 @@ class LocalEngine:
                 elif kind == "remove":
                     scheduler.remove(what)
                 else:
-                    scheduler.release(what)
+                    scheduler.allocator.release(what)
             if not scheduler.busy:
                 return
             began = time.perf_counter()

@@ -165,14 +165,6 @@ class BatchScheduler(ABC):
         """The weights have changed: no cached key or value may be used again."""
         self.allocator.invalidate()
 
-    def release(self, session: str) -> None:
-        """The chain has ended: its cache entry may be evicted first."""
-        self.allocator.release(session)
-
-    @property
-    def num_evicted(self) -> int:
-        return int(self.allocator.num_evicted)
-
     def add(self, seq: SequenceState) -> None:
         self.queue.append(seq)
 

@@ -145,17 +145,15 @@ class SlotAllocator:
         free = next((slot for slot in self._slots if slot.free), None)
         if free is None and self._add_slots():
             free = next((slot for slot in self._slots if slot.free), None)
-        if free is None:
-            kept = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
-            if kept is None:
-                return None
+        if free is not None:
+            return free
+        kept = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
+        if kept is not None:
             self.num_evicted += 1
+            self.release(kept.session)
             if kept is not source:
                 self._clear(kept)
-            else:
-                self.release(kept.session)
-            free = kept
-        return free
+        return kept
 
     def _add_slots(self) -> bool:
         count = len(self._slots)

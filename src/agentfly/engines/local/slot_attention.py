@@ -51,13 +51,11 @@ class SlotCache:
             )
         return found
 
-    def copy(self, source: int, targets: Sequence[int], count: int) -> None:
-        """Copy the first `count` positions of one slot to others: a prefix that sequences share."""
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` positions of one slot to another: a prefix that sequences share."""
         for tensors in self.layers.values():
             for tensor in tensors:
-                head = tensor[source, :, :count]
-                for target in targets:
-                    tensor[target, :, :count] = head
+                tensor[target, :, :count] = tensor[source, :, :count]
 
     def reshape(self, num_slots: int, length: int, moves: Sequence[tuple[int, int, int]]) -> None:
         """Reallocate and keep each (old slot, new slot, count) of `moves`. Goes layer by layer to keep the memory peak low."""

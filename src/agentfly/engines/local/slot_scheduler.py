@@ -93,7 +93,7 @@ class SlotScheduler(BatchScheduler):
                 return False
             count = min(count, source.cached)
             if count > slot.cached:
-                self.allocator.cache.copy(source.index, [slot.index], count)
+                self.allocator.cache.copy(source.index, slot.index, count)
                 slot.cached = count
                 self.counts["shared_tokens"] += count
         seq.source = None

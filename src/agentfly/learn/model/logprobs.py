@@ -39,10 +39,6 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        return self.scale == 1.0 and self.softcap is None
-
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden).float()
         if self.scale != 1.0:
@@ -90,7 +86,8 @@ class Scorer:
         if self.head is None:
             return self._by_forward(batch, entropy, keep_hidden)
         hidden = self.head.backbone(batch)
-        if self.head.is_plain and entropy != "gradient" and len(hidden) and serves(self.head.linear):
+        plain = self.head.scale == 1.0 and self.head.softcap is None
+        if plain and entropy != "gradient" and len(hidden) and serves(self.head.linear):
             weight: Any = self.head.linear.weight
             scores, values = head_scores(hidden, weight, batch.targets, self.temperature, self._chunk)
             return Scores(scores, None if entropy == "none" else values, hidden if keep_hidden else None)
