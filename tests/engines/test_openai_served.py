@@ -179,9 +179,7 @@ def test_a_server_that_keeps_its_old_weights_is_caught(folder, engine_on, kind, 
         engine = engine_on(server, kind)
         engine.publish(0)
         change(engine, by)
-        with pytest.raises(
-            InvariantError, match=r"does not sample from the learner's weights|still samples from the old"
-        ):
+        with pytest.raises(InvariantError, match=r"does not sample from the learner's weights|still samples from the old"):
             engine.publish(1)
 
 

@@ -53,7 +53,7 @@ class LearnerCopy:
         self._model: Any = None
         if name == "smollm2":  # a single GGUF file: its config cannot be read without the weights
             self.tokenizer = self._load()
-            config, generation = self._model.config, self._model.generation_config
+            config, generation = self.model.config, self.model.generation_config
         else:
             self.tokenizer, config, generation = read_settings(name)
         found = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
