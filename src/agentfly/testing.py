@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from .errors import ConfigError, EngineError, WorldError
@@ -128,7 +129,7 @@ class ScriptedEngine:
 
     async def generate(self, request: Request) -> Completion:
         if self._record:
-            self.requests.append(_copy(request))
+            self.requests.append(replace(request, prompt_ids=list(request.prompt_ids), messages=tuple(request.messages)))
         if len(request.prompt_ids) >= self.max_context:
             raise EngineError(f"the prompt has {len(request.prompt_ids)} tokens; the context holds {self.max_context}")
         if self._choose is not None:
@@ -194,12 +195,6 @@ class ScriptedEngine:
     def _pack(self, ids: list[int], text: str, stop: Literal["stop", "length"]) -> Completion:
         logprobs = self._logprob(ids) if callable(self._logprob) else [self._logprob] * len(ids)
         return Completion(text=text, token_ids=ids, logprobs=logprobs, versions=[self.version] * len(ids), stop=stop)
-
-
-def _copy(request: Request) -> Request:
-    return Request(
-        list(request.prompt_ids), request.sampling, request.session, tuple(request.messages), request.tools, request.on_text
-    )
 
 
 class GuessEnv:

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from agentfly.engines.local.scheduler import SequenceState
 from agentfly.types import Request, Sampling
 
 from .tiny import FAMILIES, ask, close_to, full_logprobs, make_model, prompt_of, run, until
@@ -181,7 +182,7 @@ def test_a_step_that_overlapped_a_change_of_weights_leaves_nothing_behind():
 
     async def work(engine):
         batch = engine._scheduler
-        row = engine._sequence(Request(prompt, Sampling(temperature=0, max_tokens=1)))
+        row = SequenceState(Request(prompt, Sampling(temperature=0, max_tokens=1)), engine.stop_ids, engine._decode_tail)
         batch.add(row)
         with torch.no_grad():
             assert batch.step(0, lambda: False) == []

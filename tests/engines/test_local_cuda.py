@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from .tiny import FAMILIES, ask, ask_or_leave, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, check_pages, make_model, prompt_of, run, until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -64,7 +64,7 @@ def test_chains_that_leave_come_again_and_do_not_fit_at_once_are_read_again_and_
         for _ in range(2):
             await asyncio.gather(*(chain(engine, number) for number in range(64)))
             await until(lambda: not engine._scheduler.busy and not engine._inbox)
-            engine._scheduler.allocator.check()
+            check_pages(engine._scheduler.allocator)
         return engine.stats()
 
     stats = run(work, model, stop_ids=[], kv_tokens=1200, max_context=250, max_batch=32, max_step_tokens=128)

@@ -20,7 +20,7 @@ from agentfly.engines.local.sampler import draw, draw_batch
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
 
-from .tiny import FAMILIES, ask, ask_or_leave, close_to, full_logprobs, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, full_logprobs, make_model, prompt_of, run, until
 
 DRAWS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -208,7 +208,7 @@ def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: in
 
     async def work(engine: Any) -> Any:
         await asyncio.gather(*(chain(engine, number) for number in range(48)))
-        engine._scheduler.allocator.check()
+        check_pages(engine._scheduler.allocator)
         return engine.stats()
 
     stats = run(work, model, cache="pages", stop_ids=[], kv_tokens=1200, max_context=250, max_batch=32, max_step_tokens=128)
@@ -404,7 +404,7 @@ def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_bal
         for _ in range(3):
             await asyncio.gather(*(chain(engine, number) for number in range(40)))
             await until(lambda: not engine._scheduler.busy and not engine._inbox)
-            engine._scheduler.allocator.check()
+            check_pages(engine._scheduler.allocator)
 
     run(work, model, cache="pages", kv_tokens=1200, max_context=160, max_batch=12, max_step_tokens=64)
 
@@ -428,7 +428,7 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
             length = min(len(slot.tokens), slot.cached + rng.randint(1, 20))
             if pages.grow(slot, length):
                 writes = {slot.pages[at // PAGE_SIZE] for at in range(slot.cached, length)}
-                assert all(pages._holders[page] == 1 for page in writes), "a page that others read was written"
+                assert all(pages._refcounts[page] == 1 for page in writes), "a page that others read was written"
                 slot.cached = length
         elif what < 0.9 and running:
             slot = running.pop(rng.randrange(len(running)))
@@ -438,13 +438,13 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
         elif what < 0.96:
             pages.invalidate()
         if event % 7 == 0:
-            pages.check()
+            check_pages(pages)
     for slot in running:
         pages.finish(slot)
     for session in "abc":
         pages.release(session)
     pages.invalidate()
-    pages.check()
+    check_pages(pages)
     assert pages.num_free == 23
 
 

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentfly.engines.local import replica
+from agentfly.engines.local.load import merged_weights
 from agentfly.engines.local.replica import accelerate, check_paged_replica, check_replica, make_replica, same_tensors
 from agentfly.kernels.merged_linear import merge_linears
-from agentfly.learn.model.lora import adapt, merged_weights
+from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings
 
 from ..plain_kernels import Plain

@@ -207,11 +207,11 @@ def test_a_server_that_wants_no_key_gets_none(monkeypatch):
     assert "Authorization" not in server.headers[0]
 
 
-@pytest.mark.parametrize("url", ["ftp://x/v1", "localhost:80", "http://user:secret@host/v1"])
+@pytest.mark.parametrize("url", ["ftp://x/v1", "localhost:80", "http://user:pa55@host/v1"])
 def test_an_address_that_is_none_is_refused_without_repeating_it(url):
-    with pytest.raises(ConfigError, match="base_url must look like") as caught:
+    with pytest.raises(ConfigError, match="base_url must be an address like") as caught:
         OpenAIEngine("m", base_url=url)
-    assert "secret" not in str(caught.value)
+    assert "pa55" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["openai:", "openai:@http://x/v1"])

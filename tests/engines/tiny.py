@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from agentfly.engines.local import LocalEngine
+from agentfly.engines.local.page_allocator import PAGE_SIZE
 from agentfly.types import Completion, Request, Sampling
 
 torch.set_num_threads(1)
@@ -140,3 +141,15 @@ def full_logprobs(model: Any, prompt: list[int], sampled: list[int], temperature
 
 def close_to(a: list[float], b: list[float], tolerance: float = 1e-4) -> bool:
     return len(a) == len(b) and all(abs(x - y) < tolerance for x, y in zip(a, b, strict=True))
+
+
+def check_pages(allocator):
+    """Assert that free list, reference counts and page tables agree: a page held twice would corrupt samples."""
+    held = [0] * allocator.num_pages
+    for seq in allocator._seqs:
+        assert seq.cached <= len(seq.pages) * PAGE_SIZE
+        for page in seq.pages:
+            held[page] += 1
+    assert held == allocator._refcounts
+    assert len(allocator._free) == sum(count == 0 for count in held[1:])
+    assert held[0] == 0

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.errors import InvariantError
-from agentfly.learn.batching import Rows, micro_batches, padding_waste, passes
+from agentfly.learn.batching import Rows, micro_batches, passes
 from agentfly.learn.samples import to_samples
 from tests.learn.chains import chain
+
+
+def padding_waste(lengths, batches):
+    """The share of padding among all tokens of the batches."""
+    size = sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
+    return 1.0 - sum(lengths[i] for batch in batches for i in batch) / size if size else 0.0
 
 
 @given(st.lists(st.integers(1, 400), max_size=60), st.integers(1, 2000))

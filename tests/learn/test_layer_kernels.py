@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from agentfly.kernels import find_kernels
+from agentfly.kernels.replace import replace_modules
 from agentfly.learn import backbone
-from agentfly.learn.faster import fuse_modules
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import packed_replica
@@ -26,6 +26,10 @@ from tests.plain_kernels import Plain
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+
+
+def fuse(replica: Any, kernels: Any) -> dict[str, int]:
+    return replace_modules(replica, kernels, gradients=True)
 
 
 def replaced(module: Any) -> int:
@@ -41,11 +45,11 @@ def norms_of(module: Any) -> int:
 def test_every_module_of_a_known_family_is_replaced_in_the_replica_alone(family: str, dtype: torch.dtype) -> None:
     model = make_model(family).to(dtype).model
     replica = packed_replica(model)
-    assert fuse_modules(replica, Plain()) == {"norms": norms_of(model), "gates": 3, "rotary": 3}
+    assert fuse(replica, Plain()) == {"norms": norms_of(model), "gates": 3, "rotary": 3}
     assert replaced(replica) == norms_of(model) + 6
     assert replaced(model) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert fuse_modules(replica, Plain()) == {"norms": 0, "gates": 0, "rotary": 0}  # once is enough
+    assert fuse(replica, Plain()) == {"norms": 0, "gates": 0, "rotary": 0}  # once is enough
 
 
 def test_right_values_with_wrong_gradients_are_not_taken() -> None:
@@ -64,14 +68,14 @@ def test_right_values_with_wrong_gradients_are_not_taken() -> None:
             return super().rotary(q, k, cos, sin)[0], super().rotary(q, k.detach(), cos, sin)[1]
 
     for dtype in (torch.float32, torch.bfloat16):
-        assert fuse_modules(packed_replica(make_model().to(dtype).model), Wrong()) == {"norms": 0, "gates": 0, "rotary": 0}
+        assert fuse(packed_replica(make_model().to(dtype).model), Wrong()) == {"norms": 0, "gates": 0, "rotary": 0}
 
 
 def test_an_activation_of_another_kind_is_left_as_it_is() -> None:
     model = make_model().model
     for layer in model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
-    assert fuse_modules(packed_replica(model), Plain())["gates"] == 0
+    assert fuse(packed_replica(model), Plain())["gates"] == 0
 
 
 def test_a_replica_that_fails_with_fused_kernels_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:

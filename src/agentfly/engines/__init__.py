@@ -41,7 +41,10 @@ def open_engine(model: str | Path | Engine, *, kind: str | None = None, **option
     kind = _kind(model, kind)
     _check_options(kind, options)
     if kind == "chat":
-        return _open_chat(str(model), options), None
+        from .openai import OpenAIEngine
+
+        name, options = _chat_options(str(model), options)
+        return OpenAIEngine(name, **options), None
     if kind == "local":
         return _open_local(model, options)
     engine = plugins.resolve("engines", kind)(model, **options)
@@ -86,14 +89,17 @@ def check_engine(
 def _kind(model: str | Path, kind: Any) -> str:
     known = ["local", *plugins.names("engines")]
     if kind is not None and kind not in known:
-        near = difflib.get_close_matches(str(kind), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-        raise ConfigError(f"no engine is called {kind!r}; {hint}")
+        raise ConfigError(f"no engine is called {kind!r}; {_hint(str(kind), known)}")
     if str(model).startswith("openai:"):
         if kind not in (None, "openai"):
             raise ConfigError(f"the model {str(model)!r} is behind a server, so its engine cannot be {kind!r}")
         return "chat"
     return kind or "local"
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
 
 
 def _already_open(model: Any, options: Mapping[str, Any]) -> tuple[Engine, Renderer | None]:
@@ -104,14 +110,7 @@ def _already_open(model: Any, options: Mapping[str, Any]) -> tuple[Engine, Rende
     return model, _renderer_of(model)
 
 
-def _open_chat(model: str, options: Mapping[str, Any]) -> Engine:
-    from .openai import OpenAIEngine
-
-    name, options = _chat_options(model, options)
-    return OpenAIEngine(name, **options)
-
-
-def _chat_options(model: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _chat_options(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Split openai:NAME@URL: the name, and the options with the URL as base_url."""
     name, _, base_url = model.removeprefix("openai:").partition("@")
     if not name:
@@ -176,9 +175,7 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     known, own = _options_of(kind)
     for key, value in options.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}."
-            raise ConfigError(f"the engine has no option {key!r}; {hint}")
+            raise ConfigError(f"the engine has no option {key!r}; {_hint(key, sorted(known))}")
         if not (
             kind == "local" and key in _LOADING and type(value).__module__ == "torch"
         ):  # torch.dtype and torch.device are fine in Python

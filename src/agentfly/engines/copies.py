@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 
-from ..errors import AgentFlyError, ConfigError, InvariantError
+from ..errors import InvariantError
+from ..kernels.replica import evaluating
 from ..types import Completion, Proof, Renderer, Sampling
+from .local.engine import tune
+from .local.load import context_of, end_ids, find_source, load_model, merged_weights, read_settings, save_model
 
 PROBE_TOKENS = 160  # longer than a block of any prefix cache: 16 on most devices, 128 in vLLM on a CPU
 PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
@@ -40,7 +43,8 @@ class LearnerCopy:
         device: str | None = None,
         dtype: str | None = None,
         stop_ids: Iterable[int] | None = None,
-        rendering: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> None:
         from ..render import HFRenderer
 
@@ -48,82 +52,50 @@ class LearnerCopy:
         self._device, self._dtype = device, dtype
         self._model: Any = None
         if name == "smollm2":  # a single GGUF file: its config cannot be read without the weights
-            self._model, self.tokenizer = self._load()
-            config, generation = self._model.config, self._model.generation_config
+            self.tokenizer = self._load()
+            config, generation = self.model.config, self.model.generation_config
         else:
-            self.tokenizer, config, generation = _read(name)
-        found = _end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
-        self.renderer: Renderer = HFRenderer(self.tokenizer, stop_ids=sorted(found), **(rendering or {}))
+            self.tokenizer, config, generation = read_settings(name)
+        found = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
+        self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(found), template_args=template_args)
         self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
-        text = config.get_text_config()
-        self.context = int(getattr(text, "max_position_embeddings", None) or 4096)
-        self._vocabulary = int(text.vocab_size)
+        self.context = context_of(config)
+        self._vocabulary = int(config.get_text_config().vocab_size)
         self._last: list[float] | None = None
         self._noise = float("inf")
 
     @property
     def model(self) -> Any:
         if self._model is None:
-            self._model, _ = self._load()
+            self._load()
         return self._model
 
-    def _load(self) -> tuple[Any, Any]:
-        from .local import load_model
-        from .local.engine import tune
-
-        model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
-        tune(next(model.parameters()))
-        return model, tokenizer
+    def _load(self) -> Any:
+        """Load the model. Returns its tokenizer."""
+        self._model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
+        tune(next(self._model.parameters()))
+        return tokenizer
 
     def source(self) -> str | None:
         """The folder or hub name that other programs can load, or None if the model must be saved first."""
-        return None if self.name == "smollm2" else _source_of(self.name)
+        return None if self.name == "smollm2" else find_source(self.name)
 
-    @torch.no_grad()
     def weights(self) -> dict[str, torch.Tensor]:
-        """The state dict of an equivalent model without adapters: LoRA weights are merged into their base layers."""
-        adapted = {name: part for name, part in self.model.named_modules() if hasattr(part, "lora_a")}
-        state: dict[str, torch.Tensor] = {}
-        for name, tensor in self.model.state_dict().items():
-            path, _, last = name.rpartition(".")
-            outer, _, inner = path.rpartition(".")
-            if path in adapted:
-                continue
-            if inner == "base" and outer in adapted:
-                state[f"{outer}.{last}"] = adapted[outer].merged() if last == "weight" else tensor
-            else:
-                state[name] = tensor
-        return state
+        """The state dict of an equivalent model without adapters."""
+        return merged_weights(self.model)
 
     def save(self, folder: Path) -> None:
         """Save a folder that `from_pretrained` and the servers can load."""
-        from transformers.utils import logging
-
-        bars: Any = logging
-        shown = bars.is_progress_bar_enabled()
-        bars.disable_progress_bar()
-        try:
-            self.model.save_pretrained(folder, state_dict=self.weights())
-            self.tokenizer.save_pretrained(folder)
-        finally:
-            if shown:
-                bars.enable_progress_bar()
+        save_model(self.model, self.tokenizer, folder)
 
     @torch.no_grad()
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probs of every id from the second on, under this copy."""
-        model = self.model
-        training = model.training
-        model.eval()
-        try:
-            device = next(model.parameters()).device
-            inputs = torch.tensor([list(ids)], device=device)
-            logits = model(input_ids=inputs, use_cache=False).logits[0, :-1].float() / temperature
-            chosen = torch.log_softmax(logits, -1).gather(1, inputs[0, 1:, None])[:, 0]
-            found: list[float] = chosen.tolist()
-            return found
-        finally:
-            model.train(training)
+        inputs = torch.tensor([list(ids)], device=next(self.model.parameters()).device)
+        with evaluating(self.model):
+            logits = self.model(input_ids=inputs, use_cache=False).logits[0, :-1].float() / temperature
+        chosen: list[float] = torch.log_softmax(logits, -1).gather(1, inputs[0, 1:, None])[:, 0].tolist()
+        return chosen
 
     def unchanged(self) -> bool:
         """Whether the scores of the probe are bit-identical to those at the last proof."""
@@ -172,41 +144,3 @@ def _distance(a: Sequence[float], b: Sequence[float]) -> float:
     if len(a) != len(b) or not a:
         raise InvariantError(f"the engine gave {len(a)} log-probs instead of {len(b)}")
     return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
-
-
-def _source_of(name: str | Path) -> str:
-    from .local.load import BUNDLED
-
-    if (bundled := BUNDLED.get(str(name))) is not None:
-        return str(bundled)
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.is_dir() else str(name)
-
-
-def _read(name: str | Path) -> tuple[Any, Any, Any]:
-    """Tokenizer, config and generation config, without the weights."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
-    source = _source_of(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except AgentFlyError:
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"cannot read the model {str(name)!r}: {why[:300]}") from error
-    generation: Any = GenerationConfig
-    try:
-        return tokenizer, config, generation.from_pretrained(source)
-    except OSError:  # optional in a model's folder
-        return tokenizer, config, None
-
-
-def _end_ids(*holders: Any) -> set[int]:
-    found: set[int] = set()
-    for holder in holders:
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            found.update([ids] if isinstance(ids, int) else ids)
-    return found

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from ..errors import EngineError
-from ..net.client import Transient
+from ..net.client import RetryPolicy, Transient
 from ..types import Completion, Request
 from .openai_server import ModelServer
 from .openai_wire import ChatStream, from_answer, to_body
@@ -46,16 +46,10 @@ class OpenAIEngine:
         max_tokens_key: str = "max_tokens",
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
+        check_arguments(OpenAIEngine, locals())
         self.model_name = model
-        limits: dict[str, Any] = {
-            "timeout_s": timeout_s,
-            "deadline_s": deadline_s,
-            "max_retries": max_retries,
-            "retry_s": retry_s,
-            "max_connections": max_connections,
-        }
-        check_arguments(OpenAIEngine, {"max_context": max_context, **limits})
-        self._server = ModelServer(model, base_url, api_key=api_key, **limits)
+        policy = RetryPolicy(retries=max_retries, pause_s=retry_s, deadline_s=deadline_s)
+        self._server = ModelServer(model, base_url, api_key, timeout_s, max_connections, policy)
         self.base_url = self._server.base_url
         self.version = 0
         self.max_context = max_context

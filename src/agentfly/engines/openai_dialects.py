@@ -10,7 +10,8 @@ ids, or without one log-prob per id, raise an EngineError.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -46,19 +47,11 @@ class VllmDialect:
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": list(ids),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **_sampling(sampling, stop_ids),
             "max_tokens": room,
             "ignore_eos": True,  # the model's end token is in stop_token_ids
-            "stop_token_ids": list(stop_ids),
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
             "logprobs": 0,
             "return_token_ids": True,
         }
@@ -67,7 +60,7 @@ class VllmDialect:
         return body
 
     def read(self, answer: Any) -> Sampled:
-        with _Parsing("completion"):
+        with _parsing("completion"):
             choice = answer["choices"][0]
             ids = choice.get("token_ids")
             if ids is None:
@@ -78,7 +71,7 @@ class VllmDialect:
         return {"model": self._model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
 
     def read_scores(self, answer: Any, ids: Sequence[int]) -> list[float]:
-        with _Parsing("scored prompt"):
+        with _parsing("scored prompt"):
             rows = answer["choices"][0]["prompt_logprobs"]
             return [float(row[str(token)]["logprob"]) for row, token in zip(rows[1:], ids[1:], strict=True)]
 
@@ -86,31 +79,24 @@ class VllmDialect:
         """Load the weights of a folder, then empty the prefix cache, which holds keys of the old weights."""
         root = self._server.root
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
-        self._control("POST", f"{root}/collective_rpc", body, timeout_s=timeout_s)
-        answer = self._control("POST", f"{root}/reset_prefix_cache", None, timeout_s=timeout_s)
+        with _needing(
+            "the vLLM server does not take new weights: start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable "
+            "from this machine only"
+        ):
+            self._server.call("POST", f"{root}/collective_rpc", body, timeout_s=timeout_s)
+            answer = self._server.call("POST", f"{root}/reset_prefix_cache", None, timeout_s=timeout_s)
         if isinstance(answer, Mapping) and answer.get("success") is False:
             raise EngineError("the vLLM server took the new weights but could not empty its cache: does another client use it?")
 
     def check(self, max_context: int, *, timeout_s: float) -> None:
         """Raise a ConfigError unless the server has the model and its context is long enough."""
         listed = self._server.call("GET", f"{self._server.base_url}/models", timeout_s=timeout_s)
-        with _Parsing("list of models"):
+        with _parsing("list of models"):
             found = {row["id"]: row.get("max_model_len") for row in listed["data"]}
         if self._model not in found:
             names = ", ".join(map(repr, found)) or "none"
             raise ConfigError(f"the server has no model {self._model!r} but {names}: set agent.engine.served_model")
         _refuse_longer(max_context, found[self._model], "--max-model-len")
-
-    def _control(self, method: str, url: str, body: Mapping[str, Any] | None, *, timeout_s: float) -> Any:
-        try:
-            return self._server.call(method, url, body, timeout_s=timeout_s)
-        except Refused as refused:
-            if refused.status in (404, 405):
-                raise ConfigError(
-                    "the vLLM server does not take new weights: start it with VLLM_SERVER_DEV_MODE=1 in its environment, "
-                    "reachable from this machine only"
-                ) from refused
-            raise
 
 
 class SglangDialect:
@@ -125,18 +111,10 @@ class SglangDialect:
 
     def body(self, ids: Sequence[int], sampling: Sampling, room: int, stop_ids: Sequence[int]) -> dict[str, Any]:
         params: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **_sampling(sampling, stop_ids),
             "max_new_tokens": room,
             "ignore_eos": False,  # true would disable stop_token_ids, too
-            "stop_token_ids": list(stop_ids),
             "no_stop_trim": True,
-            "skip_special_tokens": False,
         }
         if sampling.stop:
             params["stop"] = list(sampling.stop)
@@ -145,7 +123,7 @@ class SglangDialect:
         return {"input_ids": list(ids), "sampling_params": params, "return_logprob": True}
 
     def read(self, answer: Any) -> Sampled:
-        with _Parsing("generation"):
+        with _parsing("generation"):
             meta = answer["meta_info"]
             rows = meta.get("output_token_logprobs")
             if rows is None:
@@ -162,7 +140,7 @@ class SglangDialect:
         return {"input_ids": list(ids), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
 
     def read_scores(self, answer: Any, ids: Sequence[int]) -> list[float]:
-        with _Parsing("scored prompt"):
+        with _parsing("scored prompt"):
             rows = answer["meta_info"]["input_token_logprobs"]
             if [row[1] for row in rows] != list(ids):
                 raise EngineError("the server scored other ids than those sent")
@@ -171,22 +149,18 @@ class SglangDialect:
     def load(self, folder: Path | str, version: int, *, timeout_s: float) -> None:
         body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
         url = f"{self._server.root}/update_weights_from_disk"
-        try:
+        with _needing("the server has no /update_weights_from_disk: is it SGLang?"):
             answer = self._server.call("POST", url, body, timeout_s=timeout_s)
-        except Refused as refused:
-            if refused.status in (404, 405):
-                raise ConfigError("the server has no /update_weights_from_disk: is it SGLang?") from refused
-            raise
         if not isinstance(answer, Mapping) or answer.get("success") is not True:
             why = answer.get("message") if isinstance(answer, Mapping) else answer
-            raise EngineError(f"the SGLang server did not take the new weights: {self._server.hide(str(why))[:300]}")
+            raise EngineError(f"the SGLang server did not take the new weights: {self._server.client.hide(str(why))[:300]}")
 
     def check(self, max_context: int, *, timeout_s: float) -> None:
         """Raise an error unless the server is SGLang and its context, as configured or as listed, is long enough."""
         self._server.call("GET", f"{self._server.root}/get_model_info", timeout_s=timeout_s)
         info = self._look(f"{self._server.root}/get_server_info", timeout_s)
         listed = self._look(f"{self._server.base_url}/models", timeout_s)
-        with _Parsing("description of the server"):
+        with _parsing("description of the server"):
             told = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
         for length in told:
             _refuse_longer(max_context, length, "--context-length")
@@ -208,18 +182,39 @@ class NoIds(EngineError):
     """The server answers, but without the token ids that training needs."""
 
 
-class _Parsing:
-    """Turns lookup errors in an answer of another shape into an EngineError."""
+@contextmanager
+def _parsing(what: str) -> Iterator[None]:
+    """Turn lookup errors in an answer of another shape into an EngineError."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(f"the server's answer is not a {what}") from error
 
-    def __init__(self, what: str) -> None:
-        self._what = what
 
-    def __enter__(self) -> None:
-        return None
+def _sampling(sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, Any]:
+    """The options that both servers call by the same names."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(stop_ids),
+        "skip_special_tokens": False,
+    }
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (ValueError, KeyError, IndexError, TypeError, AttributeError)):
-            raise EngineError(f"the server's answer is not a {self._what}") from error
+
+@contextmanager
+def _needing(message: str) -> Iterator[None]:
+    """Raise a ConfigError with this message if the server has no such endpoint."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.status in (404, 405):
+            raise ConfigError(message) from refused
+        raise
 
 
 def _refuse_longer(max_context: int, length: int | None, option: str) -> None:

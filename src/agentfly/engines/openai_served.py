@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, DeadlineError, EngineError, InvariantError
+from ..net.client import RetryPolicy
 from ..types import Completion, Proof, Request, Sampling
 from .openai_dialects import DIALECTS, NoIds
 from .openai_server import ModelServer
@@ -71,22 +72,14 @@ class ServedEngine:
     ) -> None:
         from .copies import LearnerCopy
 
-        limits: dict[str, Any] = {
-            "timeout_s": timeout_s,
-            "deadline_s": deadline_s,
-            "max_retries": max_retries,
-            "retry_s": retry_s,
-            "max_connections": max_connections,
-        }
-        own = {"server": server, "handover_s": handover_s, "max_gap": max_gap, "max_context": max_context}
-        check_arguments(ServedEngine, {**own, **limits})
+        check_arguments(ServedEngine, locals())
         self.model_name = served_model or str(name)
-        self._server = ModelServer(self.model_name, base_url, api_key=api_key, **limits)
+        policy = RetryPolicy(retries=max_retries, pause_s=retry_s, deadline_s=deadline_s)
+        self._server = ModelServer(self.model_name, base_url, api_key, timeout_s, max_connections, policy)
         self.base_url = self._server.base_url
         self._dialect = DIALECTS[server](self._server, self.model_name)
-        rendering = {"chat_template": chat_template, "template_args": template_args}
         self._copy = LearnerCopy(
-            name, device=device, dtype=dtype, stop_ids=stop_ids, rendering={k: v for k, v in rendering.items() if v is not None}
+            name, device=device, dtype=dtype, stop_ids=stop_ids, chat_template=chat_template, template_args=template_args
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
         self.max_context = max_context or self._copy.context
@@ -169,7 +162,7 @@ class ServedEngine:
 
     async def _probe_again(self) -> None:
         """Probe the server if its connection is newer than the last proof: it may have been restarted with other weights."""
-        connected = self._server.connected
+        connected = self._server.client.connected_at
         if connected < self._proven_at:
             return
         async with self._probe_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):

@@ -29,19 +29,16 @@ class Refused(EngineError):
 
 
 class ModelServer:
-    """`timeout_s` is how long the server may be silent, `deadline_s` how long one answer may take with all its retries."""
+    """`timeout_s` is how long the server may be silent; `policy` says how often and how long one answer is retried."""
 
     def __init__(
         self,
         model: str,
         base_url: str | None,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 120.0,
-        deadline_s: float = 600.0,
-        max_retries: int = 8,
-        retry_s: float = 0.5,
-        max_connections: int = 256,
+        api_key: str | None,
+        timeout_s: float,
+        max_connections: int,
+        policy: RetryPolicy,
     ) -> None:
         self.base_url = (base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL).rstrip("/")
         if not is_url(self.base_url):
@@ -53,10 +50,10 @@ class ModelServer:
             secret=key,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout_s=timeout_s,
-            pool_timeout_s=deadline_s,  # a request that waits for a free connection is not a silent server
+            pool_timeout_s=policy.deadline_s,  # a request that waits for a free connection is not a silent server
             max_connections=max_connections,
         )
-        self._policy = RetryPolicy(retries=max_retries, pause_s=retry_s, deadline_s=deadline_s)
+        self._policy = policy
 
     def __repr__(self) -> str:
         return f"ModelServer({self.base_url!r})"
@@ -65,11 +62,6 @@ class ModelServer:
     def root(self) -> str:
         """The address of the endpoints that are not part of OpenAI's API."""
         return self.base_url.removesuffix("/v1")
-
-    @property
-    def connected(self) -> float:
-        """When a connection was last opened, in seconds of `time.monotonic`."""
-        return self.client.connected_at
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """What `attempt` returns, after retries. Raises EngineError if the attempts or the time are used up."""
@@ -99,10 +91,6 @@ class ModelServer:
         except Rejected as error:
             raise self.refused(error) from error
         return self._json(answer) if answer.body.strip() else {}
-
-    def hide(self, text: str) -> str:
-        """The text without the key."""
-        return self.client.hide(text)
 
     def refused(self, error: Rejected) -> Refused:
         return Refused(error.status, f"{self.who} refused the request: {error}" if error.status else f"{self.who}: {error}")

@@ -35,10 +35,8 @@ def from_answer(text: bytes | str) -> Completion:
         answer = json.loads(text)
         choice = answer["choices"][0]
         message = choice["message"]
-        calls = [
-            _Call(c.get("id") or "", c["function"]["name"], c["function"].get("arguments") or "")
-            for c in message.get("tool_calls") or ()
-        ]
+        parts = [(call, call["function"]) for call in message.get("tool_calls") or ()]
+        calls = [_Call(call.get("id") or "", part["name"], part.get("arguments") or "") for call, part in parts]
         return _complete(message.get("content") or "", calls, choice.get("finish_reason"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError("the server's answer is not a chat completion") from error

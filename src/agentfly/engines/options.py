@@ -95,10 +95,9 @@ def options_of(maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check_arguments(maker: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for a value that an engine's class of this package does not take."""
-    hints = options_of(maker)
-    for name, value in values.items():
-        check_value(name, value, hints[name], own=True)
+    """Raise a ConfigError for a value that an engine's class of this package does not take. Other names are skipped."""
+    for name, hint in options_of(maker).items():
+        check_value(name, values[name], hint, own=True)
 
 
 def check_cache_size(options: Mapping[str, Any]) -> None:

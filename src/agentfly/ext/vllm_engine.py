@@ -12,7 +12,6 @@ import importlib.util
 import itertools
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -79,12 +78,7 @@ class VllmEngine:
         chat_template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
-        numbers = {
-            "max_context": max_context, "max_batch": max_batch, "kv_gib": kv_gib, "memory_fraction": memory_fraction,
-            "start_s": start_s, "handover_s": handover_s, "deadline_s": deadline_s, "max_gap": max_gap,
-            "block_size": block_size,
-        }  # fmt: skip
-        check_arguments(VllmEngine, numbers)
+        check_arguments(VllmEngine, locals())
         if importlib.util.find_spec("vllm") is None:
             raise missing_extra("the engine 'vllm'", "vllm")
         import torch
@@ -104,13 +98,13 @@ class VllmEngine:
         learner_dtype = learner_dtype or self.dtype
         exact = self.dtype == learner_dtype == "float32"
         self._max_gap = max_gap or (1e-3 if exact else 0.05)
-        rendering = {"chat_template": chat_template, "template_args": template_args}
         self._copy = LearnerCopy(
             name,
             device=learner_device or ("cuda:0" if gpu else "cpu"),
             dtype=learner_dtype,
             stop_ids=stop_ids,
-            rendering={key: value for key, value in rendering.items() if value is not None},
+            chat_template=chat_template,
+            template_args=template_args,
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
         self.max_context = max_context or self._copy.context
@@ -121,7 +115,7 @@ class VllmEngine:
         self._asleep = False
         self._handover_s, self._deadline_s = handover_s, deadline_s
         self._ids = itertools.count()
-        settings = {
+        settings: dict[str, Any] = {
             "max_model_len": self.max_context,
             "max_num_seqs": max_batch,
             "dtype": self.dtype,
@@ -136,23 +130,27 @@ class VllmEngine:
             "use_tqdm_on_load": False,
             "seed": 0,
             **({"block_size": block_size} if block_size is not None else {}),
-            **({} if gpu else _for_cpu(kv_gib or 1.0, self.max_context)),
-            **({"gpu_memory_utilization": memory_fraction or (0.85 if self.sleeps else 0.5)} if gpu else {}),
         }
+        if gpu:
+            settings["gpu_memory_utilization"] = memory_fraction or (0.85 if self.sleeps else 0.5)
+        else:
+            # No chunked prefill: on a CPU, vLLM fails on a seeded request whose prompt is split (its generator has no offset).
+            settings["kv_cache_memory_bytes"] = int((kv_gib or 1.0) * 2**30)
+            settings["enable_chunked_prefill"] = False
+            settings["max_num_batched_tokens"] = max(self.max_context, 8192)
         if self.sleeps:
             _check_first_sleeper()
-        self._saved: str | None = None
+        self._saved = tempfile.TemporaryDirectory(prefix="agentfly-vllm-", ignore_cleanup_errors=True)
         source = self._copy.source()
         if source is None:
-            source = self._saved = tempfile.mkdtemp(prefix="agentfly-vllm-")
+            source = self._saved.name
             self._copy.save(Path(source))
         try:
             self._thread = VllmThread(lambda: _make({"model": source, **settings}), start_s)
-        except AgentFlyError:
-            self._remove_folder()
-            raise
         except Exception as error:
-            self._remove_folder()
+            self._saved.cleanup()
+            if isinstance(error, AgentFlyError):
+                raise
             raise ConfigError(f"vLLM cannot serve {str(name)!r}: {' '.join(str(error).split())[:400]}") from error
         VllmEngine.slept = VllmEngine.slept or self.sleeps
 
@@ -208,13 +206,14 @@ class VllmEngine:
 
     def rest(self) -> None:
         """Free vLLM's device memory for the learner, if `sleep` is on. `publish` wakes vLLM up."""
+
+        def sleep(engine: Any) -> None:
+            self._thread.abort_all(engine, ASLEEP)
+            engine.sleep(level=2)
+
         if self.sleeps and not self._asleep:
             self._asleep = True
-            self._thread.call(self._sleep, self._handover_s, "go to sleep")
-
-    def _sleep(self, engine: Any) -> None:
-        self._thread.abort_all(engine, ASLEEP)
-        engine.sleep(level=2)
+            self._thread.call(sleep, self._handover_s, "go to sleep")
 
     def release(self, session: str) -> None:
         """Nothing to release: vLLM evicts by itself."""
@@ -227,12 +226,7 @@ class VllmEngine:
 
     def shut(self) -> None:
         self._thread.shut()
-        self._remove_folder()
-
-    def _remove_folder(self) -> None:
-        if self._saved is not None:
-            shutil.rmtree(self._saved, ignore_errors=True)
-            self._saved = None
+        self._saved.cleanup()
 
     def _vllm_request(self, request: Request) -> VllmRequest:
         loop = asyncio.get_running_loop()
@@ -270,15 +264,6 @@ def _check_first_sleeper() -> None:
             "this process has created a vLLM engine with sleep, and vLLM supports only one: "
             "start a new process, or set agent.engine.sleep = false"
         )
-
-
-def _for_cpu(kv_gib: float, max_context: int) -> dict[str, Any]:
-    """No chunked prefill: on a CPU, vLLM fails on a seeded request whose prompt is split (its generator has no offset)."""
-    return {
-        "kv_cache_memory_bytes": int(kv_gib * 2**30),
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(max_context, 8192),
-    }
 
 
 def _make(settings: Mapping[str, Any]) -> Any:

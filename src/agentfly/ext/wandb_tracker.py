@@ -46,10 +46,8 @@ class WandbTracker:
 
 def choose_mode(asked: str | None, key: bool) -> Mode:
     """The mode that WANDB_MODE names; without it, online if there is a key and offline if not."""
-    for mode in get_args(Mode):
-        if asked == mode:
-            return cast(Mode, mode)
-    return "online" if key else "offline"
+    default: Mode = "online" if key else "offline"
+    return cast(Mode, asked) if asked in get_args(Mode) else default
 
 
 def has_key() -> bool:

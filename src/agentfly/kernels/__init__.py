@@ -6,6 +6,7 @@
     paged_attention   attention over a paged KV cache, decode and prefill                sampler
     replace           puts `layers` into a model's modules, after a numerical probe      sampler and learner (no Triton)
     merged_linear     makes linear layers of one input a single matrix product           sampler (no Triton)
+    replica           a module tree over a model's tensors with another attention        sampler and learner (no Triton)
 
 Import the first four through `find_kernels`, which needs neither Triton nor a GPU.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal
 
@@ -24,6 +26,15 @@ ALMOST_ONE = 1.0 - 2.0**-20
 def find_kernels(name: Literal["layers", "log_probs", "decode", "paged_attention"], device: Any) -> Any:
     """Return the kernel module for a torch device, or None unless it is a CUDA device and Triton is installed."""
     return _load(name) if device.type == "cuda" else None
+
+
+def launching_on(device: Any) -> AbstractContextManager[Any]:
+    """A context in which this thread launches on the device: Triton uses the thread's current device, not the tensors'."""
+    if device.type != "cuda":
+        return nullcontext()
+    import torch
+
+    return torch.cuda.device(device)
 
 
 @cache

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..kernels import find_kernels
-from ..kernels.replace import restore
+from ..kernels.replace import replace_modules, restore
+from ..kernels.replica import evaluating
 from .batching import MicroBatch
-from .faster import fuse_modules
 from .packed import packed_replica, run_packed
 
 # Sharing saves (rows - 1) x prefix tokens and costs a second, short run: not worth it below this fraction of the batch.
@@ -117,7 +117,8 @@ def _make_replica(module: nn.Module) -> nn.Module | None:
     if not _runs_packed(module, replica):
         return None
     kernels = find_kernels("layers", next(module.parameters()).device)
-    if kernels is not None and any(fuse_modules(replica, kernels).values()) and not _runs_packed(module, replica, room=2.0):
+    fused = kernels is not None and any(replace_modules(replica, kernels, gradients=True).values())
+    if fused and not _runs_packed(module, replica, room=2.0):
         restore(replica)
     return replica
 
@@ -129,16 +130,12 @@ def _runs_packed(module: nn.Module, replica: nn.Module, *, room: float = 1.0) ->
     """
     parameter = next(module.parameters())
     ids = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 0, 0]], device=parameter.device)
-    was_training = module.training
-    module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(module):
             packed = run_packed(replica, torch.cat([ids[0], ids[1, :3]])[None], (5, 3))[0]
             plain = _run(module, ids)
     except (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError):  # another kind of model
         return False
-    finally:
-        module.train(was_training)
     return _alike(packed, torch.cat([plain[0], plain[1, :3]]), room)
 
 
@@ -162,22 +159,18 @@ def _can_share(module: nn.Module) -> bool:
     """Whether, on two short rows with a common prefix, the cache carries gradients and the hidden states are the same."""
     parameter = next(module.parameters())
     ids = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 6]], device=parameter.device)
-    was_training = module.training
-    module.eval()
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), evaluating(module):
             probe: Any = module(input_ids=ids[:1, :2], use_cache=True)
         layers = getattr(probe.past_key_values, "layers", None)
         if not layers or any(type(layer).__name__ != "DynamicLayer" for layer in layers):
             return False
         if any(p.requires_grad for p in module.parameters()) and not layers[-1].keys.requires_grad:
             return False
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(module):
             shared, plain = _run_shared(module, ids, 2), _run(module, ids)[:, 2:]
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # another kind of model: run it plainly
         return False
-    finally:
-        module.train(was_training)
     return _alike(shared, plain)
 
 

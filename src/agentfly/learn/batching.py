@@ -139,12 +139,6 @@ def packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def padding_waste(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
-    """Returns the share of padding among all tokens of the batches."""
-    size = sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
-    return 1.0 - sum(lengths[i] for batch in batches for i in batch) / size if size else 0.0
-
-
 def passes(count: int, *, epochs: int, num_minibatches: int, seed: str) -> Iterator[list[int]]:
     """Yield the indices of each optimizer step: per epoch a new order of all `count`, divided into nearly equal shares."""
     shares = min(num_minibatches, count)

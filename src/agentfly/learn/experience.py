@@ -67,12 +67,10 @@ class Experience:
         taught = {group for group, part in zip(self.groups, credit.advantages, strict=True) if part.any()}
         self.advantages = self._flat(credit.advantages, "an advantage")
         self.returns = None if credit.returns is None else self._flat(credit.returns, "a return")
-        flat = self.advantages.tolist()
-        for row, (sample, positions) in enumerate(zip(self.samples, self.rows.positions, strict=True)):
-            for position, number in zip(
-                positions.tolist(), range(self.rows.starts[row], self.rows.starts[row + 1]), strict=True
-            ):
-                sample.advantages[position] = flat[number]
+        numbers = iter(self.advantages.tolist())
+        for sample, positions in zip(self.samples, self.rows.positions, strict=True):
+            for position in positions.tolist():
+                sample.advantages[position] = next(numbers)
         return self.num_groups - len(taught)
 
     def _flat(self, chains: Sequence[TokenValues], what: str) -> Tensor:

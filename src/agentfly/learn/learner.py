@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, InvariantError
+from ..kernels import launching_on
 from ..types import Sample, Trajectory
 from .algorithms import Algorithm, Chains, find_algorithm
 from .algorithms.advantages import explained_variance
@@ -27,7 +28,6 @@ from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, policy_loss
 from .batching import MicroBatch, passes
 from .experience import Experience, gather
-from .faster import at
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
 from .model.logprobs import EntropyMode, Scorer
@@ -76,7 +76,7 @@ class PolicyLearner:
         self._version = 0
         self._updates = 0
         self._scorer = Scorer(self.model, temperature=temperature, chunk=self.optim.logprob_chunk)
-        with at(self.device):
+        with launching_on(self.device):
             self._packed = self._scorer.prepare(self.optim)
             self._make_critic()
         self._own_reference = reference is None
@@ -85,7 +85,7 @@ class PolicyLearner:
             frozen = copy_sharing_frozen(self.model) if reference is None else reference.to(self.device)
             frozen.requires_grad_(False).eval()
             self._reference = Scorer(frozen, temperature=temperature, chunk=self.optim.logprob_chunk)
-            with at(self.device):
+            with launching_on(self.device):
                 self._reference.prepare(self.optim)
 
     def _make_critic(self) -> None:
@@ -114,7 +114,7 @@ class PolicyLearner:
 
         Raises InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite.
         """
-        with at(self.device):
+        with launching_on(self.device):
             return self._update(groups)
 
     def _update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -324,23 +324,24 @@ class PolicyLearner:
 
         It includes a reference that the learner copied itself, because the policy has changed since; not one passed in.
         """
-        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
-        if self._reference is not None and self._own_reference:
-            modules["reference"] = self._reference.model
         return {
             "algorithm": self.algorithm.name,
             "version": self._version,
             "updates": self._updates,
             "optimizer": self._optimizer.state_dict(),
             "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
-            "modules": {name: module.state_dict() for name, module in modules.items() if module is not None},
+            "modules": {name: module.state_dict() for name, module in self._saved_modules().items() if module is not None},
         }
+
+    def _saved_modules(self) -> dict[str, nn.Module | None]:
+        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
+        if self._own_reference:
+            modules["reference"] = None if self._reference is None else self._reference.model
+        return modules
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
-        modules: dict[str, nn.Module | None] = {"critic": self._critic, "value_head": self._value_head}
-        if self._own_reference:
-            modules["reference"] = self._reference.model if self._reference is not None else None
+        modules = self._saved_modules()
         for name, module in modules.items():
             if (name in state["modules"]) != (module is not None):
                 has = "has" if name in state["modules"] else "lacks"

@@ -10,10 +10,8 @@ sinks, position biases and soft caps raise a ConfigError. `backbone` probes whet
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -21,43 +19,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..errors import ConfigError
+from ..kernels.replica import check_attention, share_tensors
 
 NAME = "agentfly_packed"
 _HALF = (torch.bfloat16, torch.float16)
 _MAX_DIM = 256  # largest head size of torch's varlen kernel
 
 
-@dataclass(slots=True)
 class PackedLayout:
     """The positions of rows in a packed layout."""
 
-    lengths: Sequence[int]
-    device: torch.device
-    starts: Tensor = field(init=False)
-    longest: int = field(init=False)
-    positions: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        lengths = torch.tensor(self.lengths)
-        ends = lengths.cumsum(0)
-        self.longest = max(self.lengths)
-        self.starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(self.device, torch.int32)
-        offsets = torch.repeat_interleave(ends - lengths, lengths)
-        self.positions = (torch.arange(int(ends[-1])) - offsets)[None].to(self.device)
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.lengths, self.longest = lengths, max(lengths)
+        counts = torch.tensor(lengths)
+        ends = counts.cumsum(0)
+        self.starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(device, torch.int32)
+        offsets = torch.repeat_interleave(ends - counts, counts)
+        self.positions = (torch.arange(int(ends[-1])) - offsets)[None].to(device)
 
 
 def packed_replica(module: nn.Module) -> nn.Module:
     """A replica of the module whose attention reads packed lines. Raises ConfigError if its attention cannot be replaced."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
-    shared = {id(tensor): tensor for tensor in [*module.parameters(), *module.buffers()]}
-    replica: Any = copy.deepcopy(module, shared)
-    replica.set_attn_implementation(NAME)
-    if replica.config._attn_implementation != NAME:
-        raise ConfigError(f"the attention of {type(module).__name__} cannot be replaced")
-    return replica.eval()  # type: ignore[no-any-return]
+    replica: nn.Module = share_tensors(module, ALL_ATTENTION_FUNCTIONS, NAME, attention)
+    return replica
 
 
 def run_packed(replica: nn.Module, input_ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -76,25 +62,16 @@ def attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    agentfly_layout: PackedLayout | None = None,
+    agentfly_layout: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
-    unknown = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None] + ["softcap"] * (
-        softcap is not None
-    )
-    if agentfly_layout is None or unknown:
-        why = f"uses {unknown[0]} in its attention" if unknown else "does not pass its keyword arguments on to attention"
-        raise ConfigError(f"{type(module).__name__} {why}: its rows cannot be packed")
+    check_attention(module, agentfly_layout, kwargs, "its rows cannot be packed")
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     fits = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= _MAX_DIM
     kernel = _varlen_kernel() if fits else None
-    if kernel is not None:
-        out = kernel(query, key, value, agentfly_layout, scaling, sliding_window)
-    else:
-        out = _row_by_row(query, key, value, agentfly_layout, scaling, sliding_window)
-    return out[None], None
+    attend = kernel or _row_by_row
+    return attend(query, key, value, agentfly_layout, scaling, sliding_window)[None], None
 
 
 def _row_by_row(

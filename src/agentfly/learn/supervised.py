@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError, InvariantError
+from ..kernels import launching_on
 from ..types import Sample
 from .batching import MicroBatch, Rows, passes
-from .faster import at
 from .metrics import Totals
 from .model.logprobs import Scorer
 from .optim import Optimizer
@@ -37,7 +37,7 @@ class SupervisedLearner:
         self.model.eval()
         self.device = next(self.model.parameters()).device
         self._scorer = Scorer(self.model, chunk=self.optim.logprob_chunk)
-        with at(self.device):
+        with launching_on(self.device):
             self._packed = self._scorer.prepare(self.optim)
         self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
         self._seed = seed
@@ -57,7 +57,7 @@ class SupervisedLearner:
         self._optimizer.set_lr(factor)
         order = f"{self._seed}/{self._version}"
         for members in passes(len(rows), epochs=self.optim.epochs, num_minibatches=self.optim.num_minibatches, seed=order):
-            with at(self.device):
+            with launching_on(self.device):
                 self._step(rows, members, totals)
         self._version += 1
         return totals.means() | {
@@ -98,7 +98,7 @@ class SupervisedLearner:
         """Returns the mean negative log-likelihood per token of held-out rows."""
         rows, totals = Rows(samples), Totals()
         for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, packed=self._packed):
-            with at(self.device):
+            with launching_on(self.device):
                 logprobs = self._scorer(batch).logprobs
             totals.add("eval/loss", -logprobs.sum(), len(logprobs))
         return totals.means()

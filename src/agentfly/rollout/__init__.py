@@ -5,15 +5,6 @@ from .scheduler import check_prompts, controller, most_in_flight, open_task, run
 from .setup import make_plan, open_environments
 
 __all__ = [
-    "AgentLike",
-    "Limits",
-    "Plan",
-    "check_prompts",
-    "controller",
-    "make_plan",
-    "most_in_flight",
-    "open_environments",
-    "open_task",
-    "run_chain",
-    "run_chains",
-]
+    "AgentLike", "Limits", "Plan", "check_prompts", "controller", "make_plan", "most_in_flight", "open_environments",
+    "open_task", "run_chain", "run_chains",
+]  # fmt: skip

@@ -137,7 +137,7 @@ async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: 
     messages, turns = trajectory.messages, trajectory.turns
     prompt = list(first_ids)
     new_ids, restarts = list(first_ids), True
-    on_text = _text_teller(plan, trajectory)
+    on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
     while True:
         room = limits.max_context - len(prompt)
         if room < 1:
@@ -186,13 +186,11 @@ async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: 
 
 
 async def _act(plan: Plan, trajectory: Trajectory, context: Context, calls: tuple[ToolCall, ...]) -> tuple[ToolResult, ...]:
-    if plan.on_event is not None:
-        for call in calls:
-            _tell(plan, trajectory, "tool_call", call=call)
+    for call in calls:
+        _tell(plan, trajectory, "tool_call", call=call)
     results = await call_tools(plan.agent.tools, calls, context)
-    if plan.on_event is not None:
-        for call, result in zip(calls, results, strict=True):
-            _tell(plan, trajectory, "observation", call=call, result=result)
+    for call, result in zip(calls, results, strict=True):
+        _tell(plan, trajectory, "observation", call=call, result=result)
     return results
 
 
@@ -260,9 +258,3 @@ async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lea
 def _tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:
     if plan.on_event is not None:
         plan.on_event(Event(kind, chain.task.id, chain.chain, data))
-
-
-def _text_teller(plan: Plan, trajectory: Trajectory) -> Callable[[str], None] | None:
-    if plan.on_event is None:
-        return None
-    return lambda text: _tell(plan, trajectory, "text", text=text)

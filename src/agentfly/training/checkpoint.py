@@ -22,13 +22,13 @@ PREFIX = "step-"
 
 def save_checkpoint(folder: Path, step: int, *, model: Any, tokenizer: Any, state: dict[str, Any], keep: int) -> Path:
     """Write `folder/step-N` and remove all but the newest `keep` checkpoints."""
-    from ..learn.model.storage import save_model, save_state
+    from ..learn.model.storage import save_checkpoint_model, save_state
 
     final = folder / f"{PREFIX}{step:06d}"
     temporary = folder / f".{final.name}.writing"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    save_model(model, tokenizer, temporary)
+    save_checkpoint_model(model, tokenizer, temporary)
     save_state(temporary / STATE, state)
     sums = {path.relative_to(temporary).as_posix(): _sha256(path) for path in sorted(temporary.rglob("*")) if path.is_file()}
     (temporary / MANIFEST).write_text(json.dumps({"step": step, "sha256": sums}, indent=1))
@@ -64,12 +64,6 @@ def broken_files(checkpoint: Path) -> list[str]:
     except (OSError, ValueError, KeyError):
         return [MANIFEST]
     return [name for name, sum_ in sums.items() if not (checkpoint / name).is_file() or _sha256(checkpoint / name) != sum_]
-
-
-def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
-    from ..learn.model.storage import load_state
-
-    return load_state(checkpoint / STATE)
 
 
 def _sha256(path: Path) -> str:

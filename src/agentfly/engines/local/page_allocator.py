@@ -12,29 +12,20 @@ cached sequences that do not run; if that is not enough it returns False and the
 
 from __future__ import annotations
 
-from .slot_allocator import MIN_SHARED, longest_shared_prefix, shared_prefix_length
+from .slot_allocator import MIN_SHARED, CacheEntry, longest_shared_prefix, shared_prefix_length
 
 PAGE_SIZE = 16
 """Tokens per page."""
 
 
-class PagedSequence:
-    """The cache entry of a running sequence or of a waiting chain. `tokens[:cached]` have keys and values in `pages`."""
+class PagedSequence(CacheEntry):
+    """A cache entry whose keys and values are in `pages`."""
 
-    __slots__ = ("busy", "cached", "pages", "session", "tokens", "used")
+    __slots__ = ("pages",)
 
-    def __init__(self, tokens: list[int], session: str, used: int) -> None:
-        self.tokens = tokens
-        self.session = session
-        self.used = used
-        self.cached = 0
-        self.busy = True
+    def __init__(self) -> None:
+        super().__init__()
         self.pages: list[int] = []
-
-    @property
-    def planned(self) -> int:
-        """Tokens cached once the prefill of a running sequence is done."""
-        return len(self.tokens) if self.busy else self.cached
 
 
 class PageAllocator:
@@ -56,11 +47,6 @@ class PageAllocator:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def room(self) -> int:
-        """Tokens that a single sequence could hold."""
-        return (self.num_pages - 1) * PAGE_SIZE
-
     def allocate(self, tokens: list[int], session: str) -> tuple[PagedSequence, PagedSequence | None, int]:
         """Create or reuse the entry of a sequence. Returns (entry, source of a shared prefix or None, prefix length).
 
@@ -78,14 +64,14 @@ class PageAllocator:
             else longest_shared_prefix(self._seqs, tokens, want, own)
         )
         if own is None:
-            seq = PagedSequence(tokens, session, self._clock)
+            seq = PagedSequence()
             self._seqs.append(seq)
             if session:
-                self._sessions[session] = seq
+                seq.session, self._sessions[session] = session, seq
         else:
             seq = own
-            seq.tokens, seq.busy, seq.used = tokens, True, self._clock
             self._truncate(seq, kept)
+        seq.tokens, seq.busy, seq.used = tokens, True, self._clock
         if count < seq.cached + max(MIN_SHARED, PAGE_SIZE):
             source, count = None, 0
         return seq, source, count
@@ -118,7 +104,7 @@ class PageAllocator:
         seq.busy, seq.used = False, self._clock
         self._free_pages(seq, -(-seq.cached // PAGE_SIZE))
         if not seq.cached:
-            self._remove(seq)
+            self.drop(seq)
 
     def release(self, session: str) -> None:
         """The chain has ended: its pages are evicted first."""
@@ -127,8 +113,12 @@ class PageAllocator:
             seq.session = ""
 
     def drop(self, seq: PagedSequence) -> None:
-        """Free everything that the sequence holds (preemption)."""
-        self._remove(seq)
+        """Remove a sequence and free everything that it holds."""
+        self._free_pages(seq, 0)
+        seq.cached, seq.busy, seq.tokens = 0, False, []  # sequences that wait for this prefix compare `tokens` by identity
+        if seq.session:
+            self.release(seq.session)
+        self._seqs.remove(seq)
 
     def invalidate(self) -> None:
         """The weights have changed: drop all keys and values. Running sequences keep their entries and are prefilled again."""
@@ -137,18 +127,7 @@ class PageAllocator:
                 self._free_pages(seq, 0)
                 seq.cached = 0
             else:
-                self._remove(seq)
-
-    def check(self) -> None:
-        """Assert that free list, reference counts and page tables agree. For tests: a page held twice would corrupt samples."""
-        held = [0] * self.num_pages
-        for seq in self._seqs:
-            assert seq.cached <= len(seq.pages) * PAGE_SIZE
-            for page in seq.pages:
-                held[page] += 1
-        assert held == self._refcounts
-        assert len(self._free) == sum(count == 0 for count in held[1:])
-        assert held[0] == 0
+                self.drop(seq)
 
     def _truncate(self, seq: PagedSequence, kept: int) -> None:
         """Keep the first tokens only, back to a page boundary if the last page is shared: the next write would go there."""
@@ -163,17 +142,10 @@ class PageAllocator:
         idle.sort(key=lambda seq: (seq.session != "", seq.used))
         for seq in idle:
             self.num_evicted += bool(seq.session)
-            self._remove(seq)
+            self.drop(seq)
             if self._free:
                 return True
         return False
-
-    def _remove(self, seq: PagedSequence) -> None:
-        self._free_pages(seq, 0)
-        seq.cached, seq.busy, seq.tokens = 0, False, []  # sequences that wait for this prefix compare `tokens` by identity
-        if seq.session:
-            self.release(seq.session)
-        self._seqs.remove(seq)
 
     def _free_pages(self, seq: PagedSequence, keep: int) -> None:
         for page in seq.pages[keep:]:

@@ -10,13 +10,14 @@ ConfigError: they would be computed wrongly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
 from ...kernels import find_kernels
+from ...kernels.replica import check_attention
 from .page_allocator import PAGE_SIZE
 
 NAME = "agentfly_pages"
@@ -40,15 +41,21 @@ class KVPools:
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
 
 
+@dataclass(frozen=True, slots=True)
 class DecodeMetadata:
-    """Every row of the decode batch computes one token. Its tensors have fixed addresses."""
+    """Every row of the decode batch computes one token. Its tensors have fixed addresses.
 
-    def __init__(self, pools: KVPools, table: Tensor, places: Tensor, lengths: Tensor) -> None:
-        """`table` [rows, pages]. `places` [rows]: where each new key goes (page x PAGE_SIZE + offset). `lengths` [rows]: with
-        the new token; 0 for an idle row."""
-        self.pools, self.table, self.places, self.lengths = pools, table, places, lengths
+    `table` [rows, pages]. `places` [rows]: where each new key goes (page x PAGE_SIZE + offset). `lengths` [rows]: with the
+    new token; 0 for an idle row.
+    """
+
+    pools: KVPools
+    table: Tensor
+    places: Tensor
+    lengths: Tensor
 
 
+@dataclass(frozen=True, slots=True)
 class PrefillMetadata:
     """A few sequences compute many tokens each, packed into one line. All tensors are on the device.
 
@@ -56,22 +63,16 @@ class PrefillMetadata:
     are (cached tokens, new tokens), needed by the torch implementation only.
     """
 
-    tile = TILE
-
-    def __init__(
-        self,
-        pools: KVPools,
-        table: Tensor,
-        places: Tensor,
-        positions: Tensor,
-        starts: Tensor,
-        past: Tensor,
-        tile_rows: Tensor,
-        tile_queries: Tensor,
-        rows: Sequence[tuple[int, int]] | None,
-    ) -> None:
-        self.pools, self.table, self.places, self.positions = pools, table, places, positions
-        self.starts, self.past, self.tile_rows, self.tile_queries, self.rows = starts, past, tile_rows, tile_queries, rows
+    pools: KVPools
+    table: Tensor
+    places: Tensor
+    positions: Tensor
+    starts: Tensor
+    past: Tensor
+    tile_rows: Tensor
+    tile_queries: Tensor
+    rows: Sequence[tuple[int, int]] | None
+    tile: ClassVar[int] = TILE
 
     @classmethod
     def of(cls, pools: KVPools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> PrefillMetadata:
@@ -117,15 +118,12 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    agentfly_metadata: DecodeMetadata | PrefillMetadata | None = None,
+    agentfly_metadata: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
-    unknown = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None]
-    if agentfly_metadata is None or unknown:
-        why = f"uses {unknown[0]} in its attention" if unknown else "does not pass its keyword arguments on to attention"
-        raise ConfigError(f"{type(module).__name__} {why}: the local engine cannot serve it")
-    metadata = agentfly_metadata
+    check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
+    metadata: DecodeMetadata | PrefillMetadata = agentfly_metadata
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = metadata.pools.layers[int(getattr(module, "layer_idx", 0))]
     writer = find_kernels("decode", query.device)
@@ -138,15 +136,10 @@ def attention(
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap}
     kernels = find_kernels("paged_attention", query.device)
     if isinstance(metadata, DecodeMetadata):
-        if kernels is not None:
-            out = kernels.decode(query, keys, values, metadata.table, metadata.lengths, **options)
-        else:
-            out = decode_reference(query, keys, values, metadata.table, metadata.lengths, **options)
-    elif kernels is not None:
-        out = kernels.prefill(query, keys, values, metadata, **options)
-    else:
-        out = prefill_reference(query, keys, values, metadata, **options)
-    return out[None], None
+        decode = decode_reference if kernels is None else kernels.decode
+        return decode(query, keys, values, metadata.table, metadata.lengths, **options)[None], None
+    prefill = prefill_reference if kernels is None else kernels.prefill
+    return prefill(query, keys, values, metadata, **options)[None], None
 
 
 def decode_reference(

@@ -54,9 +54,10 @@ class PagedScheduler(BatchScheduler):
              ^ preempted: back to the queue     | published or invalidated: back to `_prefilling`
     """
 
+    allocator: PageAllocator
+
     def __init__(self, model: Any, allocator: PageAllocator, pools: KVPools, **sizes: Any) -> None:
         super().__init__(model, allocator, **sizes)
-        self.allocator = allocator
         self.pools = pools
         self.ahead = LAUNCHES_AHEAD.get(self.device.type, 0)
         self._launches: deque[_Launch] = deque()
@@ -107,9 +108,7 @@ class PagedScheduler(BatchScheduler):
         while len(self._launches) > (self.ahead if inflight is not None else 0):
             self._finish(self._launches.popleft(), changed)
         news = list(dict.fromkeys(changed))
-        for seq in news:
-            if seq.finished or seq.error:
-                self.remove(seq)
+        self._remove_ended(news)
         return news
 
     def remove(self, seq: SequenceState) -> None:
@@ -144,11 +143,7 @@ class PagedScheduler(BatchScheduler):
             if len(self.running) >= self._max_running and not self._has_room(self.queue[0]):
                 break
             seq = self.queue.popleft()
-            kv, source, count = self.allocator.allocate(seq.tokens, seq.session)
-            seq.kv = kv
-            seq.source = (source, source.tokens, count) if source is not None else None
-            self.counts["reused_tokens"] += kv.cached
-            self.running.append(seq)
+            self._start(seq, *self.allocator.allocate(seq.tokens, seq.session))
             self._prefilling[seq] = None
 
     def _has_room(self, seq: SequenceState) -> bool:
@@ -306,15 +301,10 @@ class PagedScheduler(BatchScheduler):
         return True
 
     def _preempt(self) -> None:
-        """Send the youngest sequence back to the front of the queue, also in the middle of its prefill."""
-        seq = self.running.pop()
-        self._detach(seq)
-        self.allocator.drop(_kv(seq))
-        seq.kv = seq.source = None
-        self.queue.appendleft(seq)
+        self._detach(self.running[-1])  # also in the middle of its prefill
+        super()._preempt()
         # Admit fewer for a while: otherwise the sequence would return at once, be prefilled again and be preempted again.
         self._max_running = max(1, len(self.running))
-        self.counts["preempted"] += 1
 
 
 def _num_pages(length: int) -> int:

@@ -10,7 +10,6 @@ fails raises a ConfigError.
 
 from __future__ import annotations
 
-import copy
 import math
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from ...errors import ConfigError
 from ...kernels import find_kernels
 from ...kernels.merged_linear import merge_linears
 from ...kernels.replace import replace_modules, restore
+from ...kernels.replica import evaluating, share_tensors
 from . import paged_attention, slot_attention
 from .page_allocator import PAGE_SIZE
 from .slot_attention import SlotCache, SlotMetadata, forward
@@ -42,18 +42,12 @@ def make_replica(model: Any, *, on_pages: bool = False) -> Any:
             f"the local engine serves full and sliding attention only; {name} also has {', '.join(sorted(kinds - KINDS))}"
         )
     ours = paged_attention if on_pages else slot_attention
-    ALL_ATTENTION_FUNCTIONS.register(ours.NAME, ours.attention)
-    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    replica = copy.deepcopy(model, shared)
     try:
-        replica.set_attn_implementation(ours.NAME)
-    except (ValueError, KeyError, AttributeError) as error:
+        replica = share_tensors(model, ALL_ATTENTION_FUNCTIONS, ours.NAME, ours.attention)
+    except (ConfigError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"the local engine cannot serve {name}: {error}") from error
-    if replica.config._attn_implementation != ours.NAME:
-        raise ConfigError(f"the local engine cannot serve {name}: its attention cannot be replaced")
     if getattr(replica, "is_gradient_checkpointing", False):
         replica.gradient_checkpointing_disable()
-    replica.eval()
     kernels = find_kernels("layers", next(model.parameters()).device) if on_pages else None
     if kernels is not None:
         accelerate(model, replica, kernels)
@@ -144,17 +138,14 @@ def _compare(model: Any, read: Callable[[list[int]], torch.Tensor], device: torc
     """Compare the logits that `read` gives for the last of a few tokens with the model's own."""
     size = model.config.get_text_config().vocab_size
     ids = [(7 * i + 3) % size for i in range(8)]
-    training = model.training
-    model.eval()
     try:
-        want = model(input_ids=torch.tensor([ids * times], device=device), use_cache=False).logits[0, -1].float()
-        got = read(ids).float()
+        with evaluating(model):
+            want = model(input_ids=torch.tensor([ids * times], device=device), use_cache=False).logits[0, -1].float()
+            got = read(ids).float()
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"the local engine cannot serve {type(model).__name__}: {type(error).__name__}: {error}") from error
-    finally:
-        model.train(training)
     exact = next(model.parameters()).dtype == torch.float32
     limit = 1e-3 if exact else 0.1
     gap = float((torch.log_softmax(got, -1) - torch.log_softmax(want, -1)).abs().max())

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -115,10 +115,6 @@ class SequenceState:
         self.versions += [version] * count
         return count
 
-    @property
-    def ended_by_id(self) -> bool:
-        return len(self.tokens) > self.num_prompt and self.tokens[-1] in self.stop_ids
-
 
 class BatchScheduler(ABC):
     """The queue, the running sequences and the counters that both schedulers have in common."""
@@ -140,15 +136,9 @@ class BatchScheduler(ABC):
         self.device = device
         self.queue: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []  # in order of admission
-        self.counts = {
-            "steps": 0,
-            "prefilled_tokens": 0,
-            "sampled_tokens": 0,
-            "reused_tokens": 0,
-            "shared_tokens": 0,
-            "preempted": 0,
-        }
-        self._any_allocator: Any = allocator
+        names = ("steps", "prefilled_tokens", "sampled_tokens", "reused_tokens", "shared_tokens", "preempted")
+        self.counts = dict.fromkeys(names, 0)
+        self.allocator: Any = allocator
 
     @property
     def busy(self) -> bool:
@@ -173,15 +163,7 @@ class BatchScheduler(ABC):
 
     def invalidate(self) -> None:
         """The weights have changed: no cached key or value may be used again."""
-        self._any_allocator.invalidate()
-
-    def release(self, session: str) -> None:
-        """The chain has ended: its cache entry may be evicted first."""
-        self._any_allocator.release(session)
-
-    @property
-    def num_evicted(self) -> int:
-        return int(self._any_allocator.num_evicted)
+        self.allocator.invalidate()
 
     def add(self, seq: SequenceState) -> None:
         self.queue.append(seq)
@@ -189,11 +171,31 @@ class BatchScheduler(ABC):
     def remove(self, seq: SequenceState) -> None:
         """The sequence has ended or was cancelled. Its keys and values stay in the cache for the chain's next turn."""
         if seq.kv is not None:
-            self._any_allocator.finish(seq.kv)
+            self.allocator.finish(seq.kv)
             seq.kv = None
             self.running.remove(seq)
         elif seq in self.queue:
             self.queue.remove(seq)
+
+    def _start(self, seq: SequenceState, kv: Any, source: Any, count: int) -> None:
+        """Run a sequence in its cache entry, as `allocate` returned it."""
+        seq.kv = kv
+        seq.source = (source, source.tokens, count) if source is not None else None
+        self.counts["reused_tokens"] += kv.cached
+        self.running.append(seq)
+
+    def _preempt(self) -> None:
+        """Send the youngest sequence back to the front of the queue; it is computed again when there is room."""
+        seq = self.running.pop()
+        self.allocator.drop(seq.kv)
+        seq.kv = seq.source = None
+        self.queue.appendleft(seq)
+        self.counts["preempted"] += 1
+
+    def _remove_ended(self, seqs: Iterable[SequenceState]) -> None:
+        for seq in seqs:
+            if seq.finished or seq.error:
+                self.remove(seq)
 
     def clear(self) -> list[SequenceState]:
         """Remove and return every sequence, queued or running."""

@@ -9,20 +9,22 @@ returns False and the scheduler preempts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from .slot_attention import SlotCache
 
 MIN_SHARED = 8  # computing a shorter prefix is faster than copying it
 
 
-class Slot:
-    """One slot. `tokens[:cached]` have keys and values; the `tokens` of a busy slot is the sequence's own, growing list."""
+class CacheEntry:
+    """A running sequence or a waiting chain in the cache. `tokens[:cached]` have keys and values.
 
-    __slots__ = ("busy", "cached", "index", "session", "tokens", "used")
+    The `tokens` of a busy entry is the sequence's own, growing list. `used` is when it was last used, on the allocator's clock.
+    """
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    __slots__ = ("busy", "cached", "session", "tokens", "used")
+
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self.cached = 0
         self.session = ""
@@ -33,6 +35,19 @@ class Slot:
     def planned(self) -> int:
         """Tokens cached once the prefill of a running sequence is done."""
         return len(self.tokens) if self.busy else self.cached
+
+
+AnyEntry = TypeVar("AnyEntry", bound=CacheEntry)
+
+
+class Slot(CacheEntry):
+    """One slot of the cache."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
 
     @property
     def free(self) -> bool:
@@ -69,13 +84,10 @@ class SlotAllocator:
         num_shared = 0
         if own is None or num_own < min(own.cached, want):
             source, num_shared = longest_shared_prefix(self._slots, tokens, want, own)
-        if own is not None:
-            slot = own
-        else:
-            slot_or_none = self._find_free(source)
-            if slot_or_none is None:
-                return None
-            slot = slot_or_none
+        slot = own or self._find_free(source)
+        if slot is None:
+            return None
+        if own is None:
             num_own = num_shared if slot is source else 0
         if slot is source or num_shared < max(MIN_SHARED, num_own + MIN_SHARED):
             source, num_shared = None, 0
@@ -133,17 +145,15 @@ class SlotAllocator:
         free = next((slot for slot in self._slots if slot.free), None)
         if free is None and self._add_slots():
             free = next((slot for slot in self._slots if slot.free), None)
-        if free is None:
-            kept = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
-            if kept is None:
-                return None
+        if free is not None:
+            return free
+        kept = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
+        if kept is not None:
             self.num_evicted += 1
+            self.release(kept.session)
             if kept is not source:
                 self._clear(kept)
-            else:
-                self.release(kept.session)
-            free = kept
-        return free
+        return kept
 
     def _add_slots(self) -> bool:
         count = len(self._slots)
@@ -182,21 +192,9 @@ class SlotAllocator:
         slot.tokens, slot.cached = [], 0
 
 
-class PrefixSource(Protocol):
-    """A cache entry that a prefix can be taken from."""
-
-    tokens: list[int]
-
-    @property
-    def planned(self) -> int: ...
-
-
-AnySource = TypeVar("AnySource", bound=PrefixSource)
-
-
 def longest_shared_prefix(
-    sources: Iterable[AnySource], tokens: list[int], want: int, own: AnySource | None
-) -> tuple[AnySource | None, int]:
+    sources: Iterable[AnyEntry], tokens: list[int], want: int, own: AnyEntry | None
+) -> tuple[AnyEntry | None, int]:
     """The source, except `own`, that shares the longest prefix with `tokens`, and its length (at most `want`)."""
     best, count = None, 0
     for source in sources:

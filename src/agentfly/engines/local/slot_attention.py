@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...errors import ConfigError
+from ...kernels.replica import check_attention
 
 NAME = "agentfly_slots"
 SIZES = (1, 16, 64)  # sequences are grouped by their number of new tokens: up to 1, 16, 64, and more
@@ -51,13 +51,11 @@ class SlotCache:
             )
         return found
 
-    def copy(self, source: int, targets: Sequence[int], count: int) -> None:
-        """Copy the first `count` positions of one slot to others: a prefix that sequences share."""
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` positions of one slot to another: a prefix that sequences share."""
         for tensors in self.layers.values():
             for tensor in tensors:
-                head = tensor[source, :, :count]
-                for target in targets:
-                    tensor[target, :, :count] = head
+                tensor[target, :, :count] = tensor[source, :, :count]
 
     def reshape(self, num_slots: int, length: int, moves: Sequence[tuple[int, int, int]]) -> None:
         """Reallocate and keep each (old slot, new slot, count) of `moves`. Goes layer by layer to keep the memory peak low."""
@@ -169,20 +167,12 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    agentfly_metadata: SlotMetadata | None = None,
+    agentfly_metadata: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
-    if agentfly_metadata is None:
-        raise ConfigError(
-            f"{type(module).__name__} does not pass its keyword arguments on to attention: the local engine cannot serve it"
-        )
-    for unknown in ("s_aux", "position_bias"):
-        if kwargs.get(unknown) is not None:
-            raise ConfigError(
-                f"{type(module).__name__} uses {unknown} in its attention, which the local engine does not support"
-            )
-    metadata = agentfly_metadata
+    check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
+    metadata: SlotMetadata = agentfly_metadata
     query, new_keys, new_values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = metadata.cache.layer(int(getattr(module, "layer_idx", 0)), new_keys, new_values)
     keys[metadata.slots, :, metadata.positions] = new_keys

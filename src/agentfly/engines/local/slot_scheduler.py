@@ -6,9 +6,6 @@ If the slots cannot hold the step, the youngest sequence is preempted until they
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
 
 from .sampler import draw
 from .scheduler import BatchScheduler, SequenceState
@@ -19,9 +16,7 @@ from .slot_attention import SlotMetadata, forward, order
 class SlotScheduler(BatchScheduler):
     """Continuous batching over slots."""
 
-    def __init__(self, model: Any, allocator: SlotAllocator, **sizes: Any) -> None:
-        super().__init__(model, allocator, **sizes)
-        self.allocator = allocator
+    allocator: SlotAllocator
 
     def memory(self) -> dict[str, float]:
         cache = self.allocator.cache
@@ -54,19 +49,14 @@ class SlotScheduler(BatchScheduler):
             _slot(seq).cached += count
         self.counts["steps"] += 1
         self.counts["prefilled_tokens"] += len(ids) - len(drawing)
+        self.counts["sampled_tokens"] += len(drawing)
         if drawing:
-            self._draw(drawing, logits, version)
+            drawn = draw(logits, [seq.sampling for seq in drawing], [seq.uniforms(1)[0] for seq in drawing])
+            for seq, token, logprob in zip(drawing, *drawn, strict=True):
+                seq.accept(token, logprob, version, self.max_context)
         news = [seq for seq in drawing if seq.finished or seq.error or seq.new_text]
-        for seq in news:
-            if seq.finished or seq.error:
-                self.remove(seq)
+        self._remove_ended(news)
         return news
-
-    def _draw(self, seqs: list[SequenceState], logits: Tensor, version: int) -> None:
-        tokens, logprobs = draw(logits, [seq.sampling for seq in seqs], [seq.uniforms(1)[0] for seq in seqs])
-        for seq, token, logprob in zip(seqs, tokens, logprobs, strict=True):
-            seq.accept(token, logprob, version, self.max_context)
-        self.counts["sampled_tokens"] += len(seqs)
 
     def _admit(self) -> None:
         while self.queue and len(self.running) < self.max_batch:
@@ -75,11 +65,7 @@ class SlotScheduler(BatchScheduler):
             if lent is None:
                 return
             self.queue.popleft()
-            slot, source, count = lent
-            seq.kv = slot
-            seq.source = (source, source.tokens, count) if source is not None else None
-            self.counts["reused_tokens"] += slot.cached
-            self.running.append(seq)
+            self._start(seq, *lent)
 
     def _choose_work(self) -> list[tuple[SequenceState, int]]:
         """The tokens to compute in this step: one per decoding sequence, and prompts in order of arrival up to the limit."""
@@ -107,19 +93,11 @@ class SlotScheduler(BatchScheduler):
                 return False
             count = min(count, source.cached)
             if count > slot.cached:
-                self.allocator.cache.copy(source.index, [slot.index], count)
+                self.allocator.cache.copy(source.index, slot.index, count)
                 slot.cached = count
                 self.counts["shared_tokens"] += count
         seq.source = None
         return True
-
-    def _preempt(self) -> None:
-        """Send the youngest sequence back to the front of the queue; it is computed again when there is room."""
-        seq = self.running.pop()
-        self.allocator.drop(_slot(seq))
-        seq.kv = seq.source = None
-        self.queue.appendleft(seq)
-        self.counts["preempted"] += 1
 
 
 def _slot(seq: SequenceState) -> Slot:

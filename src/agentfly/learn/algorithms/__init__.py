@@ -23,20 +23,11 @@ from ..settings import LossSettings
 from . import advantages as adv
 from .advantages import TokenValues
 
-ALWAYS = frozenset(
-    {
-        "clip_low",
-        "clip_high",
-        "dual_clip",
-        "aggregation",
-        "sequence_divisor",
-        "kl_coef",
-        "kl_in",
-        "kl_kind",
-        "entropy_coef",
-        "old_logprobs",
-    }
-)
+ALWAYS = frozenset({
+    "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "entropy_coef",
+    "old_logprobs",
+})  # fmt: skip
+"""The keys of LossSettings that every algorithm uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +110,6 @@ def _grpo(chains: Chains, settings: LossSettings) -> Credit:
     return _per_group(chains, lambda rewards: adv.grpo(rewards, normalize_std=settings.normalize_std))
 
 
-def _rloo(chains: Chains, settings: LossSettings) -> Credit:
-    return _per_group(chains, adv.rloo)
-
-
-def _reinforce_plus_plus(chains: Chains, settings: LossSettings) -> Credit:
-    return Credit(adv.reinforce_plus_plus(chains.rewards, gamma=settings.gamma))
-
-
-def _reinforce_plus_plus_baseline(chains: Chains, settings: LossSettings) -> Credit:
-    return Credit(adv.reinforce_plus_plus_baseline(chains.rewards, chains.groups))
-
-
 def _ppo(chains: Chains, settings: LossSettings) -> Credit:
     assert chains.values is not None  # the row has needs_critic=True
     pairs = [
@@ -160,7 +139,7 @@ RLOO = Algorithm(
     name="rloo",
     description="Reward against the mean of the other chains of the group; no critic.",
     paper="arXiv:2402.14740",
-    credit=_rloo,
+    credit=lambda chains, _: _per_group(chains, adv.rloo),
     needs_group=True,
     defaults={"kl_in": "reward"},
 )
@@ -168,7 +147,7 @@ REINFORCE_PLUS_PLUS = Algorithm(
     name="reinforce++",
     description="Discounted reward-to-go per token, whitened over the batch; no group, no critic.",
     paper="arXiv:2501.03262",
-    credit=_reinforce_plus_plus,
+    credit=lambda chains, settings: Credit(adv.reinforce_plus_plus(chains.rewards, gamma=settings.gamma)),
     defaults={"kl_in": "reward"},
     reads=ALWAYS | {"gamma"},
 )
@@ -176,7 +155,7 @@ REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++_baseline",
     description="Reward against the group's mean, whitened over the batch; no critic.",
     paper="arXiv:2501.03262",
-    credit=_reinforce_plus_plus_baseline,
+    credit=lambda chains, _: Credit(adv.reinforce_plus_plus_baseline(chains.rewards, chains.groups)),
     needs_group=True,
 )
 PPO = Algorithm(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ...errors import ConfigError
+from ...kernels.replica import evaluating
 from ..algorithms.losses import entropy as entropy_of
 from ..backbone import Backbone
 from ..batching import MicroBatch
@@ -37,10 +38,6 @@ class Head:
     linear: nn.Module
     scale: float = 1.0
     softcap: float | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        return self.scale == 1.0 and self.softcap is None
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden).float()
@@ -89,7 +86,8 @@ class Scorer:
         if self.head is None:
             return self._by_forward(batch, entropy, keep_hidden)
         hidden = self.head.backbone(batch)
-        if self.head.is_plain and entropy != "gradient" and len(hidden) and serves(self.head.linear):
+        plain = self.head.scale == 1.0 and self.head.softcap is None
+        if plain and entropy != "gradient" and len(hidden) and serves(self.head.linear):
             weight: Any = self.head.linear.weight
             scores, values = head_scores(hidden, weight, batch.targets, self.temperature, self._chunk)
             return Scores(scores, None if entropy == "none" else values, hidden if keep_hidden else None)
@@ -153,10 +151,8 @@ def _agrees(model: nn.Module, head: Head) -> bool:
     """Whether backbone and head give the model's logits on two short rows."""
     device = next(model.parameters()).device
     ids = torch.arange(8, device=device).reshape(2, 4) % _vocabulary(head.linear)
-    was_training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             output: Any = model(input_ids=ids, use_cache=False)
             states: Any = head.backbone.module(input_ids=ids, use_cache=False)
             if not isinstance(getattr(states, "last_hidden_state", None), Tensor):
@@ -164,8 +160,6 @@ def _agrees(model: nn.Module, head: Head) -> bool:
             ours, theirs = head.logits(states.last_hidden_state), output.logits.float()
     except (RuntimeError, TypeError, ValueError):  # the head does not fit the backbone: use the full forward
         return False
-    finally:
-        model.train(was_training)
     tolerance = 1e-5 if next(model.parameters()).dtype == torch.float32 else 2e-2
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 

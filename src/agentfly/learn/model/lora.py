@@ -2,8 +2,8 @@
 
     y = W x + (alpha / rank) B A x        W frozen, A [rank, in] random, B [out, rank] zero: the first outputs do not change
 
-`adapt` changes the model in place, so an engine that shares it samples from the adapted weights. `merged_weights` returns the
-weights of the equivalent plain model; `save_adapter` writes PEFT's format.
+`adapt` changes the model in place, so an engine that shares it samples from the adapted weights.
+`engines.local.load.merged_weights` gives the weights of the equivalent plain model; `save_adapter` writes PEFT's format.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
             raise ConfigError(f"the model has adapters of rank {rank} already: train on with the [lora] they were made with")
         return len(there)
     found = [
-        (parent, name, child, path)
-        for path, parent in model.named_modules()
+        (parent, name, child)
+        for parent in model.modules()
         for name, child in parent.named_children()
-        if _is_linear(child) and child is not _head(model) and settings.wants(name)
+        if isinstance(child, nn.Linear) and child is not _head(model) and settings.wants(name)
     ]
     if not found:
-        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if _is_linear(child)})
+        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if isinstance(child, nn.Linear)})
         raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(names)}")
-    missing = set(settings.targets) - {"all"} - {name for _, name, _, _ in found}
+    missing = set(settings.targets) - {"all"} - {name for _, name, _ in found}
     if missing:
         raise ConfigError(f"lora.targets: the model has no linear layer called {sorted(missing)[0]!r}")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for parent, name, child, _ in found:
+    for parent, name, child in found:
         setattr(parent, name, LoraLinear(child, settings, generator))
     return len(found)
 
@@ -97,23 +97,6 @@ def copy_sharing_frozen(model: nn.Module) -> nn.Module:
     """Returns a copy that shares the frozen tensors and copies the trainable ones."""
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
     return copy.deepcopy(model, frozen)
-
-
-@torch.no_grad()
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the state dict of the equivalent plain model, under its original names."""
-    here = dict(adapters(model))
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        path, _, last = name.rpartition(".")
-        if path in here:  # lora_a, lora_b
-            continue
-        inner, _, base = path.rpartition(".")
-        if base == "base" and inner in here:
-            state[f"{inner}.{last}"] = here[inner].merged() if last == "weight" else tensor
-        else:
-            state[name] = tensor
-    return state
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
@@ -159,10 +142,6 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
         raise ConfigError(f"{folder} holds other adapters than [lora] describes: resume with the settings it was saved with")
     for key, (module, part) in wanted.items():
         (module.lora_a if part == "A" else module.lora_b).copy_(saved[key])
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
 
 
 def _head(model: nn.Module) -> Any:

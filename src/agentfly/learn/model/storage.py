@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ...engines.local.load import save_model
 from ...errors import ConfigError
-from .lora import FOLDER, is_adapted, load_adapter, merged_weights, save_adapter
+from .lora import FOLDER, is_adapted, load_adapter, save_adapter
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
@@ -24,26 +25,11 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a folder that `from_pretrained` loads, without a progress bar.
-
-    A model with adapters is written merged, as a plain model, with its adapters in a subfolder.
-    """
-    from transformers.utils import logging
-
-    bars: Any = logging
-    shown = bars.is_progress_bar_enabled()
-    bars.disable_progress_bar()
-    try:
-        if is_adapted(model):
-            model.save_pretrained(folder, state_dict=merged_weights(model))
-            save_adapter(model, folder / FOLDER)
-        else:
-            model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    finally:
-        if shown:
-            bars.enable_progress_bar()
+def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a folder that `from_pretrained` loads, with adapters merged, and the adapters alone in a subfolder."""
+    save_model(model, tokenizer, folder)
+    if is_adapted(model):
+        save_adapter(model, folder / FOLDER)
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
