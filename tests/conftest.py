@@ -1,10 +1,11 @@
-"""Shared by all tests: one torch thread (two fight each other on small machines) and no way out to the network."""
+"""Shared by all tests: one torch thread (two contend on small machines), no access to the network, and the mark `slow`."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,21 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `slow.txt`, which `make test-fast` leaves out."""
+    root = Path(__file__).parent
+    lines = (root / "slow.txt").read_text(encoding="utf-8").splitlines()
+    slow = {line for line in lines if line and not line.startswith("#")}
+    for item in items:
+        path = item.path.relative_to(root.parent)
+        function = f"{path.as_posix()}::{item.name.partition('[')[0]}"
+        if slow & {function, path.as_posix(), *(parent.as_posix() for parent in path.parents)}:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def built_in_names_mean_the_built_ins() -> None:
-    """A test module with a `multiply` of its own shadows the built-in one; no test may depend on which module came first."""
+    """A test module that registers a `multiply` shadows the built-in one; no test may depend on which module came first."""
     for kind, registered in plugins._registered.items():
         for name in plugins.BUILTIN.get(kind, {}):
             registered.pop(name, None)
@@ -26,7 +39,7 @@ def built_in_names_mean_the_built_ins() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def java_ends_with_the_module() -> Iterator[None]:
-    """JVMs of ScienceWorld wait a minute for more work; after a module of tests there is none."""
+    """ScienceWorld's JVMs stay up for a minute; close them after each module of tests."""
     yield
     module = sys.modules.get("agentfly.envs.scienceworld.jvms")
     if module is not None:

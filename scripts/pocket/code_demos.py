@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from chat import Phase, code_system
 
-from agentfly.envs.code.solver import write
+from agentfly.envs.code.solver import solve
 from agentfly.envs.code.task_kinds import EASY, FORMS, Given, written
 from agentfly.envs.code.tasks import CodeProblem, draw, split_of
 from agentfly.pocket.demos import GUESSES, Demo
@@ -41,7 +41,7 @@ def code_demo(rng: random.Random, phase: Phase, behaviour: str = "") -> Demo:
     if not behaviour:
         weights = BEHAVIOURS if phase == "mixed" else {"good": 95, "corrected": 5}
         behaviour = rng.choices(list(weights), weights=list(weights.values()))[0]
-    (program,) = write(problem.kind.name, problem.given)
+    (program,) = solve({"kind": problem.kind.name, "given": problem.given})
     if behaviour == "guess":
         return _guess(rng, demo, problem)
     if behaviour in ("malformed", "corrected"):
