@@ -3,17 +3,17 @@
     spec        what an environment is and how its pool is set up
     manager     ResourceManager: chains ask it for leases
     admission   when a chain may start; `claims`: places of several kinds at once
-    backends/   where an instance lives; rpc/ the wire to it; sandbox/ the walls around it
+    backends/   where an instance lives; rpc/ the calls to it; sandbox/ isolation of untrusted code
 
 From a chain to the process of its environment:
 
     Lease             what one chain holds: a handle per kind                         lease.py
-      Handle          one chain's use of one instance, until it is given back
+      Handle          one chain's use of one instance, until it is released
         (EnvProxy)    what tools and rewards see: calls pass through the handle
       Slot            one place of the pool: who uses the instance, how often, age
         Instance      the environment where it lives: loop, thread or worker          backends/
-          Worker      one worker with one or more instances, calls over a transport   rpc/
-            WorkerTransport   carries the bytes; owns the process, sandbox, container or connection
+          Worker      the connection to one worker with one or more instances         rpc/client.py
+                      a subclass per backend owns the process, sandbox, container or socket
 
 An environment in the event loop or in a thread ends at `Instance`. Names load late: a worker process imports this package too.
 """
