@@ -268,7 +268,11 @@ def test_a_context_that_sglang_does_not_hold_is_refused(folder, engine_on, fault
 
 def test_an_sglang_that_does_not_say_what_it_holds_is_taken_at_our_word(folder, engine_on):
     with served(folder, "old", context=64) as server:
-        engine_on(server, "sglang").publish(0)
+        engine = engine_on(server, "sglang")
+        engine.publish(0)
+    assert engine.version == 0
+    assert engine.proof is not None
+    assert engine.proof.version == 0
 
 
 def test_a_server_that_is_not_there_is_a_sentence(folder, engine_on):

@@ -105,13 +105,15 @@ def test_time_left_is_the_mean_of_the_last_steps_and_nothing_at_the_ends() -> No
 
 
 def test_starting_and_stopping_twice_is_fine() -> None:
-    progress = Progress(1, terminal())
+    console = terminal()
+    progress = Progress(1, console)
     progress.stop()
     progress.start()
     progress.start()
     progress.stop()
     progress.stop()
     progress.note("after")
+    assert "after" in written(console)
 
 
 @pytest.mark.parametrize(
