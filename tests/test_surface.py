@@ -14,6 +14,7 @@ import pytest
 
 from agentfly import cli, plugins
 from agentfly.config import keys
+from agentfly.engines import _options_of
 from agentfly.resources.spec import OPTIONS, SETTINGS
 from agentfly.watch.metrics import METRICS
 
@@ -62,6 +63,12 @@ def test_config_keys_are_known() -> None:
 
 def test_pool_settings_are_known() -> None:
     assert {current(key) for key in BEFORE["pool_settings"]} <= {*SETTINGS, *OPTIONS}
+
+
+@pytest.mark.parametrize("kind", BEFORE["engine_options"])
+def test_engine_options_are_known(kind: str) -> None:
+    known, _ = _options_of(kind)
+    assert {current(name) for name in BEFORE["engine_options"][kind]} <= set(known)
 
 
 @pytest.mark.parametrize("kind", BEFORE["plugins"])
