@@ -118,7 +118,7 @@ def test_a_session_survives_deleting_its_own_files(shown):
 
 def test_input_gives_a_clear_error(shown):
     first, second = shown("name = input('Your name? ')", "1 + 1")
-    assert "input() does not work here, nobody is there to answer" in first
+    assert "input() does not work here, a cell has no terminal" in first
     assert second == "2"
 
 

@@ -60,7 +60,7 @@ class OutputFile:
 
 
 def no_input(prompt: object = "", /) -> str:
-    raise RuntimeError("input() does not work here, nobody is there to answer: put the value into the code")
+    raise RuntimeError("input() does not work here, a cell has no terminal: put the value into the code")
 
 
 class SessionProcess(CellLoop):

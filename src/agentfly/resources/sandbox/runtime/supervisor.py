@@ -37,7 +37,7 @@ def open_namespaces() -> tuple[int, int] | None:
     if uids is not None:
         try:
             syscalls.unshare(syscalls.NEW_PID)
-        except OSError:  # root without CAP_SYS_ADMIN, as in many containers: become nobody and go on as an ordinary user
+        except OSError:  # root without CAP_SYS_ADMIN, as in many containers: continue as the user nobody
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
