@@ -70,6 +70,10 @@ class DeadlineError(RolloutError):
     """A time limit was exceeded."""
 
 
+class ForeignExit(RuntimeError):
+    """Stands for an exception of a user's code that is no `Exception`; the text is its type and message. See `contained`."""
+
+
 def mark_as_environments(error: Exception, what: str) -> None:
     """Record on an exception which call of an environment raised it, so that a reward's error can be told from the world's."""
     error.__dict__.setdefault("environment_call", what)
@@ -79,6 +83,19 @@ def environment_call(error: BaseException) -> str | None:
     """The call of an environment that raised the exception, or None."""
     found = getattr(error, "environment_call", None)
     return found if isinstance(found, str) else None
+
+
+def contained(error: BaseException) -> Exception:
+    """The exception to raise for one that a user's tool, reward or environment raised.
+
+    An `Exception` is returned unchanged. KeyboardInterrupt, SystemExit, GeneratorExit and CancelledError would end the event
+    loop or look like Ctrl-C, so they become a `ForeignExit`.
+    """
+    if isinstance(error, Exception):
+        return error
+    made = ForeignExit(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    made.__cause__ = error
+    return made
 
 
 @contextmanager

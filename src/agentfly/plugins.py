@@ -121,7 +121,7 @@ def _load_file(path: Path) -> Any:
     sys.modules[key] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[key]
         raise ConfigError(f"{path.name} failed while it was imported: {type(error).__name__}: {error}") from error
     return module

@@ -10,6 +10,7 @@ import pytest
 
 from agentfly.errors import ConfigError, DeadlineError, UnknownName, WorldError
 from agentfly.resources import Budget, Cost, Lease, ResourceManager, Spec, spec_of
+from agentfly.resources.manager import RESET_TRIES
 from agentfly.types import Task
 
 from .worlds import TASK, Board, Chalk, Library, NeverUp, Once, Sickly, task
@@ -174,7 +175,7 @@ def test_after_a_failed_reset_a_fresh_instance_tells_whether_the_task_is_to_blam
             bad = Task("bad", (), {"refuse": True})
             with pytest.raises(WorldError, match="Board could not be reset for task bad: RuntimeError: no such board"):
                 await manager.acquire([Board], bad, "x", 60)
-            assert gauge(manager, "Board", "failed") == 2  # the used one, then a fresh one
+            assert gauge(manager, "Board", "failed") == 1 + RESET_TRIES  # the used one, then fresh ones
             async with manager.lease([Board], TASK, "y", 60):
                 pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 
 from agentfly.errors import ToolError
 from agentfly.resources import Cost, Environment
+from agentfly.testing import GuessEnv
 from agentfly.types import Task, ToolResult
 
 TASK = Task("t", (), {"secret": 5})
@@ -188,3 +190,26 @@ def exists(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Shaky(GuessEnv):
+    """Fails in 5 % of the calls of reset, guess and close."""
+
+    def _fault(self) -> None:
+        if random.random() < 0.05:
+            raise RuntimeError("a fault")
+
+    def reset(self, task: Any) -> Any:
+        self._fault()
+        return super().reset(task)
+
+    def guess(self, n: int) -> Any:
+        self._fault()
+        return super().guess(n)
+
+    def is_solved(self) -> bool:
+        return self.solved
+
+    def close(self) -> None:
+        self._fault()
+        super().close()

@@ -64,7 +64,7 @@ class ToolAgent(BaseAgent):
         """Parse a reply. Built-in parsers never raise; an exception of a user's parser is a bug and stops the run."""
         try:
             reply = self.parser(text)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise ConfigError(f"the parser raised {type(error).__name__} on a reply: {error}") from error
         if not isinstance(reply, ParsedReply):
             raise ConfigError(f"a parser returns a ParsedReply(content, calls), not {type(reply).__name__}")

@@ -21,6 +21,8 @@ import types
 from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Protocol
 
+from ..errors import contained
+
 log = logging.getLogger(__name__)
 GRACE_S = 2.0
 """How long a cancelled coroutine may take to clean up."""
@@ -149,19 +151,24 @@ def within(awaitable: Awaitable[Any], timeout_s: float) -> Generator[Any, Any, A
     """Await a coroutine, or any awaitable, for at most `timeout_s` seconds.
 
     Raises `Expired` when the time is over, also if the coroutine swallows its cancellation and returns a value. A
-    cancellation from outside stays a `CancelledError`, and wins if both come in the same tick of the loop.
+    cancellation from outside stays a `CancelledError`, and wins if both come in the same tick of the loop. KeyboardInterrupt,
+    SystemExit and the like out of the coroutine become a `ForeignExit`, because in a task they would end the event loop.
     """
     coroutine: Any = awaitable if hasattr(awaitable, "send") else _await(awaitable)
     try:
         waiting = coroutine.send(None)
     except StopIteration as stop:
         return stop.value
+    except BaseException as error:  # noqa: BLE001 - raised again, as an Exception
+        raise _failure(error)  # noqa: B904 - `contained` sets the cause
     alarm = _Alarm(timeout_s)
+    closed = False
     try:
         while True:
             try:
                 sent = yield waiting
             except GeneratorExit:
+                closed = True
                 coroutine.close()
                 raise
             except BaseException as error:
@@ -175,14 +182,20 @@ def within(awaitable: Awaitable[Any], timeout_s: float) -> Generator[Any, Any, A
         value = stop.value
     except BaseException as error:
         cancelled_outside = alarm.stop()
-        if not alarm.rings or cancelled_outside:
+        if closed:
             raise
+        if not alarm.rings or cancelled_outside:
+            raise _failure(error)  # noqa: B904 - `contained` sets the cause
         raise Expired from error
     if alarm.stop() and alarm.rings:
         raise asyncio.CancelledError
     if alarm.rings:
         raise Expired
     return value
+
+
+def _failure(error: BaseException) -> BaseException:
+    return error if isinstance(error, asyncio.CancelledError) else contained(error)
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:

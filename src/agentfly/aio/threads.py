@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import WorldError
+from ..errors import WorldError, contained
 
 log = logging.getLogger(__name__)
 IDLE_S = 30.0
@@ -263,7 +263,9 @@ def _unwrap(outcome: Outcome) -> Any:
     value, error = outcome
     if error is not None:
         try:
-            raise error
+            raise (
+                error if isinstance(error, Abandoned) else contained(error)
+            )  # Python delivers Ctrl-C to the main thread only, so this is not one
         finally:
             del error, outcome  # a traceback that refers to its frame is a reference cycle
     return value

@@ -60,7 +60,7 @@ class LearnerCopy:
         self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(found), template_args=template_args)
         self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
         self.context = context_of(config)
-        self._vocabulary = int(config.get_text_config().vocab_size)
+        self.num_ids = int(config.get_text_config().vocab_size)
         self._last: list[float] | None = None
         self._noise = float("inf")
 
@@ -137,7 +137,7 @@ class LearnerCopy:
 
     def probe_ids(self) -> list[int]:
         count = max(2, min(PROBE_TOKENS, self.context // 2))
-        return [(7919 * i + 3) % self._vocabulary for i in range(count)]
+        return [(7919 * i + 3) % self.num_ids for i in range(count)]
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:

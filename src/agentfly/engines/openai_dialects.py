@@ -187,7 +187,7 @@ def _parsing(what: str) -> Iterator[None]:
     """Turn lookup errors in an answer of another shape into an EngineError."""
     try:
         yield
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError) as error:
         raise EngineError(f"the server's answer is not a {what}") from error
 
 
@@ -226,7 +226,9 @@ def _refuse_longer(max_context: int, length: int | None, option: str) -> None:
 
 
 def _sampled(ids: Sequence[Any], logprobs: Sequence[Any], finish: str | None) -> Sampled:
-    taken = [int(token) for token in ids]
+    taken = list(ids)
+    if not all(type(token) is int for token in taken):
+        raise TypeError("an id is no integer")
     scores = [float(number) for number in logprobs]
     if not taken or len(taken) != len(scores) or not all(math.isfinite(score) and score <= 1e-3 for score in scores):
         raise EngineError(f"the server gave {len(taken)} ids with {len(scores)} log-probs, not one good number for each")

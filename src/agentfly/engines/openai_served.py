@@ -117,6 +117,8 @@ class ServedEngine:
         with self._admitted():
             version = self.version
             drawn = await self._server.retry(lambda: self._once(body))
+        if len(drawn.ids) > room or not 0 <= min(drawn.ids) <= max(drawn.ids) < self._copy.num_ids:
+            raise EngineError(f"{self._server.who} gave more than {room} ids, or ids that the model does not have")
         # vLLM's log-probs under truncation are those of the truncated distribution: report NaN, not wrong numbers.
         known = self._dialect.cut_logprobs or cuts(request.sampling) is None
         logprobs = drawn.logprobs if known else [math.nan] * len(drawn.ids)

@@ -13,7 +13,11 @@ from typing import Any
 
 from ..errors import ConfigError, EngineError
 from ..net.client import reason_in
+from ..net.json_body import load_json
+from ..tools.text import clean
 from ..types import Completion, Message, Request, Sampling, ToolCall
+
+MAX_CALLS = 64
 
 
 def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,12 +36,16 @@ def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str,
 def from_answer(text: bytes | str) -> Completion:
     """The Completion of a whole answer. Raises EngineError if it is not a chat completion."""
     try:
-        answer = json.loads(text)
-        choice = answer["choices"][0]
+        choice = load_json(text)["choices"][0]
         message = choice["message"]
-        parts = [(call, call["function"]) for call in message.get("tool_calls") or ()]
-        calls = [_Call(call.get("id") or "", part["name"], part.get("arguments") or "") for call, part in parts]
-        return _complete(message.get("content") or "", calls, choice.get("finish_reason"))
+        calls = []
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            arguments = function.get("arguments")
+            if isinstance(arguments, dict):  # as some servers send them
+                arguments = json.dumps(arguments)
+            calls.append(_Call(_text(call.get("id")), _text(function["name"]), _text(arguments)))
+        return _complete(_content(message.get("content")), calls, choice.get("finish_reason"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError("the server's answer is not a chat completion") from error
 
@@ -66,7 +74,7 @@ class ChatStream:
             self.done = True
             return
         try:
-            piece = json.loads(data)
+            piece = load_json(data)
             if "error" in piece:
                 raise EngineError(f"the server broke off: {reason_in(piece)}")
             texts = [self._delta(choice) for choice in piece.get("choices") or ()]
@@ -84,13 +92,13 @@ class ChatStream:
     def _delta(self, choice: Mapping[str, Any]) -> str:
         delta = choice.get("delta") or {}
         for piece in delta.get("tool_calls") or ():
-            call = self._calls.setdefault(piece.get("index", 0), _Call("", "", ""))
+            call = self._calls.setdefault(int(piece.get("index") or 0), _Call("", "", ""))
             function = piece.get("function") or {}
-            call.id = call.id or piece.get("id") or ""
-            call.name += function.get("name") or ""
-            call.arguments += function.get("arguments") or ""
+            call.id = call.id or _text(piece.get("id"))
+            call.name += _text(function.get("name"))
+            call.arguments += _text(function.get("arguments"))
         self._finish = choice.get("finish_reason") or self._finish
-        return str(delta.get("content") or "")
+        return _content(delta.get("content"))
 
 
 class _Call:
@@ -99,18 +107,33 @@ class _Call:
 
     def read(self) -> ToolCall:
         try:
-            arguments = json.loads(self.arguments) if self.arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
+            arguments = load_json(self.arguments) if self.arguments.strip() else {}
+        except ValueError as error:
             return ToolCall(self.name, {}, self.id, error=f"the arguments of {self.name} are not JSON: {error}")
         if not isinstance(arguments, dict):
             return ToolCall(self.name, {}, self.id, error=f"the arguments of {self.name} must be a JSON object")
         return ToolCall(self.name, arguments, self.id)
 
 
-def _complete(text: str, calls: list[_Call], finish: str | None) -> Completion:
-    return Completion(
-        text=text, stop="length" if finish == "length" else "stop", tool_calls=tuple(call.read() for call in calls)
-    )
+def _text(value: Any) -> str:
+    """A text or null. Raises TypeError for other values."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"a text is expected, not {type(value).__name__}")
+    return clean(value or "")
+
+
+def _content(value: Any) -> str:
+    """The content of a message: a text, null, or a list of parts, whose texts are joined. Raises TypeError, KeyError."""
+    if isinstance(value, list):
+        return "".join(_text(part["text"]) for part in value if part["type"] in ("text", "output_text"))
+    return _text(value)
+
+
+def _complete(text: str, calls: list[_Call], finish: Any) -> Completion:
+    read = [call.read() for call in calls[:MAX_CALLS]]
+    if len(calls) > MAX_CALLS:
+        read.append(ToolCall("", {}, error=f"only the first {MAX_CALLS} calls of a reply are read"))
+    return Completion(text=text, stop="length" if finish == "length" else "stop", tool_calls=tuple(read))
 
 
 def _message(message: Message, native: bool) -> dict[str, Any]:

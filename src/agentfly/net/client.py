@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json as jsonlib
 import math
 import random
 import time
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from .address import is_loopback
+from .json_body import load_json
 
 TRANSIENT = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 MAX_RETRY_AFTER_S = 60.0
@@ -63,11 +63,8 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON. Raises ValueError."""
-        try:
-            return jsonlib.loads(self.body.decode("utf-8", "replace"))
-        except RecursionError:
-            raise ValueError("the JSON is nested too deeply") from None
+        """The body as JSON, within the limits of `load_json`. Raises ValueError."""
+        return load_json(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +142,17 @@ class HttpClient:
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
                 if response.status_code != 200:
                     self.check(await self._read(response))
-                async for line in response.aiter_lines():
-                    yield line
+                size, rest = 0, bytearray()
+                async for part in response.aiter_bytes():
+                    size += len(part)
+                    if size > self._max_body:
+                        raise self._too_large()
+                    rest += part
+                    if b"\n" in part:
+                        *lines, rest = rest.split(b"\n")
+                        for line in lines:
+                            yield line.decode("utf-8", "replace").rstrip("\r")
+                yield rest.decode("utf-8", "replace")
 
     def send_blocking(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
         """The same for a thread without an event loop; `timeout_s` is for the whole answer."""
@@ -200,8 +206,8 @@ class HttpClient:
         """Why the server refused a request, in its words, without the secret, as one line of at most MAX_REASON characters."""
         text = answer.body[: 64 << 10].decode("utf-8", "replace")
         try:
-            reason = reason_in(jsonlib.loads(text), None)
-        except (ValueError, RecursionError):
+            reason = reason_in(load_json(text), None)
+        except ValueError:
             reason = " ".join(text.split()) or "no reason given"
         # Hidden before the cut: otherwise the cut may leave a part of the secret that `hide` does not recognise.
         return self.hide(reason)[:MAX_REASON]
@@ -231,7 +237,10 @@ class HttpClient:
     def _add(self, body: bytearray, part: bytes) -> None:
         body += part
         if len(body) > self._max_body:
-            raise Rejected(0, f"the answer has more than {self._max_body >> 20} MiB")
+            raise self._too_large()
+
+    def _too_large(self) -> Rejected:
+        return Rejected(0, f"the answer has more than {self._max_body >> 20} MiB")
 
     async def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         # httpx reconnects without telling its caller; its trace events are the only sign.

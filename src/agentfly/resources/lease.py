@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..aio.deadline import Expired, within
-from ..errors import ConfigError, DeadlineError, WorldError, mark_as_environments
+from ..aio.threads import Abandoned
+from ..errors import ConfigError, DeadlineError, WorldError, contained, mark_as_environments
 from ..types import Task
 from .backends.base import Instance
 from .spec import Spec
@@ -208,11 +209,16 @@ def _local(handle: Handle, name: str, function: Callable[..., Any]) -> Callable[
         except Exception as error:
             mark_as_environments(error, f"{handle.spec.name}.{name}")
             raise
-        except BaseException:
-            # The thread of a sync tool was abandoned in the middle of the call. `Handle.spoil` is for the loop's thread only,
-            # so the handle ends here, and the instance is closed when the lease gives it back.
+        except BaseException as error:
+            # The thread of a sync tool was abandoned in the middle of the call, or the environment raised KeyboardInterrupt.
+            # `Handle.spoil` is for the loop's thread only, so the handle ends here, and the instance is closed when the lease
+            # gives it back.
             handle.end(f"a call of {handle.spec.name}.{name} was stopped; the environment is closed")
-            raise
+            if isinstance(error, Abandoned):
+                raise
+            failure = contained(error)
+            mark_as_environments(failure, f"{handle.spec.name}.{name}")
+            raise failure from error
         finally:
             handle.busy -= 1
             handle.active_at = time.monotonic()

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ..aio.deadline import Expired, within
-from ..errors import ConfigError, DeadlineError, WorldError
+from ..errors import ConfigError, DeadlineError, WorldError, contained
 from ..types import Task
 from .backends.base import backend_of
 from .claims import Claims
@@ -32,6 +32,8 @@ from .stats import is_deadlocked, measure
 DEFAULT_MAX = 64
 TIMEOUT_S = 300.0
 SWEEP_S = 1.0
+RESET_TRIES = 3
+"""Fresh instances that may fail to reset for a task before the task is given up."""
 
 
 class ResourceManager:
@@ -238,7 +240,7 @@ class ResourceManager:
 
     async def _grant(self, pool: Pool, lease: Lease, deadline: float, started: float) -> None:
         """Add one instance of a pool, reset for the lease's task."""
-        holder, again = lease.holder, False
+        holder, again, num_failed = lease.holder, False, 0
         while True:
             slot = pool.take()
             if slot is None and holder in self._held:
@@ -261,16 +263,18 @@ class ResourceManager:
                 else:
                     observation = await _check_and_reset(slot, pool.has_health, lease.task, deadline)
                 break
-            except BaseException as error:
-                used = slot.uses > 0
-                pool.reset_failed(slot, given_up=isinstance(error, Expired) or not isinstance(error, Exception))
-                if not isinstance(error, Exception):
+            except BaseException as raised:
+                cancelled = isinstance(raised, asyncio.CancelledError) and _is_cancelled()
+                pool.reset_failed(slot, given_up=cancelled or isinstance(raised, Expired))
+                if cancelled:
                     raise
-                if not used or time.monotonic() >= deadline:
+                error = contained(raised)
+                num_failed += slot.uses == 0
+                if num_failed >= RESET_TRIES or isinstance(error, ConfigError) or time.monotonic() >= deadline:
                     name, task = pool.spec.name, lease.task.id
                     late = DeadlineError(f"{name} could not be made ready in time for task {task}")
                     raise failure_of(error, f"{name} could not be reset for task {task}", late) from error
-                again = True  # the last chain may have broken this instance: only if a fresh one fails too it is the task
+                again = True  # a used instance may have been broken by its last chain, a fresh one may fail by chance
         now = time.monotonic()
         handle = lease.handles[pool.spec.name] = Handle(lease, slot, observation, now, now)
         slot.handles.append(handle)
@@ -480,6 +484,12 @@ async def _check_and_reset(slot: Slot, has_health: bool, task: Task, deadline: f
     if has_health and not await within(instance.call("healthy", (), {}), _time_left(spec.reset_timeout_s, deadline)):
         raise WorldError(f"{spec.name} says that it is not healthy")
     return await within(instance.reset(task), _time_left(spec.reset_timeout_s, deadline))
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task is being cancelled. A CancelledError out of a user's code does not mean that."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _time_left(most: float, deadline: float) -> float:

@@ -30,13 +30,15 @@ from typing import Any, Protocol
 
 from ..aio.deadline import within
 from ..aio.wait_line import Waiter, WaitLine
-from ..errors import WorldError
+from ..errors import ConfigError, WorldError
 from .backends.base import Instance, backend_of
 from .lease import Handle, Slot
 from .spec import Spec, failure_of
 
 MAX_STARTING = 8
 """Starts of one kind at the same time; more only slow each other down."""
+START_TRIES = 3
+"""Starts that may fail in a row before a waiting chain ends with the reason."""
 BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 DEMAND_WINDOW = 64
 """How many of the last chains predict what the next ones ask for."""
@@ -285,9 +287,10 @@ class Pool:
         self.last_error = error
         self.retry_at = time.monotonic() + min(BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S)
         if not self.slots and (waiter := self.line.first()) is not None:
-            # No chain holds an instance, so none will be given back: the first in line ends with the reason of the failure,
-            # and another start is tried for the next.
-            self.line.refuse(waiter, error)
+            # No chain holds an instance, so none will be given back. After several failures in a row the first in line ends
+            # with the reason, and another start is tried for the next.
+            if self._failures >= START_TRIES or isinstance(error, ConfigError):
+                self.line.refuse(waiter, error)
             self.grow()
 
     # ---- closing

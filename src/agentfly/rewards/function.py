@@ -19,8 +19,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, overload
 
 from .. import plugins
+from ..aio.deadline import Expired, within
 from ..aio.threads import run_in_thread
-from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError, WorldError, environment_call
+from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError, WorldError, contained, environment_call
 from ..tools.signature import env_parameters
 from ..types import Trajectory
 from .base import RESERVED, Lend, Reward, Score
@@ -164,16 +165,17 @@ class FunctionReward(Reward):
         return arguments
 
     def _start(self, arguments: dict[str, Any]) -> Any:
-        return _in_thread(self.function, arguments) if self.thread else self.function(**arguments)
+        if self.thread:
+            return _in_thread(self.function, arguments)
+        try:
+            return self.function(**arguments)
+        except BaseException as error:
+            raise contained(error) from error
 
     async def _finish(self, value: Awaitable[Any]) -> Any:
-        deadline = asyncio.timeout(self.timeout_s)
         try:
-            async with deadline:
-                return await value
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
+            return await within(value, math.inf if self.timeout_s is None else self.timeout_s)
+        except Expired as error:
             late = f"took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
             raise _RewardFailure(DeadlineError, late) from error
 
@@ -246,14 +248,8 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], lis
 async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Returns `function(**arguments)`, called in a thread. A call past the caller's deadline is abandoned."""
 
-    def call() -> Any:
-        try:
-            return function(**arguments)
-        except (SystemExit, KeyboardInterrupt) as error:  # raised on the event loop, these would end the program
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS)):
-        return await run_in_thread(call)
+        return await run_in_thread(functools.partial(function, **arguments))
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -139,7 +139,10 @@ def _from_json(text: str) -> float | None:
     found = value.get("score", value.get("rating")) if isinstance(value, dict) else None
     if isinstance(found, str) and re.fullmatch(_NUMBER, found.strip()):
         return float(found)
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+    try:
+        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+    except OverflowError:  # an integer of more than 308 digits
+        return None
 
 
 def _last(pattern: re.Pattern[str], text: str) -> float | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError
+from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError
 from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward
 from ..tools import Context, Tool, call_tools
@@ -118,9 +118,18 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     except RolloutError as error:
         _fail(trajectory, error)
     except asyncio.CancelledError:
-        trajectory.outcome, trajectory.reward = Outcome.CANCELLED, None
-        _tell(plan, trajectory, "finished", trajectory=trajectory)
-        raise
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            trajectory.outcome, trajectory.reward = Outcome.CANCELLED, None
+            _tell(plan, trajectory, "finished", trajectory=trajectory)
+            raise
+        # The chain itself is not cancelled: its environment or the engine awaited something that was.
+        _fail(trajectory, WorldError("an environment or the engine raised CancelledError"))
+    except (KeyboardInterrupt, SystemExit) as error:
+        # Tools, rewards and environments are contained. In a task, this exception would end the event loop as Ctrl-C does.
+        raise ConfigError(
+            f"the code of the agent raised {type(error).__name__} in a chain; raise an Exception there"
+        ) from error
     finally:
         trajectory.seconds = time.perf_counter() - started
         plan.engine.release(trajectory_id)
@@ -186,6 +195,8 @@ async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: 
 
 
 async def _act(plan: Plan, trajectory: Trajectory, context: Context, calls: tuple[ToolCall, ...]) -> tuple[ToolResult, ...]:
+    if plan.on_event is None:  # the common case, without a call per event
+        return await call_tools(plan.agent.tools, calls, context)
     for call in calls:
         _tell(plan, trajectory, "tool_call", call=call)
     results = await call_tools(plan.agent.tools, calls, context)

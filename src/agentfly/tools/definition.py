@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import plugins
 from ..aio.deadline import Expired, within
-from ..aio.threads import run_in_thread
+from ..aio.threads import Abandoned, run_in_thread
 from ..errors import ConfigError, InvariantError, RolloutError, ToolError, WorldError
 from ..types import ToolResult
 from .context import Context
@@ -171,7 +171,7 @@ class Tool:
             return self._failed(describe_error(error), "raised")
         except Expired:
             return self._failed(f"{self.name} did not finish within {self.timeout_s:g} s and was stopped.", "timeout")
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the model is told about any exception of a tool
+        except Exception as error:  # noqa: BLE001 - the model is told about any exception of a tool
             return self._raised(error)
 
     def _work(self, kwargs: dict[str, Any], context: Context) -> ToolResult | Awaitable[Any]:
@@ -182,7 +182,9 @@ class Tool:
             if inspect.isawaitable(value):
                 return value
             return self._shown(value)
-        except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError) as error:  # noqa: BLE001
+        except Abandoned:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the model is told about any exception of a tool
             return self._raised(error)
 
     def _shown(self, value: Any) -> ToolResult:

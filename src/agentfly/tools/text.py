@@ -11,6 +11,8 @@ import json
 import math
 from typing import Any
 
+from ..errors import ForeignExit
+
 
 def clean(text: str) -> str:
     """Text that can be encoded: half of a surrogate pair becomes U+FFFD, two halves become their character."""
@@ -61,6 +63,8 @@ def describe_error(error: BaseException) -> str:
         message = clean(str(error)).strip()
     except Exception:  # noqa: BLE001 - `__str__` of an exception may raise anything
         message = ""
+    if isinstance(error, ForeignExit):
+        return cut(message, 500)
     name = type(error).__name__
     return cut(f"{name}: {message}" if message else name, 500)
 
