@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast check format bench pocket pocket-worlds clean
+.PHONY: help setup quickstart test test-fast check format docs bench pocket pocket-worlds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -39,6 +39,10 @@ format: $(STAMP) ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP) ## build the documentation as a site in site/
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 bench: $(STAMP) ## run the benchmarks and print their tables
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/render.py
@@ -53,4 +57,4 @@ pocket-worlds: $(STAMP) ## build the bundled model of the text worlds again (min
 	$(BIN)/python scripts/pocket/build_worlds.py
 
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

@@ -12,12 +12,14 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from agentfly import plugins
+from agentfly.cli import make_parser
 from agentfly.config import keys
 from agentfly.errors import AgentFlyError
 from agentfly.foreign_names import foreign_names
@@ -117,8 +119,82 @@ def names_table(kind: str) -> Callable[[], str]:
     return lambda: table((kind.removesuffix("s"), "what it does"), ([code(n), _says(kind, n)] for n in plugins.BUILTIN[kind]))
 
 
+EXTRAS = {
+    "parquet": "data sets in Parquet files",
+    "tensorboard": "the TensorBoard tracker",
+    "wandb": "the Weights & Biases tracker",
+    "vllm": "vLLM as the sampler, in this process",
+    "smollm2": "the model SmolLM2-135M",
+    "scienceworld": "the world ScienceWorld, with its Java runtime",
+    "search": "a Redis cache for the web search of the world search",
+    "faiss": "FAISS indexes for dense retrieval",
+    "serve": "servers: environments over the network, the search server, pages in a browser",
+    "bench": "benchmarks that compare with Jupyter kernels",
+    "webshop": "the lemmatizer that WebShop's published data needs",
+    "math-verify": "the reward `math_verify`",
+    "docs": "building this documentation",
+    "all": "what most users need of the above",
+    "dev": "tests, linters and types",
+}
+
+
+def extras_table() -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return table(("extra", "for"), ([code(f"agentfly[{name}]"), EXTRAS[name]] for name in project["optional-dependencies"]))
+
+
+def commands_table() -> str:
+    """Every command with its arguments, from the parser of the command line."""
+    parts = []
+    for words, parser, text in _commands("agentfly", make_parser()):
+        rows = [[code(_spelled(action)), _meaning(action)] for action in _arguments(parser)]
+        parts.append(
+            f"\n## `{words}`\n\n{text[:1].upper()}{text[1:]}.\n" + (f"\n{table(('argument', 'meaning'), rows)}" if rows else "")
+        )
+    return "".join(parts) + "\n"
+
+
+def memory_table() -> str:
+    """Peak memory of one update, from the stored figures of the GPU benchmark."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text(encoding="utf-8"))["learner"]
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    peaks = {(row["shape"], row["way"]): f"{row['peak_gib']:.1f} GiB" for row in rows}
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    return table(("", *shapes), ([way, *(peaks.get((shape, way), "-") for shape in shapes)] for way in ways))
+
+
+def _commands(words: str, parser: argparse.ArgumentParser) -> Iterable[tuple[str, argparse.ArgumentParser, str]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            texts = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, child in action.choices.items():
+                if any(isinstance(each, argparse._SubParsersAction) for each in child._actions):
+                    yield from _commands(f"{words} {name}", child)
+                else:
+                    yield f"{words} {name}", child, texts.get(name, "").rstrip(".")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+
+
+def _spelled(action: argparse.Action) -> str:
+    value = action.metavar or (("{" + ",".join(map(str, action.choices)) + "}") if action.choices else action.dest.upper())
+    if not action.option_strings:
+        return str(value)
+    return action.option_strings[-1] + ("" if action.nargs == 0 else f" {value}")
+
+
+def _meaning(action: argparse.Action) -> str:
+    text = (action.help or "").replace("%(default)s", str(action.default))
+    return text or "-"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "config": config_table,
+    "extras": extras_table,
+    "commands": commands_table,
+    "memory": memory_table,
     "metrics": metrics_table,
     "algorithms": algorithms_table,
     "loss": loss_table,

@@ -47,7 +47,7 @@ KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = make_parser()
     arguments, more = parser.parse_known_args(argv)
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, from which the documentation lists the commands."""
     parser = argparse.ArgumentParser(
         prog="agentfly", description="Build LLM agents and train them by multi-turn reinforcement learning."
     )
