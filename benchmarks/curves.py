@@ -176,7 +176,7 @@ def load(path: Path) -> list[Run]:
 
 
 def merge(parts: Iterable[Sequence[Run]]) -> list[Run]:
-    """All runs once. Two different runs of one name are refused: nobody could tell them apart afterwards."""
+    """All runs once. Two different runs of one name are refused, because the results would be ambiguous."""
     found: dict[str, Run] = {}
     for run in (run for part in parts for run in part):
         if found.setdefault(run["name"], run) != run:

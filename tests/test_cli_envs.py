@@ -39,7 +39,7 @@ def test_every_world_can_be_played_from_the_command_line(
 
 
 def test_a_reader_who_goes_away_ends_the_play_without_a_word() -> None:
-    """As `agentfly envs play webshop </dev/null | head -3` does; here nobody reads at all."""
+    """As `agentfly envs play webshop </dev/null | head -3` does; here the pipe has no reader."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

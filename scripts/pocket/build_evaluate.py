@@ -209,7 +209,7 @@ def lookup_world(task: Lookup) -> Callable[[str, dict[str, Any]], str]:
 
 
 def run_cell(name: str, arguments: dict[str, Any]) -> str:
-    """One cell in a Python process of its own: what a model writes is run nowhere else."""
+    """One cell in a separate Python process: what a model writes is run nowhere else."""
 
     async def run() -> str:
         session = PythonSession()

@@ -149,7 +149,7 @@ def build(
         if folder is not None and folder.resolve() == model_dir().resolve():
             raise ConfigError(f"{option} is the folder of the model 'pocket', which build_worlds does not make: name another")
     if good is not None and good.resolve() == out.resolve():
-        raise ConfigError("--good and --out are the same folder, but each holds a model of its own")
+        raise ConfigError("--good and --out are the same folder, but each holds a different model")
     device = choose_device(device)
     defaults = DEFAULTS[device.partition(":")[0]]
     steps, batch = steps or (AT_MOST if minutes else defaults["steps"]), batch or defaults["batch"]

@@ -1,4 +1,4 @@
-"""The proof that an engine with weights of its own samples from the learner's."""
+"""The proof that an engine with separate weights samples from the learner's."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_reply_that_spans_a_change_says_which_token_is_from_which_weights():
     assert close_to(done.logprobs[switch:], full_logprobs(model, prompt, done.token_ids)[switch:])
 
 
-def test_whoever_holds_the_engine_up_waits_for_one_step_however_late_it_wakes():
+def test_a_caller_that_holds_the_engine_waits_for_at_most_one_step():
     class SlowToWake:
         """The engine's lock for a thread that the system wakes late: it asks, sleeps, and only then tries to take it."""
 

@@ -193,7 +193,7 @@ def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch:
 
 
 @pytest.mark.parametrize("patience", [1, 3])
-def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_cancelled_during_prefill_leave_the_other_rows_unchanged(patience: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": 1})
     postpone_passes(monkeypatch, patience)
     model = make_model()
@@ -216,7 +216,7 @@ def test_rows_that_go_back_while_their_prompts_are_read_harm_nobody(patience: in
     assert stats["evicted"] > 0
 
 
-def test_a_shortage_that_is_over_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_waits_after_a_shortage_of_pages_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[int] = []
     admit = paged_scheduler.PagedScheduler._admit
 
@@ -239,7 +239,7 @@ def test_a_shortage_that_is_over_leaves_nobody_waiting(monkeypatch: pytest.Monke
     assert max(running) > 20
 
 
-def test_nobody_comes_or_leaves_while_the_engine_is_held() -> None:
+def test_no_request_is_admitted_or_finished_while_the_engine_is_held() -> None:
     """A publish may replace the decode batch meanwhile."""
 
     async def work(engine: Any) -> None:
@@ -271,7 +271,7 @@ def test_holding_up_an_idle_engine_does_not_end_its_thread() -> None:
     run(work, cache="pages", stop_ids=[])
 
 
-def test_a_device_that_fails_in_the_end_as_well_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_again_at_shutdown_leaves_no_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, *given: Any) -> Any:
         raise RuntimeError("the device is lost")
 
@@ -501,7 +501,7 @@ print("equal")
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernels_compute_what_torch_computes() -> None:
-    """In Triton's interpreter, which needs no GPU; a process of its own, because it is chosen before the first import."""
+    """In Triton's interpreter, which needs no GPU; in a separate process, because it is chosen at the first import."""
     done = subprocess.run(
         [sys.executable, "-c", KERNELS],
         env={**os.environ, "TRITON_INTERPRET": "1"},

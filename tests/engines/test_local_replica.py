@@ -420,7 +420,7 @@ print("equal")
 
 
 def run_script(script: str, device: str, interpreted: bool) -> None:
-    """In a process of its own, because Triton's interpreter, which needs no GPU, is chosen before the first import."""
+    """In a separate process, because Triton's interpreter, which needs no GPU, is chosen before the first import."""
     done = subprocess.run(
         [sys.executable, "-c", script, device],
         env={**os.environ, "TRITON_INTERPRET": "1"} if interpreted else os.environ,

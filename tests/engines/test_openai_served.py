@@ -319,7 +319,7 @@ def test_a_server_that_came_back_with_our_weights_is_trusted_again(folder, engin
 
 
 def restarted_unnoticed(folder, engine_on, kind, by, label="default"):
-    """Nothing fails: the kept connection is closed while nobody asks, and the next request silently makes a new one."""
+    """Nothing fails: the idle connection is closed, and the next request silently opens a new one."""
     sampling = Sampling(max_tokens=4, seed=1)
 
     async def main() -> Completion:

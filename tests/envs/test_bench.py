@@ -1,4 +1,4 @@
-"""The bench measures what it says, in a process of its own, and refuses what it cannot measure."""
+"""The bench measures what it says, in a separate process, and refuses what it cannot measure."""
 
 from __future__ import annotations
 

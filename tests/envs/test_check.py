@@ -261,7 +261,7 @@ class Hanging(Door):
 
 
 FIRST = random.Random(0).randint(1, 50)
-"""What is turned first when somebody acts at random: these two take their time for it, so that it can be given up."""
+"""The dials that a random policy turns first: these two take their time for it, so that it can be given up."""
 
 
 class Locked(Door):

@@ -204,7 +204,7 @@ def test_a_request_that_vllm_refuses_hurts_no_other(thread):
     assert asyncio.run(main()).ids == [0, 1, 2]
 
 
-def test_what_the_work_raises_belongs_to_whoever_asked(thread):
+def test_an_exception_of_the_work_is_raised_in_its_caller(thread):
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda engine: 1 / 0, 60, "divide")
     assert thread.call(lambda engine: 5, 60, "count") == 5

@@ -1,6 +1,6 @@
 """The real vLLM on a GPU: asleep while the learner updates, and beside a learner on another device.
 
-Each test has a process of its own: vLLM can make one engine that sleeps in a process's life.
+Each test runs in a separate process: vLLM can make one engine that sleeps in a process's life.
 """
 
 from __future__ import annotations

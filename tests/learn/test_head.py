@@ -35,7 +35,7 @@ print("equal")
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_the_heads_kernels_compute_what_torch_computes() -> None:
-    """In Triton's interpreter, which needs no GPU; a process of its own, because it is chosen before the first import."""
+    """In Triton's interpreter, which needs no GPU; in a separate process, because it is chosen at the first import."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
         env={**os.environ, "TRITON_INTERPRET": "1"},

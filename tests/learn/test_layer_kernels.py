@@ -231,7 +231,7 @@ print("equal")
 
 
 def run_script(script: str, device: str, interpreted: bool) -> None:
-    """In a process of its own, because Triton's interpreter, which needs no GPU, is chosen before the first import."""
+    """In a separate process, because Triton's interpreter, which needs no GPU, is chosen before the first import."""
     root = Path(__file__).parents[2]
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(

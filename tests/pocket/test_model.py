@@ -19,7 +19,7 @@ def test_the_two_take_less_than_16_megabytes_on_disk_together():
     folders = [model_dir(), worlds_dir()]
     assert folders == list(BUNDLED.values())
     files = [file for folder in folders for file in folder.iterdir()]
-    assert all(file.stat().st_mode & 0o444 == 0o444 for file in files), "whoever installs the package reads them"
+    assert all(file.stat().st_mode & 0o444 == 0o444 for file in files), "every user can read the installed files"
     assert all({file.name for file in folder.iterdir()} >= FILES for folder in folders)
     assert sum(file.stat().st_size for file in files) < 16_000_000
 

@@ -1,4 +1,4 @@
-"""The store keeps whole steps, whoever reads meanwhile and whenever the process dies."""
+"""The store keeps whole steps, also with concurrent readers and if the process is killed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def context() -> Context:
 
 @pytest.fixture
 def call(context: Context) -> Callable[..., ToolResult]:
-    """`call(tool, a=1)` runs one call in a loop of its own."""
+    """`call(tool, a=1)` runs one call in a new event loop."""
 
     def run(tool: Tool, **arguments: Any) -> ToolResult:
         return asyncio.run(call_tools({tool.name: tool}, [ToolCall(tool.name, arguments)], context))[0]

@@ -82,7 +82,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning_and_the_rest_go_on(tmp
     assert len(lines(tmp_path)) == 3
 
 
-def test_the_warning_is_pythons_own_where_nobody_else_takes_it(tmp_path: Path) -> None:
+def test_without_a_handler_python_prints_the_warning_itself(tmp_path: Path) -> None:
     plugins.register("trackers", "fragile", Fragile)
     trackers = open_trackers(["fragile"], tmp_path, {}, "run")
     with pytest.warns(RuntimeWarning, match="is dropped"):

@@ -131,7 +131,7 @@ def test_a_dead_jvm_is_a_world_failure_and_another_plays_the_same_episode(pool: 
     assert not running(other)
 
 
-def test_jvms_that_nobody_uses_end_by_themselves(java: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_jvms_end_by_themselves(java: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.05)
     pool = Jvms(num_jvms=1)
     for _ in range(2):

@@ -152,7 +152,7 @@ def test_a_row_that_cannot_be_opened_is_refused(fields, said):
         asyncio.run(WebShop().reset(Task("t", (), fields)))
 
 
-def test_a_shop_that_nobody_entered_says_so():
+def test_a_shop_before_its_reset_raises_a_clear_error():
     with pytest.raises(WorldError, match="call reset first"):
         asyncio.run(WebShop().step("search[mug]"))
     with pytest.raises(ConfigError, match="nouns is"):
