@@ -65,6 +65,8 @@ def read_reply(data: bytes | bytearray, max_text: int, max_image: int) -> Reply 
     Raises ValueError for bytes that are no reply, or hold more than one. The lengths are checked as soon as they have arrived,
     so the caller keeps at most one acceptable reply in memory."""
     if len(data) < HEAD.size:
+        if len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] < _AFTER_LENGTH:
+            raise ValueError("it is not a reply")
         return None
     length, number, flags, *sizes = HEAD.unpack_from(data)
     if length != _AFTER_LENGTH + sum(sizes) or flags > 7 or max(sizes[:4]) > max_text or max(sizes[4:]) > max_image:

@@ -30,8 +30,8 @@ from . import syscalls
 from .isolation import IsolationPlan
 from .usage import SOCKET_BYTES, Files, Hidden, Proc, cpu_ns
 
-SWEEP_S = 0.05
-MOST_BUSY = 10
+SWEEP_S = 0.03
+MOST_BUSY = 4
 """A sweep that took t seconds is followed by at least `MOST_BUSY` * t seconds of rest."""
 USED_NS = 200_000
 """A session is checked when its processes have used this much CPU time since its last check, or are others than then."""
@@ -39,6 +39,7 @@ REMOVE_S = 0.02
 """How long removal goes on before the watchdog looks for messages and sweeps again."""
 RETRY_S = (0.05, 0.2, 1.0, 5.0)
 """When to try again to remove a folder that could not be removed. After the last attempt it is reported once."""
+IN_FLIGHT_S = 0.02
 FREE_SOCKETS = 4
 BEGIN, END = range(2)
 MESSAGE = struct.Struct(">BII")
@@ -55,7 +56,6 @@ class Watched:
     namespace: str = ""
     pids: list[int] = field(default_factory=list)
     used: dict[int, int] = field(default_factory=dict)  # CPU time of each process at the last check
-    in_flight: bool = False
 
 
 class Watchdog:
@@ -243,9 +243,8 @@ class WatchdogProcess:
             files.add_mapped([line for lines in maps for line in lines], os.fsencode(watched.home) + b"/", plan.disk_mb * _MB)
             if files.size > plan.disk_mb * _MB or files.count > plan.inodes:
                 return f"it wrote more than {plan.disk_mb} MB or {plan.inodes} files"
-            if files.in_flight and watched.in_flight:
+            if files.in_flight and self.still_in_flight(watched):
                 return "it kept files open inside a socket"
-            watched.in_flight = files.in_flight
         elif plan.cgroups is None:
             maps = self.open_files(watched, files)
         return self.judge_memory(watched, files, maps) if plan.cgroups is None else None
@@ -255,6 +254,13 @@ class WatchdogProcess:
         for pid in watched.pids:
             self.proc.descriptors(pid, files)
         return [self.proc.mappings(pid) for pid in watched.pids]
+
+    def still_in_flight(self, watched: Watched) -> bool:
+        """Looks a second time: a process that passes a descriptor to another has it in flight for a moment."""
+        time.sleep(IN_FLIGHT_S)
+        files = Files()
+        self.open_files(watched, files)
+        return files.in_flight
 
     def judge_memory(self, watched: Watched, files: Files, maps: list[list[bytes]]) -> str | None:
         assert self.proc is not None
