@@ -16,7 +16,7 @@ import stat
 from ...errors import ConfigError
 from ...tools.interpreter.cells import read_reply
 from ..rpc.client import Worker
-from ..rpc.frames import HEADER, HELLO_ID, Reply, pack_hello
+from ..rpc.frames import HEADER, HELLO_ID, SANDBOXED, Reply, pack_hello
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
 from ..sandbox.shared_server import NUMERIC, SharedServer, borrow
@@ -32,6 +32,7 @@ REAP_S = 2.0
 
 class SandboxWorker(Worker):
     kind = "sandbox"
+    limits = SANDBOXED
 
     _shared: SharedServer | None = None
     _session: SandboxSession | None = None

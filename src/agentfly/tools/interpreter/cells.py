@@ -80,10 +80,8 @@ def read_reply(data: bytes | bytearray, max_text: int, max_image: int) -> Reply 
         parts.append(bytes(data[start : start + size]))
         start += size
     value, error, stdout, stderr = (part.decode() for part in parts[:4])
-    return Reply(
-        number, bool(flags & _INTERRUPTED), value if flags & _VALUE else None, error if flags & _ERROR else None, stdout, stderr,
-        tuple(filter(None, parts[4:])),
-    )  # fmt: skip
+    shown, raised = value if flags & _VALUE else None, error if flags & _ERROR else None
+    return Reply(number, bool(flags & _INTERRUPTED), shown, raised, stdout, stderr, tuple(filter(None, parts[4:])))
 
 
 def cut(text: str, limit: int, total: int | None = None) -> str:

@@ -24,6 +24,7 @@ import warnings
 from .cells import MAX_CHARS, CellLoop, Reply, new_main
 from .removal import remove_tree
 
+
 def set_limits(limits: dict[str, int]) -> None:
     """Sets soft and hard limits, so that a cell cannot raise them, and never above those of this process."""
     for name, wanted in limits.items():

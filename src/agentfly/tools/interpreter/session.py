@@ -8,7 +8,6 @@ and the model is told that its variables are lost. Chains never share a session,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import math
 import os
@@ -17,7 +16,6 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...aio.threads import run_in_thread
 from ...errors import WorldError

@@ -21,7 +21,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from _signal import SIG_DFL, SIGCHLD, set_wakeup_fd  # type: ignore[import-not-found] # without the enums of `signal`
 from _signal import signal as set_handler
 from collections.abc import Callable

@@ -63,7 +63,7 @@ _ARGUMENT_CALLS = {
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
     "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
-    "mmap": (9, 222), "fcntl": (72, 25), "fallocate": (285, 47),
+    "mmap": (9, 222), "fcntl": (72, 25), "fallocate": (285, 47), "setsockopt": (54, 208),
 }  # fmt: skip
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -74,6 +74,7 @@ _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_SO_SNDBUF, _SO_RCVBUF = 7, 8
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 
 
@@ -91,10 +92,10 @@ def _argument(index: int) -> bytes:
     return _op(_LD, 16 + 8 * index)
 
 
-def _refuse_values(*values: int) -> list[bytes]:
-    """Returns the rule of a call whose second argument must be none of these."""
-    tests = [_op(_JEQ, value, len(values) - place, 0) for place, value in enumerate(values)]
-    return [_argument(1), *tests, _op(_RET, _ALLOW), _op(_RET, _ERRNO | _EPERM)]
+def _refuse_values(*values: int, place: int = 1) -> list[bytes]:
+    """Returns the rule of a call whose argument at this place must be none of these."""
+    tests = [_op(_JEQ, value, len(values) - number, 0) for number, value in enumerate(values)]
+    return [_argument(place), *tests, _op(_RET, _ALLOW), _op(_RET, _ERRNO | _EPERM)]
 
 
 def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
@@ -123,15 +124,15 @@ def assemble(
     others. `keep_session` is for the tier without namespaces. It refuses setsid and setpgid, because the watchdog knows a
     session's processes by that id; limits and priority of other processes; signals by way of a descriptor's owner; and modes,
     owners and times of files. `shared_memory=False` refuses anonymous shared memory, which stays allocated when no process has
-    it in its resident set, so only a cgroup can count it. `preallocate=False` refuses fallocate, which fills a disk faster than
-    a watchdog can look; the C library then writes zeros."""
+    it in its resident set, so only a cgroup can count it, and larger socket buffers. `preallocate=False` refuses fallocate,
+    which fills a disk faster than a watchdog can look; the C library then writes zeros."""
     column = 0 if arch == "x86_64" else 1
     refuse, allow, unknown = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW), _op(_RET, _ERRNO | _ENOSYS)
     rules: dict[str, list[bytes]] = {
         # A thread with descriptors of its own could keep files open that the process's list in /proc does not show.
         "clone": [
-            _argument(0), _op(_JSET, _CLONE_REFUSED, 3, 0), _op(_JSET, _CLONE_THREAD, 0, 1), _op(_JSET, _CLONE_FILES, 0, 1), allow,
-            refuse,
+            _argument(0), _op(_JSET, _CLONE_REFUSED, 3, 0), _op(_JSET, _CLONE_THREAD, 0, 1), _op(_JSET, _CLONE_FILES, 0, 1),
+            allow, refuse,
         ],
         "ioctl": _refuse_values(_TIOCSTI, _TIOCLINUX),
         # Stream pairs only: a datagram socket of a pair could still send to an abstract socket outside.
@@ -143,9 +144,10 @@ def assemble(
     }  # fmt: skip
     if not shared_memory:
         rules["mmap"] = [
-            _argument(3), _op(_JSET, _MAP_HUGETLB, 2, 0), _op(_JSET, _MAP_ANONYMOUS, 0, 2), _op(_JSET, _MAP_SHARED, 0, 1), refuse,
-            allow,
+            _argument(3), _op(_JSET, _MAP_HUGETLB, 2, 0), _op(_JSET, _MAP_ANONYMOUS, 0, 2), _op(_JSET, _MAP_SHARED, 0, 1),
+            refuse, allow,
         ]  # fmt: skip
+        rules["setsockopt"] = _refuse_values(_SO_SNDBUF, _SO_RCVBUF, place=2)
     if not preallocate:
         rules["fallocate"] = [_op(_RET, _ERRNO | _EOPNOTSUPP)]
     if keep_session:

@@ -16,8 +16,8 @@ from ....tools.interpreter.removal import open_folder
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MB = 1 << 20
-SOCKET_BYTES = 425_984
-"""What the kernel may hold in the buffer of one socket at its default limits."""
+SOCKET_BYTES = 212_992
+"""What the kernel holds at most in the buffer of one socket by default. The filter refuses larger buffers."""
 
 
 MAX_MAPS = 4 << 20
@@ -112,7 +112,8 @@ class Proc:
                     found = os.stat(name, dir_fd=fd)
                     if stat.S_ISSOCK(found.st_mode):
                         seen.sockets.add(found.st_ino)
-                        seen.in_flight |= self.has_files_in_flight(f"{pid}/fdinfo/{name}")
+                        if seen.device >= 0:
+                            seen.in_flight |= self.has_files_in_flight(f"{pid}/fdinfo/{name}")
                     elif stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev == seen.device:
                         seen.add(found)
         finally:
@@ -128,7 +129,7 @@ class Proc:
 class Files:
     """The files of a session: those in its folder, and those that it has deleted but keeps open or mapped."""
 
-    device: int = -1
+    device: int = -1  # of the folder; -1 if only sockets matter
     size: int = 0
     count: int = 0  # of names in the folder
     inodes: set[int] = field(default_factory=set)  # the bytes of a file count once, however many links and descriptors it has
@@ -141,7 +142,7 @@ class Files:
             self.size += found.st_blocks * 512
 
     def add_mapped(self, lines: list[bytes], home: bytes, largest: int) -> None:
-        """Adds deleted files that are mapped but not open. Their size cannot be read, so each counts as the largest possible."""
+        """Adds deleted files that are mapped but not open. Their size cannot be read: each counts as the largest possible."""
         for line in lines:
             _, _, _, _, inode, path = line.split(maxsplit=5)
             if path.startswith(home) and int(inode) not in self.inodes:

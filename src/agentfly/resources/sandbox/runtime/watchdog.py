@@ -3,7 +3,7 @@
 It is forked only where it is needed: without a cgroup (memory of several processes) and without private mounts (files on disk,
 folders to remove). The fork server never waits for it, so a session that is slow to examine or to remove delays no other one.
 
-    fork server -- BEGIN, END (session, pid) --> watchdog           watchdog -- {"op": "offender" | "left" | ...} --> fork server
+    fork server -- BEGIN, END (session, pid) --> watchdog -- {"op": "offender" | "left" | "user_processes", ...} --> fork server
 
 A session that has used no CPU time since its last check can have changed nothing, so a sweep costs one system call for each
 process that idles. A check stops the processes of a session for as long as it reads its files: they cannot be moved meanwhile.
@@ -86,7 +86,9 @@ class Watchdog:
             yield json.loads(data)
 
 
-def _run(link: socket.socket, unwanted: list[socket.socket], plan: IsolationPlan, proc_fd: int | None, base_mb: float) -> NoReturn:
+def _run(
+    link: socket.socket, unwanted: list[socket.socket], plan: IsolationPlan, proc_fd: int | None, base_mb: float
+) -> NoReturn:
     code = 1
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
