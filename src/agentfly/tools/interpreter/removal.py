@@ -29,6 +29,9 @@ def remove_tree(path: str) -> str | None:
 def removal_of(path: str) -> Iterator[str | None]:
     """Removes a folder step by step: yields None after each step, and once the reason if something of it is left."""
     try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):  # the code has put a file or a link in its place
+            os.unlink(path)
+            return
         top = open_folder(path, None)
     except FileNotFoundError:
         return

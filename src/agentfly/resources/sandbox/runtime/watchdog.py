@@ -245,7 +245,7 @@ class WatchdogProcess:
             files.add_mapped([line for lines in maps for line in lines], os.fsencode(watched.home) + b"/", plan.disk_mb * _MB)
             if files.size > plan.disk_mb * _MB or files.count > plan.inodes:
                 return f"it wrote more than {plan.disk_mb} MB or {plan.inodes} files"
-            if files.in_flight and self.still_in_flight(watched):
+            if files.in_flight and self.still_in_flight(watched, files.device):
                 return "it kept files open inside a socket"
         elif plan.cgroups is None:
             maps = self.open_files(watched, files)
@@ -257,10 +257,10 @@ class WatchdogProcess:
             self.proc.descriptors(pid, files)
         return [self.proc.mappings(pid) for pid in watched.pids]
 
-    def still_in_flight(self, watched: Watched) -> bool:
+    def still_in_flight(self, watched: Watched, device: int) -> bool:
         """Looks a second time: a process that passes a descriptor to another has it in flight for a moment."""
         time.sleep(IN_FLIGHT_S)
-        files = Files()
+        files = Files(device)
         self.open_files(watched, files)
         return files.in_flight
 
