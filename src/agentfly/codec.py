@@ -90,6 +90,44 @@ def decode(data: bytes | bytearray | memoryview, *, any_keys: bool = False) -> A
     return _decode(data, any_keys, 0)
 
 
+def check_values(data: bytes | bytearray, most: int) -> None:
+    """Raises `NotDecodable` if the bytes hold more than `most` values. Reads their headers and builds nothing: an empty list
+    is one byte here and 64 bytes once it is decoded."""
+    place, size, count = 0, len(data), 0
+    if size <= most:
+        return  # a value takes at least one byte
+    while place < size:
+        count += 1
+        if count > most:
+            raise NotDecodable(f"it holds more than {most} values")
+        head = data[place]
+        step = _STEPS[head]
+        if step < 0:  # the length is in the next 1, 2 or 4 bytes; -step is how many
+            after = place + 1 - step
+            step = after - place + int.from_bytes(data[place + 1 : after])
+            if 0xC7 <= head <= 0xC9:  # an extension: its values, other than the digits of an integer, count as well
+                step = step + 1 if data[after : after + 1] == _WIDE_INT_CODE else after + 1 - place
+        place += step
+
+
+def _steps() -> list[int]:
+    """Returns for each first byte of a value how many bytes lead to the next value, those of a list or dict being next."""
+    steps = [1] * 256
+    for head in range(0xA0, 0xC0):  # short strings
+        steps[head] = 1 + (head & 31)
+    fixed = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
+    lists = {0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
+    short_extensions = dict.fromkeys(range(0xD4, 0xD9), 2)
+    sized = {0xC4: -1, 0xC5: -2, 0xC6: -4, 0xC7: -1, 0xC8: -2, 0xC9: -4, 0xD9: -1, 0xDA: -2, 0xDB: -4}
+    for head, step in {**fixed, **lists, **short_extensions, **sized}.items():
+        steps[head] = step
+    return steps
+
+
+_STEPS = _steps()
+_WIDE_INT_CODE = bytes([WIDE_INT])
+
+
 def _decode(data: bytes | bytearray | memoryview, any_keys: bool, level: int) -> Any:
     import msgpack
 

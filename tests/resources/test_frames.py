@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from typing import Any
 
 import pytest
 
-from agentfly.codec import NotEncodable, encode
+from agentfly.codec import NotDecodable, NotEncodable, check_values, encode
 from agentfly.errors import ToolError, WorldError
 from agentfly.resources.rpc import frames
 from agentfly.resources.rpc.frames import (
+    SANDBOXED,
     BadFrame,
     FrameReader,
     RemoteError,
@@ -140,3 +142,56 @@ def test_an_exception_returns_as_its_type_if_that_is_known_here(error: BaseExcep
     assert type(found) is kind
     if not isinstance(expected, type):
         assert str(found) == str(expected)
+
+
+@pytest.mark.parametrize("value", [*VALUES, 1.5, -(2**40), 2**63, [-1, 200, 70_000, 2**33], "x" * 300, b"y" * 70_000])
+def test_the_headers_alone_tell_how_many_values_there_are(value: Any) -> None:
+    data = encode([value] * 3)
+    check_values(data, len(data))
+    exact = next(most for most in range(len(data) + 1) if _passes(data, most))
+    if not isinstance(value, (dict, list, tuple)) and type(value).__module__ == "builtins":
+        assert exact == 4
+    assert not _passes(data, exact - 1)
+
+
+def _passes(data: bytes, most: int) -> bool:
+    try:
+        check_values(data, most)
+    except NotDecodable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x93\x01" + b"\xdd" + struct.pack(">I", 8_000_000) + b"\x90" * 8_000_000 + b"\xc0",
+        b"\x93\x01" + b"\xc9" + struct.pack(">I", 8_000_006) + b"\x01\xdd" + struct.pack(">I", 8_000_000) + b"\x90" * 8_000_000,
+        b"\x93\x01" + b"\xdf" + struct.pack(">I", 4_000_000) + b"\xa0\xc0" * 4_000_000 + b"\xc0",
+        b"\x93\x01" + (b"\xdd\0\0\0\x05" + b"\x01" * 4) * 200_000 + b"\xc0\xc0",
+    ],
+    ids=["lists", "a tuple of lists", "a dict", "lists in lists"],
+)
+def test_a_sandbox_cannot_send_millions_of_values(body: bytes) -> None:
+    begin = time.process_time()
+    with pytest.raises(BadFrame, match="more than 100000 values"):
+        FrameReader(SANDBOXED).replies(struct.pack(">I", len(body)) + body)
+    assert time.process_time() - begin < 1
+
+
+def test_a_sandbox_cannot_send_a_flood_of_frames_or_a_frame_that_is_too_long() -> None:
+    with pytest.raises(BadFrame, match="more than 1000 frames"):
+        FrameReader(SANDBOXED).replies(pack_value(7, None) * 5000)
+    with pytest.raises(BadFrame, match="a frame of 16777217 bytes"):
+        FrameReader(SANDBOXED).replies(struct.pack(">I", (16 << 20) + 1))
+    assert len(FrameReader().replies(pack_value(7, None) * 5000)) == 5000
+    assert FrameReader(SANDBOXED).replies(pack_value(1, "x" * 3_000_000)) == [(1, "x" * 3_000_000, None)]
+
+
+@pytest.mark.parametrize("name", ["ConfigError", "InvariantError", "RewardError", "AgentFlyError", "MissingExtra"])
+def test_an_error_that_would_stop_the_run_is_the_worlds_failure_if_a_sandbox_sends_it(name: str) -> None:
+    assert type(error_of([name, "stop"])).__name__ == name
+    found = error_of([name, "stop"], trusted=False)
+    assert type(found) is WorldError
+    assert str(found) == f"{name}: stop"
+    assert type(error_of(["ToolError", "for the model"], trusted=False)) is ToolError

@@ -138,13 +138,17 @@ def test_the_fork_server_says_how_a_session_ended(namespace: Bench, code: str, w
 
 
 FORGERIES = {
-    "the wrong cell": 'send(b\'{"id": 99, "stdout": "forged"}\')',
-    "no JSON": "send(b'hello')",
+    "the wrong cell": "reply(99)",
+    "JSON": 'send(b\'{"id": 1, "stdout": "forged"}\')',
     "JSON too deep": "send(b'[' * 50_000)",
-    "a number too long": "send(b'{\"id\": ' + b'1' * 5000 + b'}')",
-    "not an object": "send(b'[1]')",
-    "wrong types": 'send(b\'{"id": 1, "stdout": 5}\')',
-    "images that are none": 'send(b\'{"id": 1, "images": ["*"]}\')',
+    "eight megabytes of lists": "send(b'{\"id\": 1, \"x\": [' + b'[],' * 2_700_000 + b'[]]}')",
+    "an unknown flag": "reply(1, flags=8)",
+    "a length that is not the sum": "reply(1, stdout=5, extra=3)",
+    "a text that is too long": "reply(1, stdout=2_000_000)",
+    "an image that is too long": "reply(1, image=3_000_000)",
+    "a text of four gigabytes": "reply(1, stdout=0xfffffff0, body=b'')",
+    "bytes that are no text": "reply(1, stdout=4, body=b'\\xff' * 4)",
+    "a reply and more": "reply(1, body=b'x' * 10)",
     "a frame of four gigabytes": "channel.sendall(b'\\xff' * 4 + b'x' * 1000)",
     "silence": "channel.shutdown(2)",
     "a closed socket": "channel.close()",
@@ -159,6 +163,10 @@ def is_socket(fd):
 channel = socket.socket(fileno=next(filter(is_socket, range(3, 64))))
 def send(body):
     channel.sendall(struct.pack(">I", len(body)) + body)
+def reply(number, flags=0, stdout=0, image=0, extra=0, body=None):
+    head = struct.pack(">IB8I", number, flags, 0, 0, stdout, 0, image, 0, 0, 0)
+    body = b"x" * (stdout + image + extra) if body is None else body
+    channel.sendall(struct.pack(">I", (37 + stdout + image + extra) & 0xffffffff) + head + body)
 """
 
 
@@ -173,7 +181,7 @@ def test_forged_replies_end_the_session_and_nothing_else(namespace: Bench, name:
 def test_a_forged_reply_counts_as_the_sessions_reply_and_a_second_one_ends_it(namespace: Bench) -> None:
     async def work() -> Any:
         session = await namespace.server.session()
-        forged = await session.run(FORGE + 'send(b\'{"id": 1, "stdout": "forged"}\')\ntime.sleep(0.2)', 5)
+        forged = await session.run(FORGE + "reply(1, stdout=6, body=b'forged')\ntime.sleep(0.2)", 60)
         while session.alive:  # the true reply to the cell is unexpected now
             await asyncio.sleep(0.01)
         after = await session.run("1")

@@ -24,7 +24,7 @@ from typing import Any
 
 from ...errors import ConfigError, WorldError
 from ..rpc.client import Worker
-from ..rpc.frames import pack_hello
+from ..rpc.frames import SANDBOXED, pack_hello
 from ..spec import Spec
 from .bundle import PACKAGE, Bundle, bundle_of, hello_of
 from .docker import Docker, DockerError, Streams, socket_path
@@ -129,6 +129,7 @@ def container_config(spec: Spec, options: ContainerOptions, bundle: Bundle) -> d
 
 class DockerWorker(Worker):
     kind = "container"
+    limits = SANDBOXED
 
     _container = ""
     _creating: asyncio.Task[str] | None = None
@@ -204,6 +205,7 @@ def enroot_command(enroot: str, options: ContainerOptions, bundle: Bundle) -> li
 
 class EnrootWorker(ProcessWorker):
     kind = "container"
+    limits = SANDBOXED
 
     async def connect(self, number: int) -> None:
         bundle = bundle_of(self.spec, self.options.visible)

@@ -14,8 +14,9 @@ import os
 import stat
 
 from ...errors import ConfigError
+from ...tools.interpreter.cells import read_reply
 from ..rpc.client import Worker
-from ..rpc.frames import HEADER, HELLO_ID, Reply, pack_hello
+from ..rpc.frames import HEADER, HELLO_ID, SANDBOXED, Reply, pack_hello
 from ..sandbox.limits import SandboxLimits
 from ..sandbox.session import SandboxSession
 from ..sandbox.shared_server import NUMERIC, SharedServer, borrow
@@ -24,12 +25,14 @@ from .options import SandboxOptions
 from .remote import RemoteBackend
 
 PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.server", "agentfly.resources.rpc.worker_main")
+MAX_FAILURE = 6 * (SandboxLimits().output_chars + 100)
 REAP_S = 2.0
 """How long to wait until a session that ended by itself is reaped, which tells why it ended."""
 
 
 class SandboxWorker(Worker):
     kind = "sandbox"
+    limits = SANDBOXED
 
     _shared: SharedServer | None = None
     _session: SandboxSession | None = None
@@ -51,18 +54,22 @@ class SandboxWorker(Worker):
         self.write(pack_hello(hello_of(self.spec, bundle, number)))
 
     def data_received(self, data: bytes) -> None:
-        # If the cell fails before it becomes a worker, the session answers as it does for any cell: with JSON.
+        # If the cell fails before it becomes a worker, the session answers as it does for any cell. The number of that cell is
+        # 0, and no frame of a worker begins with a zero byte.
         hello = self._calls.get(HELLO_ID)
-        if hello is None or hello.done() or not (self._failure or data[HEADER.size : HEADER.size + 1] == b"{"):
+        if hello is None or hello.done() or not (self._failure or data[HEADER.size : HEADER.size + 1] == b"\0"):
             super().data_received(data)
             return
         self._failure += data
-        if len(self._failure) >= HEADER.size + HEADER.unpack_from(self._failure)[0]:
-            try:
-                why = str(json.loads(self._failure[HEADER.size :])["error"])
-            except (ValueError, LookupError, TypeError):
-                why = "its first answer cannot be read"
-            hello.set_result(Reply(HELLO_ID, None, ["WorldError", why[-500:]]))
+        try:
+            reply = read_reply(self._failure, MAX_FAILURE, MAX_FAILURE)
+            if reply is None:
+                return
+            why = reply.error or "its first cell ended"
+        except ValueError:
+            why = "its first answer cannot be read"
+        self._failure = b""
+        hello.set_result(Reply(HELLO_ID, None, ["WorldError", why[-500:]]))
 
     async def terminate(self, wanted: bool) -> str:
         how = "before it started"

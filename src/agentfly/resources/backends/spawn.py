@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from ...aio.threads import WorkerThread
 from ...errors import ConfigError, WorldError
+from ...tools.interpreter.removal import remove_tree
 
 SCRIPT = Path(__file__).parents[1] / "rpc" / "worker_main.py"
 _SYSTEM = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")
@@ -119,7 +119,7 @@ class Spawner:
             os.close(self._life[0])
             os.close(self._life[1])
             if self._home is not None:
-                shutil.rmtree(self._home, ignore_errors=True)
+                remove_tree(str(self._home))
             os.close(self._lock_fd)
             if thread is not None:
                 thread.stop()
@@ -155,7 +155,7 @@ class Spawner:
                 )
         except BaseException:
             ours.close()
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(str(directory))
             raise
         ours.setblocking(False)
         return WorkerProcess(popen, ours, directory)
@@ -167,7 +167,7 @@ class Spawner:
             process.channel.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.popen.wait(timeout=5)
-            shutil.rmtree(process.directory, ignore_errors=True)
+            remove_tree(str(process.directory))
         self._leave()
 
     def forget(self) -> None:
@@ -192,7 +192,7 @@ def _remove_abandoned() -> None:
     for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
         with contextlib.suppress(OSError), lock.open("r+b") as file:  # another user's, just removed, or its trainer lives
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            remove_tree(str(lock.parent))
 
 
 SPAWNER = Spawner()

@@ -18,7 +18,10 @@ from typing import Any
 from ...codec import NotEncodable
 from ...errors import WorldError
 from ..spec import Spec
-from .frames import HELLO_ID, BadFrame, FrameReader, Reply, error_of, pack_call
+from .frames import HELLO_ID, NEW, BadFrame, FrameLimits, FrameReader, Reply, error_of, pack_call
+
+MAX_STRAY = 1000
+"""How many replies without a waiting call a worker with limits may send."""
 
 
 class Worker(asyncio.Protocol):
@@ -29,6 +32,8 @@ class Worker(asyncio.Protocol):
 
     kind = "worker process"
     """What messages call it."""
+    limits: FrameLimits | None = None
+    """What it may send; None if no code of a model runs in it."""
     pid: int | None = None
     """The worker's process, if it is a process of this machine whose memory may be read."""
 
@@ -46,7 +51,8 @@ class Worker(asyncio.Protocol):
         self.gone: asyncio.Future[None] = loop.create_future()
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._count = HELLO_ID
-        self._reader = FrameReader()
+        self._reader = FrameReader(self.limits)
+        self._stray = 0
         self._transport: asyncio.Transport | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -87,7 +93,7 @@ class Worker(asyncio.Protocol):
         answered = self._calls[HELLO_ID] = asyncio.get_running_loop().create_future()
         try:
             await self.connect(number)
-            self.about = _value_of(await answered)
+            self.about = _value_of(await answered, trusted=True)
         except BaseException as error:
             self.end(f"its {self.kind} did not start: {error}")
             raise
@@ -99,7 +105,7 @@ class Worker(asyncio.Protocol):
         call_id = self.post(instance, method, args, kwargs or {})
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            return _value_of(await future)
+            return _value_of(await future, trusted=self.limits is None or method == NEW)
         finally:
             self._calls.pop(call_id, None)
 
@@ -161,12 +167,17 @@ class Worker(asyncio.Protocol):
             future = self._calls.get(reply.id)
             if future is not None and not future.done():
                 future.set_result(reply)
+            elif self.limits is not None:
+                self._stray += 1  # late, or not asked for
+                if self._stray > MAX_STRAY:
+                    self.end(f"{self.name}: its {self.kind} sent replies that were not asked for and was killed")
+                    return
 
     def connection_lost(self, error: Exception | None) -> None:
         self.end("")
 
 
-def _value_of(reply: Reply) -> Any:
+def _value_of(reply: Reply, trusted: bool) -> Any:
     if reply.error is not None:
-        raise error_of(reply.error)
+        raise error_of(reply.error, trusted)
     return reply.value

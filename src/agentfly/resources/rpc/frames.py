@@ -30,6 +30,20 @@ NEW, GET, DROP = "@new", "@get", "@drop"
 """Methods of the worker itself: create an instance, read an attribute, drop an instance. No environment's begins with @."""
 
 
+class FrameLimits(NamedTuple):
+    """What a reader accepts: bytes of a frame, values in it (lists, dicts and what they hold), and frames that arrive at once.
+    None: as many as there are."""
+
+    frame: int
+    values: int | None = None
+    at_once: int | None = None
+
+
+SANDBOXED = FrameLimits(frame=16 << 20, values=100_000, at_once=1000)
+"""For a worker that may run code of a model: reading what it sends takes at most some hundredths of a second."""
+_ENDS_A_CHAIN = (errors.ToolError, errors.RolloutError)
+
+
 class RemoteError(Exception):
     """An exception in a worker whose type this process does not know; `type_name` is its name."""
 
@@ -95,12 +109,16 @@ def pack_error(call_id: int, error: BaseException) -> bytes:
     return _pack([call_id, None, [name, text[:MAX_ERROR_TEXT]]])
 
 
-def error_of(pair: list[str]) -> Exception:
-    """The exception that stands for one that was raised on the other side."""
+def error_of(pair: list[str], trusted: bool = True) -> Exception:
+    """The exception that stands for one that was raised on the other side.
+
+    A worker that is not `trusted` may run code of a model. An exception of it that would stop the run is a WorldError."""
     name, text = pair
     for home in (errors, builtins):
         kind = getattr(home, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
+            if not trusted and issubclass(kind, errors.AgentFlyError) and not issubclass(kind, _ENDS_A_CHAIN):
+                return errors.WorldError(f"{name}: {text}")
             try:
                 return kind(text)
             except TypeError:
@@ -111,10 +129,11 @@ def error_of(pair: list[str]) -> Exception:
 class FrameReader:
     """Cuts a stream of bytes into frames. Every method raises `BadFrame`, and nothing else, for bytes that are none."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "_limits")
 
-    def __init__(self) -> None:
+    def __init__(self, limits: FrameLimits | None = None) -> None:
         self._buffer = bytearray()
+        self._limits = limits or FrameLimits(MAX_FRAME)
 
     def calls(self, data: bytes) -> list[Call]:
         return [_check_call(value) for value in self._values(data)]
@@ -130,12 +149,17 @@ class FrameReader:
         try:
             while len(buffer) - start >= HEADER.size:
                 length = HEADER.unpack_from(buffer, start)[0]
-                if length > MAX_FRAME:
+                if length > self._limits.frame:
                     raise BadFrame(f"a frame of {length} bytes")
                 end = start + HEADER.size + length
                 if len(buffer) < end:
                     break
-                found.append(codec.decode(buffer[start + HEADER.size : end]))
+                if self._limits.at_once is not None and len(found) == self._limits.at_once:
+                    raise BadFrame(f"more than {len(found)} frames at once")
+                body = buffer[start + HEADER.size : end]
+                if self._limits.values is not None:
+                    codec.check_values(body, self._limits.values)
+                found.append(codec.decode(body))
                 start = end
         except codec.NotDecodable as error:
             raise BadFrame(str(error)) from None

@@ -12,6 +12,8 @@ timeout_s)` a `CellResult`. One event loop in the trainer drives thousands of se
       v
     session                 isolated from the trainer, from the machine and from other sessions; runs cells
 
+Where the kernel does not limit all of memory and disk, a watchdog process beside the fork server does.
+
     trainer <-- control socket: commands, exits --> fork server        trainer <-- one socket each: cells, replies --> session
 
 What a session says is data to check. How it ended is what the fork server saw of it, and time is the trainer's clock.

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import resource
 import site
@@ -31,6 +32,7 @@ from .runtime.protocol import COMMAND, NEW
 from .session import SLOW_S, SandboxSession
 from .tiers import CURES, WORDS, not_stopped
 
+log = logging.getLogger(__name__)
 SUPERVISOR = bootstrap("agentfly_sandbox", "resources.sandbox.runtime.supervisor")
 
 
@@ -76,12 +78,14 @@ class SandboxServer:
         preload: Sequence[str] = ("numpy", "numpy.random", "numpy.linalg"),
         visible: Sequence[str] = (),
         cgroup: bool = True,
+        mounts: bool = True,
     ) -> SandboxServer:
         """Starts a server of the given tier, or of the strictest that works here and is not below `min_tier` (by default the
         given tier, or `namespace`). Raises ConfigError with what to enable if none works.
 
         `preload` names modules that all sessions share, if they are installed. `visible` adds paths that sessions may read.
-        `cgroup=False` makes no cgroups."""
+        `cgroup=False` makes no cgroups, `mounts=False` no private mounts in the tier `landlock`: it then works as on a machine
+        that forbids them."""
         for name in (tier, min_tier):
             if name is not None and name not in TIERS:
                 raise ConfigError(f"no sandbox tier is called {name!r}; known: {', '.join(reversed(TIERS))}")
@@ -95,7 +99,7 @@ class SandboxServer:
         for name in candidates:
             server = cls(name, limits or SandboxLimits())
             try:
-                server._spawn(preload, visible, cgroup)
+                server._spawn(preload, visible, cgroup, mounts)
                 await server._launch()
             except WorldError as error:
                 failures.append(f"the sandbox tier {name!r} cannot be had here ({error}): {CURES[name]}")
@@ -109,7 +113,10 @@ class SandboxServer:
         """Starts a session. Raises WorldError if that fails."""
         if self.ended is not None:
             raise WorldError(f"the sandbox server has ended: {self.ended}")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise WorldError(f"a sandbox session could not be started: {error}") from error
         ours.setblocking(False)
         self._numbers += 1
         self._counts["started"] += 1
@@ -132,7 +139,7 @@ class SandboxServer:
         self._stop("it was closed")
         if self._process.returncode is None:
             try:
-                await asyncio.to_thread(self._process.wait, 20)
+                await asyncio.to_thread(self._process.wait, 60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait, 5)
@@ -142,12 +149,12 @@ class SandboxServer:
 
     # ---- starting ----
 
-    def _spawn(self, preload: Sequence[str], visible: Sequence[str], cgroup: bool) -> None:
+    def _spawn(self, preload: Sequence[str], visible: Sequence[str], cgroup: bool, mounts: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "fd": theirs.fileno(), "trainer": os.getpid(), "tier": self.tier, "limits": dataclasses.asdict(self.limits),
             "preload": list(preload), "site": _package_folders(),
-            "visible": [os.path.abspath(path) for path in visible], "cgroup": cgroup,
+            "visible": [os.path.abspath(path) for path in visible], "cgroup": cgroup, "mounts": mounts,
         }  # fmt: skip
         _raise_open_files()
         with theirs:
@@ -242,6 +249,8 @@ class SandboxServer:
             self._up.set_result(message)
         elif message["op"] == "down":
             self._stop(message["error"])
+        elif message["op"] == "left":
+            log.warning("the sandbox could not remove all that a session wrote: %s", message["why"])
         elif message["op"] == "interrupted":
             if message["id"] in self._sessions:
                 self._sessions[message["id"]].on_signalled()

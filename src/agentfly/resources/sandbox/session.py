@@ -1,28 +1,24 @@
 """The trainer's side of one session: a non-blocking socket on the event loop, one cell at a time.
 
-A reply is data to check: one that is too long, malformed, unasked for or of the wrong type ends the session. Whether a cell
-timed out and how the session ended is decided by the trainer's clock and the fork server's waitpid alone.
+A reply is data to check: one that is too long, malformed, unasked for or not for this cell ends the session. Its lengths are
+checked before the rest of it is read, so a session can make the trainer hold one reply of acceptable size and no more. Whether
+a cell timed out and how the session ended is decided by the trainer's clock and the fork server's waitpid alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import json
 import socket
 from typing import Any, Protocol
 
 from ...errors import WorldError
-from ...tools.interpreter.cells import CELL, CHUNK, LENGTH
+from ...tools.interpreter.cells import CELL, CHUNK, Reply, read_reply
 from .limits import CellResult, SandboxLimits
-from .runtime.protocol import INTERRUPT, KILL, MAX_IMAGES, QUICK, SLOW
+from .runtime.protocol import INTERRUPT, KILL, MAX_IMAGE_BYTES, QUICK, SLOW
 
 MAX_CODE_CHARS = 2_000_000
 SLOW_S = 0.02
 """A cell that still runs after this time is not a short call: its session gets longer time slices, and yields to short ones."""
-MAX_IMAGE_CHARS = 2_000_000
-_decode = json.JSONDecoder().raw_decode
 
 
 class SessionControl(Protocol):
@@ -50,7 +46,7 @@ class SandboxSession:
         self._channel = channel
         self._buffer = bytearray()
         self._outgoing = memoryview(b"")
-        self._waiter: asyncio.Future[dict[str, Any] | None] | None = None
+        self._waiter: asyncio.Future[Reply | None] | None = None
         self._signalled: asyncio.Future[None] | None = None  # done when the fork server has sent SIGINT
         self._gone: asyncio.Future[None] = self._loop.create_future()  # done when the fork server has reaped it
         self._timer: asyncio.TimerHandle | None = None
@@ -58,8 +54,7 @@ class SandboxSession:
         self._reported = False  # whether a result has told the caller about the end
         self._deadline = 0.0
         self._cell = 0
-        # Two outputs, an error and a value, every character escaped; the images; and room for the names.
-        self._max_frame = 4 * 6 * (server.limits.output_chars + 100) + MAX_IMAGES * MAX_IMAGE_CHARS + 100_000
+        self._max_chars = server.limits.output_chars + 100
         self._loop.add_reader(channel.fileno(), self._on_readable)
 
     @property
@@ -93,11 +88,9 @@ class SandboxSession:
             self._server.command(QUICK, self.number)
         if reply is None:
             return self._lost()
-        result = self._check(reply)
-        if result is None:
-            self._end("it sent something that is not a reply")
-            self._late = False
-            return self._lost()
+        most = self._max_chars  # code in the session can lift the limits there
+        value, error = (None if text is None else text[:most] for text in (reply.value, reply.error))
+        result = CellResult(reply.stdout[:most], reply.stderr[:most], value, error, reply.images)
         if not self._late:
             return result
         if self._signalled is not None:
@@ -136,12 +129,12 @@ class SandboxSession:
         """Waits for the first reply, which says whether the isolation works. Raises WorldError if it does not."""
         self._timer = self._loop.call_later(self._server.start_timeout_s, self._end, "it did not start in time")
         reply = await self._exchange(b"")
-        if reply is None or reply.get("error"):
-            why = self.ended or str((reply or {}).get("error"))
+        if reply is None or reply.error:
+            why = self.ended or (reply.error if reply else None)
             self._end("it did not start")
             raise WorldError(f"a sandbox session could not be started: {why}")
 
-    async def _exchange(self, message: bytes) -> dict[str, Any] | None:
+    async def _exchange(self, message: bytes) -> Reply | None:
         self._waiter = self._loop.create_future()
         try:
             if message:
@@ -184,51 +177,26 @@ class SandboxSession:
             self._loop.remove_reader(self._channel.fileno())
             self._loop.call_later(0.5, self._end, "it closed its connection")
             return
+        if self._waiter is None or self._waiter.done():
+            self._end("it sent a reply that was not asked for")
+            return
         if self._buffer:
             self._buffer += data
             data = self._buffer
-        size = LENGTH.size + LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else 1 << 32
-        if size <= len(data):
-            self._on_frame(data[LENGTH.size :])
-        elif size > self._max_frame and len(data) >= LENGTH.size:
-            self._end("it sent a reply that is too long")
-        elif not self._buffer:
-            self._buffer += data
-
-    def _on_frame(self, body: bytes | bytearray) -> None:
         try:
-            text = body.decode()
-            reply, end = _decode(text)
-            if end != len(text):  # more than one reply was sent
-                reply = None
-        except (ValueError, RecursionError):
+            reply = read_reply(data, 6 * self._max_chars, MAX_IMAGE_BYTES)  # a character takes at most 6 bytes
+        except ValueError:
             reply = None
+        else:
+            if reply is None:
+                if not self._buffer:
+                    self._buffer += data
+                return
         self._buffer = bytearray()
-        if self._waiter is None or self._waiter.done() or not isinstance(reply, dict) or reply.get("id") != self._cell:
+        if reply is None or reply.number != self._cell:
             self._end("it sent something that is not a reply")
         else:
             self._waiter.set_result(reply)
-
-    def _check(self, reply: dict[str, Any]) -> CellResult | None:
-        """Returns the reply as a value, or None if it is malformed. Applies all limits again: code in the session can lift
-        them."""
-        longest = self._server.limits.output_chars + 100
-        texts: list[str | None] = []
-        for name in ("stdout", "stderr", "value", "error"):
-            text = reply.get(name)
-            if text is not None and not isinstance(text, str):
-                return None
-            if text is not None and not text.isascii():
-                text = text.encode("utf-8", "backslashreplace").decode()
-            texts.append(text[:longest] if text is not None else None)
-        images = reply.get("images", [])
-        if not isinstance(images, list) or len(images) > MAX_IMAGES or not all(isinstance(image, str) for image in images):
-            return None
-        try:
-            pictures = tuple(base64.b64decode(image, validate=True) for image in images)
-        except (ValueError, binascii.Error):
-            return None
-        return CellResult(texts[0] or "", texts[1] or "", texts[2], texts[3], pictures)
 
     # ---- deadlines, and how a session ends ----
 

@@ -17,7 +17,7 @@ WORDS = {
     "namespace": "namespace: each session has its own user, PID, mount and IPC namespaces, no network, a read-only system, "
     "a private /tmp, no capabilities and a system call filter.",
     "landlock": "landlock: each session sees only the system's libraries and its own folder, behind a system call filter, "
-    "with a watchdog for memory, processes and disk.",
+    "with limits of memory, processes and disk.",
     "process": "process: sessions are plain processes with resource limits; code in them can do what this user can do.",
     "docker": "docker: each session has a separate container, without a network, with a read-only file system, a small /tmp, "
     "no capabilities, the engine's system call filter, and limits of memory, CPU and processes.",
@@ -39,7 +39,7 @@ NOT_STOPPED = {
     "namespace": (_KERNEL, _LOAD),
     "landlock": (
         *(_KERNEL, _LOAD),
-        "It does not hide the names of files and processes, and disk use can exceed the limit until the watchdog checks.",
+        "It does not hide the names of files and processes.",
         "A session cannot change mode, owner or times even of its own files: Landlock cannot tell them apart.",
     ),
     "process": (
@@ -57,13 +57,17 @@ NOT_STOPPED = {
     ),
     "remote": ("It does not stop what the server's tier does not stop on that machine.",),
 }
-_NO_CGROUP = "Without a cgroup, processes of one session can exceed the memory limit together until the watchdog checks."
+_NO_CGROUP = (
+    "Without a cgroup, processes of one session can exceed the memory limit together until the watchdog checks, and a session "
+    "cannot make anonymous shared memory."
+)
 _WITHOUT = {
     ("namespace", "cgroup"): _NO_CGROUP,
     ("namespace", "own_uid"): "Without root, sessions share this user's id in the kernel: they share per-user kernel limits "
     "(pipes, watches).",
     ("landlock", "cgroup"): _NO_CGROUP,
     ("landlock", "own_uid"): "Sessions run as this user: their processes are counted together with the user's other processes.",
+    ("landlock", "mounts"): "Without the right to mount, disk use can exceed the limit until the watchdog checks.",
     ("landlock", "scoped"): "This kernel's Landlock does not restrict signals, so a session may signal only itself, not its "
     "children.",
 }

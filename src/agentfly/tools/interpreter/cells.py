@@ -4,8 +4,11 @@
 the `agentfly` package (see `process.bootstrap`), so it imports the standard library only.
 
     cell     CELL (length of the code, number of the cell), then the code
-    reply    LENGTH (length of the body), then JSON: "id", the number of the cell, and the fields that are not empty
-    ready    a reply with id 0, sent once before the first cell
+    reply    HEAD, then the bytes of value, error, stdout, stderr (UTF-8) and of up to four images
+    HEAD     length of what follows this field, number of the cell, flags, the eight lengths
+    ready    a reply with number 0, sent once before the first cell
+
+A reply has no names and no nesting: 41 bytes tell whether all of it is acceptable, before any of it is read.
 """
 
 import __future__
@@ -20,14 +23,65 @@ import struct
 import sys
 import traceback
 import types
-from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
+from typing import Any, NamedTuple
 
 CELL = struct.Struct(">II")
 LENGTH = struct.Struct(">I")
+HEAD = struct.Struct(">IIB8I")
+MAX_IMAGES = 4
+MAX_CHARS = 100_000
+"""Characters of a value or a traceback in the tool `python_process`. The sandbox has a setting for it."""
+_AFTER_LENGTH = HEAD.size - LENGTH.size
+_INTERRUPTED, _VALUE, _ERROR = 1, 2, 4
 CHUNK = 1 << 16
 """Bytes per read. The C library maps and unmaps a buffer of 128 KiB or more for every read."""
-_READY = b'\0\0\0\x09{"id": 0}'
+
+
+class Reply(NamedTuple):
+    """What a session says of a cell."""
+
+    number: int
+    interrupted: bool = False
+    value: str | None = None
+    error: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    images: tuple[bytes, ...] = ()
+
+
+def pack_reply(reply: Reply) -> bytes:
+    """Returns the bytes of a reply. A lone surrogate travels as its escape sequence."""
+    number, interrupted, value, error, stdout, stderr, images = reply
+    flags = interrupted * _INTERRUPTED | (value is not None) * _VALUE | (error is not None) * _ERROR
+    parts = [(text or "").encode("utf-8", "backslashreplace") for text in (value, error, stdout, stderr)]
+    parts += images
+    sizes = [len(part) for part in parts] + [0] * (MAX_IMAGES - len(images))
+    return b"".join((HEAD.pack(_AFTER_LENGTH + sum(sizes), number, flags, *sizes), *parts))
+
+
+def read_reply(data: bytes | bytearray, max_text: int, max_image: int) -> Reply | None:
+    """Returns the reply that `data` holds, None while it is incomplete. `max_text` and `max_image` are in bytes.
+
+    Raises ValueError for bytes that are no reply, or hold more than one. The lengths are checked as soon as they have arrived,
+    so the caller keeps at most one acceptable reply in memory."""
+    if len(data) < HEAD.size:
+        if len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] < _AFTER_LENGTH:
+            raise ValueError("it is not a reply")
+        return None
+    length, number, flags, *sizes = HEAD.unpack_from(data)
+    if length != _AFTER_LENGTH + sum(sizes) or flags > 7 or max(sizes[:4]) > max_text or max(sizes[4:]) > max_image:
+        raise ValueError("it is not a reply")
+    if len(data) < LENGTH.size + length:
+        return None
+    if len(data) > LENGTH.size + length:
+        raise ValueError("it is more than one reply")
+    parts, start = [], HEAD.size
+    for size in sizes:
+        parts.append(bytes(data[start : start + size]))
+        start += size
+    value, error, stdout, stderr = (part.decode() for part in parts[:4])
+    shown, raised = value if flags & _VALUE else None, error if flags & _ERROR else None
+    return Reply(number, bool(flags & _INTERRUPTED), shown, raised, stdout, stderr, tuple(filter(None, parts[4:])))
 
 
 def cut(text: str, limit: int, total: int | None = None) -> str:
@@ -127,14 +181,13 @@ class CellLoop:
 
     def serve(self) -> None:
         """Answers cells until the other end closes the connection."""
-        self.send(_READY)
+        self.send(pack_reply(Reply(0)))
         while (cell := self.read()) is not None:
             number, code = cell
-            fields = self.run(code)
+            reply = self.run(number, code)
             if os.getpid() != self.pid:
                 os._exit(0)  # the cell forked, and the child process returned from it: only the parent may reply
-            body = f'{{"id": {number}{fields}}}'.encode()
-            self.send(LENGTH.pack(len(body)) + body)
+            self.send(pack_reply(reply))
 
     def send(self, frame: bytes) -> None:
         while frame:
@@ -161,12 +214,12 @@ class CellLoop:
                 return data
         return None
 
-    def run(self, code: str) -> str:
-        """Runs a cell and returns the fields of the reply as JSON, each with a comma before it."""
+    def run(self, number: int, code: str) -> Reply:
+        """Runs a cell."""
         self.count += 1
         name = f"<cell {self.count}>"
         linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-        fields = ""
+        interrupted = False
         value: str | None = None
         error: str | None = None
         try:
@@ -184,17 +237,12 @@ class CellLoop:
                 self.running = False
         except KeyboardInterrupt:
             error = "KeyboardInterrupt: the cell was interrupted"
-            fields = ', "interrupted": true'
+            interrupted = True
         except SystemExit as stop:
             error = f"SystemExit: {_exit_text(stop.code)} (the session goes on)"
         except BaseException as raised:  # noqa: BLE001 - a session survives whatever a cell raises
             error = explain(raised, self.max_chars)
-        error = self.flush(error)
-        if value is not None:
-            fields += f', "value": {quoted(value)}'
-        if error is not None:
-            fields += f', "error": {quoted(error)}'
-        return fields
+        return Reply(number, interrupted, value, self.flush(error))
 
     def after_cell(self) -> None:
         """Called after a cell that raised nothing, while it can still be interrupted."""

@@ -15,16 +15,14 @@ import math
 import os
 import resource
 import select
-import shutil
 import signal
 import sys
 import threading
 import traceback
 import warnings
 
-from .cells import CellLoop, new_main
-
-MAX_CHARS = 100_000
+from .cells import MAX_CHARS, CellLoop, Reply, new_main
+from .removal import remove_tree
 
 
 def set_limits(limits: dict[str, int]) -> None:
@@ -65,18 +63,18 @@ class ToolCellLoop(CellLoop):
         super().__init__(channel, MAX_CHARS)
         self.limit_s = limit_s
 
-    def run(self, code: str) -> str:
+    def run(self, number: int, code: str) -> Reply:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         seconds = math.ceil(usage.ru_utime + usage.ru_stime + self.limit_s + 10)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
-        return super().run(code)
+        return super().run(number, code)
 
 
 def end(directory: str) -> None:
     """Removes the session's directory and kills the process group: this process and everything that cells started."""
     if os.path.basename(directory).startswith("agentfly-python-"):
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_tree(directory)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from .removal import remove_tree
 
 MIN_MEMORY_MB = 64
 FILE_MB = 64
@@ -97,7 +97,7 @@ class Process:
                     **opened,
                 )
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove_tree(self.directory)
             raise
         self._finalizer = weakref.finalize(self, _destroy, self.popen, self.directory, os.getpid())
 
@@ -144,4 +144,4 @@ def _destroy(popen: subprocess.Popen[Any], directory: str, owner: int) -> None:
     _signal(popen, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         popen.wait(timeout=5)
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)

@@ -8,9 +8,7 @@ and the model is told that its variables are lost. Chains never share a session,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
-import json
 import math
 import os
 import signal
@@ -18,14 +16,13 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...aio.threads import run_in_thread
 from ...errors import WorldError
 from ...types import ToolResult
 from ..definition import Tool, tool
 from ..text import clean, cut
-from .cells import CELL, LENGTH
+from .cells import CELL, CHUNK, HEAD, LENGTH, MAX_CHARS, Reply, read_reply
 from .process import Process, rlimits
 
 LIMIT_S = 20.0
@@ -33,7 +30,10 @@ MEMORY_MB = 1024
 START_S = 30.0
 GRACE_S = 2.0
 """How long a session may take to reply after it was interrupted; then it is killed."""
-_MAX_FRAME = 16 << 20
+_MAX_TEXT = 6 * (MAX_CHARS + 100)  # bytes of a text in a reply; a character takes at most 6
+_MAX_FRAME = HEAD.size + 4 * _MAX_TEXT
+_MAX_FORGED = 8
+"""How many frames that are no reply a session survives. Only cells that write to the socket themselves send such frames."""
 _HEAD, _TAIL = 4_000, 2_000  # characters kept of what a call printed
 _MAX_VALUE = 3_000
 _MAX_FILE = 1_000_000
@@ -118,14 +118,14 @@ class _Link:
         self.loop = asyncio.get_running_loop()
         self.output = _Output()
         self.buffer = bytearray()
-        self.reply: asyncio.Future[dict[str, Any] | None] = self.loop.create_future()
-        self.wanted = 0
+        self.reply: asyncio.Future[Reply | None] = self.loop.create_future()
+        self.wanted = self.forged = 0
         channel.setblocking(False)
         os.set_blocking(prints.fileno(), False)
         self.loop.add_reader(channel.fileno(), self._on_reply)
         self.loop.add_reader(prints, self._on_print)
 
-    def expect(self, number: int) -> asyncio.Future[dict[str, Any] | None]:
+    def expect(self, number: int) -> asyncio.Future[Reply | None]:
         """Returns a future for the reply to this cell. Its result is None if the child ends first."""
         self.wanted = number
         self.reply = self.loop.create_future()
@@ -133,32 +133,37 @@ class _Link:
 
     def _on_reply(self) -> None:
         try:
-            data = self.channel.recv(1 << 18)
+            data = self.channel.recv(CHUNK)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self.buffer += data
-        while len(self.buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self.buffer)
-            if length > _MAX_FRAME:
-                data = b""  # longer than any reply: the cell wrote to the socket itself
-                break
-            if len(self.buffer) < 4 + length:
-                break
-            body = bytes(self.buffer[4 : 4 + length])
-            del self.buffer[: 4 + length]
-            self._deliver(body)
-        if not data:
-            self.loop.remove_reader(self.channel.fileno())
-            if not self.reply.done():
-                self.reply.set_result(None)
+        if data and self._deliver():
+            return
+        self.loop.remove_reader(self.channel.fileno())
+        if not self.reply.done():
+            self.reply.set_result(None)
 
-    def _deliver(self, body: bytes) -> None:
-        with contextlib.suppress(ValueError, RecursionError):  # not JSON: the cell wrote to the socket itself
-            reply = json.loads(body)
-            if isinstance(reply, dict) and reply.get("id") == self.wanted and not self.reply.done():
+    def _deliver(self) -> bool:
+        """Takes complete frames out of the buffer. Returns False if the cell has written too much to the socket itself."""
+        while len(self.buffer) >= LENGTH.size:
+            size = LENGTH.size + LENGTH.unpack_from(self.buffer)[0]
+            if size > _MAX_FRAME or self.forged > _MAX_FORGED:
+                return False
+            if len(self.buffer) < size:
+                break
+            frame = bytes(self.buffer[:size])
+            del self.buffer[:size]
+            try:
+                reply = read_reply(frame, _MAX_TEXT, 0)
+            except ValueError:
+                reply = None
+            if reply is not None and reply.number == self.wanted and not self.reply.done():
                 self.reply.set_result(reply)
+            else:
+                self.forged += 1
+        return True
 
     def _on_print(self) -> None:
         try:
@@ -214,14 +219,14 @@ class PythonSession:
             raise
         parts = [note, link.printed().rstrip("\n")]
         if reply is not None:
-            shown = ("value",) if reply.get("interrupted") else ("value", "error")
-            parts += [cut(clean(str(reply[key])), _MAX_VALUE) for key in shown if reply.get(key) is not None]
+            shown = (reply.value, None if reply.interrupted else reply.error)
+            parts += [cut(clean(text), _MAX_VALUE) for text in shown if text is not None]
         if reply is None:
             self._link = None
             exit_code = await link.close()
             why = _why(exit_code) if in_time else f"did not stop after {self.limit_s:g} s and was killed"
             parts.append(f"[the session {why}; the next call starts a new one, earlier variables are lost]")
-        elif reply.get("interrupted"):
+        elif reply.interrupted:
             in_time = False
             parts.append(f"[stopped after {self.limit_s:g} s; the session and its variables are kept]")
         text = "\n".join(part for part in parts if part) or "(no output)"
@@ -246,7 +251,7 @@ class PythonSession:
             raise
         return link
 
-    async def _exchange(self, link: _Link, code: str) -> tuple[dict[str, Any] | None, bool]:
+    async def _exchange(self, link: _Link, code: str) -> tuple[Reply | None, bool]:
         """Sends a cell and interrupts it at the limit. Returns its reply, None if none came, and whether it came in time."""
         cell = clean(code).encode()
         reply = link.expect(self._count)

@@ -18,23 +18,20 @@ import json
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import sys
-import time
 from _signal import SIG_DFL, SIGCHLD, set_wakeup_fd  # type: ignore[import-not-found] # without the enums of `signal`
 from _signal import signal as set_handler
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ....tools.interpreter.cells import LENGTH
-from . import isolation, landlock, syscalls
+from ....tools.interpreter.cells import Reply, pack_reply
+from . import isolation, landlock, syscalls, watchdog
 from .protocol import COMMAND, INTERRUPT, KILL, NEW, QUICK, SLOW
 from .session_process import SessionProcess
-from .watchdog import Watchdog, disk_use
 
-SWEEP_S = 0.2
+RETRY_S = 0.2
 QUICK_NS, SLOW_NS = 500_000, 50_000_000
 PRELOAD = (
     "ast", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "heapq",
@@ -51,14 +48,14 @@ class ForkServer:
         self.groups: dict[int, str] = {}  # session id -> name of its cgroup
         self.spare: tuple[str, tuple[int, ...]] | None = None  # the cgroup of the next session, and its join descriptors
         self.group_count = 0
-        self.leftover: list[tuple[int, str]] = []  # directories and cgroups that could not be removed yet
+        self.leftover: list[str] = []  # cgroups that could not be removed yet
         self.hooks: list[Callable[[], object]] = [
             random.seed
         ]  # run in each child; without it all sessions draw the same numbers
         self.namespaces = plan.tier == "namespace"
         self.own_pid_namespace = -1
         self.proc_fd: int | None = None
-        self.watchdog: Watchdog | None = None
+        self.watchdog: watchdog.Watchdog | None = None
 
     # ---- getting ready ----
 
@@ -83,17 +80,19 @@ class ForkServer:
         else:
             self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
             self.plan.read = paths
-            isolation.landlock_scopes = landlock.abi() >= landlock.SCOPED_ABI
+            self.plan.lone = self.plan.tier == "landlock" and landlock.abi() < landlock.SCOPED_ABI
             if self.plan.tier == "landlock" and not landlock.abi():
                 raise OSError("this kernel has no Landlock")
             if not all(map(_open_to_all, paths)):  # for example a Python below /root, which the session's user could not read
                 self.plan.uids = None
-        if not self.namespaces or not self.plan.cgroups:
-            limits = self.config["limits"]
-            self.watchdog = Watchdog(self.proc_fd, limits["memory_mb"], limits["processes"], self.namespaces)
+            if self.plan.tier == "landlock" and self.config["mounts"]:
+                self.plan.mounts = isolation.open_mounts(self.plan)
+            self.plan.user_processes = self.count_processes()
         with contextlib.suppress(OSError):  # only a matter of latency
             syscalls.set_slice(0, QUICK_NS)  # sessions inherit it
         self.measure()
+        if self.plan.cgroups is None or (self.plan.directory and not self.plan.mounts):
+            self.watchdog = watchdog.Watchdog(self.plan, self.proc_fd, self.base_mb, [self.control])
         isolation.prepare(self.plan)
         self.enter: Callable[[isolation.IsolationPlan, int], None] = getattr(isolation, f"enter_{self.plan.tier}")
         self.inside = SessionProcess(self.config["limits"]["output_chars"], self.config["limits"]["files"])
@@ -132,6 +131,14 @@ class ForkServer:
         else:
             self.plan.base_size, self.base_mb = 256 << 20, 16.0
 
+    def count_processes(self) -> int:
+        """Returns how many processes this user has, which RLIMIT_NPROC counts as well."""
+        found = 0
+        for name in os.listdir(self.proc_fd):
+            with contextlib.suppress(OSError):
+                found += name.isdigit() and os.stat(name, dir_fd=self.proc_fd).st_uid == os.getuid()
+        return found
+
     def find_proc_options(self) -> bytes:
         """Returns mount options for /proc. `subset=pid` hides everything but processes; kernels before 5.8 do not know it."""
         for options in (b"subset=pid", b""):
@@ -156,22 +163,33 @@ class ForkServer:
         poller = select.poll()
         poller.register(self.control.fileno(), select.POLLIN)
         poller.register(wake, select.POLLIN)
+        if self.watchdog:
+            poller.register(self.watchdog.link.fileno(), select.POLLIN)
         self.send({"op": "up", **self.facts()})
-        sweep_at = time.monotonic() + SWEEP_S
         while True:
-            ready = poller.poll(SWEEP_S * 1000 if self.watchdog or self.leftover else None)
+            ready = poller.poll(RETRY_S * 1000 if self.leftover else None)
+            self.hear_watchdog()  # first: it says why it killed a session before `reap` finds that session dead
             for fd, _ in ready:
                 if fd == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
                     self.reap()
-                elif not self.command():
+                elif fd == self.control.fileno() and not self.command():
                     return
-            if self.leftover or self.watchdog:
-                now = time.monotonic()
-                if now >= sweep_at:
-                    self.sweep()
-                    sweep_at = now + SWEEP_S + 20 * (time.monotonic() - now)  # at most a twentieth of the time
+            if self.leftover:
+                leftover, self.leftover = self.leftover, []
+                for group in leftover:
+                    self.remove_group(group)
+
+    def hear_watchdog(self) -> None:
+        for message in self.watchdog.messages() if self.watchdog else ():
+            if message["op"] == "offender":
+                self.reasons[message["id"]] = message["why"]
+            elif message["op"] == "user_processes":
+                # Room for what all sessions may start: one must not use up the processes of another.
+                self.plan.user_processes = message["count"] + self.plan.processes * len(self.pids)
+            else:
+                self.send(message)
 
     def facts(self) -> dict[str, Any]:
         plan = self.plan
@@ -180,7 +198,8 @@ class ForkServer:
             "own_uid": plan.uids is not None,
             "proc": plan.proc,
             "landlock": landlock.abi(),
-            "scoped": isolation.landlock_scopes,
+            "scoped": not plan.lone,
+            "mounts": plan.mounts,
         }
 
     def send(self, message: dict[str, Any]) -> None:
@@ -194,15 +213,17 @@ class ForkServer:
         if not data:
             return False
         op, session = COMMAND.unpack(data)
-        if op == NEW:
+        if op == NEW and not ancillary:
+            self.send_exit(session, error="the fork server has no descriptor left")
+        elif op == NEW:
             self.start(session, int.from_bytes(ancillary[0][2], sys.byteorder))
         elif op == INTERRUPT:
             if session in self.pids:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(OSError):
                     os.killpg(self.pids[session], signal.SIGINT)  # the group: programs that the cell waits for too
             self.send({"op": "interrupted", "id": session})
         elif op == KILL and session in self.pids:
-            self.kill(session)
+            self.kill(self.pids[session])
         elif op in (SLOW, QUICK) and session in self.pids:
             with contextlib.suppress(OSError):  # the session has just ended, or this kernel has no time slices
                 syscalls.set_slice(self.pids[session], SLOW_NS if op == SLOW else QUICK_NS)
@@ -231,7 +252,7 @@ class ForkServer:
                 if self.namespaces and pid != 0:
                     syscalls.setns(self.own_pid_namespace, syscalls.NEW_PID)
         except OSError as error:
-            self.discard(session)
+            self.discard(session, 0)
             self.send_exit(session, error=str(error))
         finally:
             os.close(fd)
@@ -240,6 +261,8 @@ class ForkServer:
             self.plan.join_fds = ()
         if pid:
             self.pids[session], self.sessions[pid] = pid, session
+            if self.watchdog:
+                self.watchdog.tell(watchdog.BEGIN, session, pid)
             with contextlib.suppress(OSError):  # the next session tries again, and reports the error
                 self.spare = self.make_group()
 
@@ -256,8 +279,7 @@ class ForkServer:
                 self.inside.open(fd)
                 isolation.install_filter(self.plan)  # last: `open` still needs memfd_create
             except OSError as error:
-                body = json.dumps({"id": 0, "error": str(error)}).encode()
-                os.write(self.inside.channel if self.inside.pid else fd, LENGTH.pack(len(body)) + body)
+                os.write(self.inside.channel if self.inside.pid else fd, pack_reply(Reply(0, error=str(error))))
                 os._exit(1)
             gc.enable()
             self.inside.serve()
@@ -269,68 +291,57 @@ class ForkServer:
 
     # ---- how sessions end ----
 
-    def kill(self, session: int) -> None:
-        leader = self.pids[session]
-        pids = [leader]
-        if not self.namespaces and self.watchdog:
-            pids = self.watchdog.members([leader])[leader]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    def kill(self, leader: int) -> None:
+        """Kills a session that has not been reaped. Without a PID namespace, which ends with its first process, the processes
+        of a session are a process group: the filter lets none leave it, and no child forked meanwhile escapes the signal."""
+        with contextlib.suppress(OSError):
+            os.kill(leader, signal.SIGKILL)
+        if not self.namespaces:
+            with contextlib.suppress(OSError):  # the leader has not yet made its group
+                os.killpg(leader, signal.SIGKILL)
 
     def reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid = ended.si_pid
             session = self.sessions.pop(pid, None)
+            if session is not None:
+                self.kill(pid)  # what the leader left running. Before wait4: from then on its id may be another process's
+            _, status, usage = os.wait4(pid, 0)
             if session is None:
                 continue  # an orphan of a session: this process is their subreaper
-            if not self.namespaces:
-                self.kill(session)  # no PID namespace that ends with its first process: kill what the leader left running
             del self.pids[session]
             oom = False
             if self.plan.cgroups and session in self.groups:
                 with contextlib.suppress(OSError):
                     oom = self.plan.cgroups.ran_out_of_memory(self.groups[session])
-            self.discard(session)
+            self.discard(session, pid)
             code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             self.send_exit(session, code=code, cpu_s=cpu_s, oom=oom, why=self.reasons.pop(session, None))
 
-    def discard(self, session: int, group: str = "") -> None:
-        """Removes the session's directory and cgroup. What the kernel still holds busy is tried again by `sweep`."""
-        group = group or self.groups.pop(session, "")
-        gone = self.plan.cgroups is None or not group or self.plan.cgroups.remove(group)
-        if self.plan.directory:
+    def discard(self, session: int, pid: int) -> None:
+        """Removes the session's cgroup and directory. A directory on disk is removed by the watchdog, at its own pace."""
+        group = self.groups.pop(session, "")
+        if group:
+            self.remove_group(group)
+        if self.plan.mounts:
             home = f"{self.plan.directory}/s{session}"
-            shutil.rmtree(home, ignore_errors=True)
-            gone = gone and not os.path.exists(home)
-        if not gone:
-            self.leftover.append((session, group))
+            with contextlib.suppress(OSError):  # the session may have failed before it made the directory or the mount
+                syscalls.detach(home)
+            with contextlib.suppress(OSError):
+                os.rmdir(home)
+        if self.watchdog:
+            self.watchdog.tell(watchdog.END, session, pid)
 
-    def sweep(self) -> None:
-        leftover, self.leftover = self.leftover, []
-        for session, group in leftover:
-            self.discard(session, group)
-        if not self.watchdog:
-            return
-        offenders = self.watchdog.offenders(self.sessions, self.base_mb)
-        if self.plan.directory:
-            limits = self.config["limits"]
-            for session in self.pids:
-                size, count = disk_use(f"{self.plan.directory}/s{session}")
-                if size > limits["disk_mb"] << 20 or count > limits["inodes"]:
-                    offenders[session] = f"it wrote more than {limits['disk_mb']} MB or {limits['inodes']} files"
-            if self.plan.uids is None:
-                me = os.getuid()
-                pids = self.watchdog.pids()
-                self.plan.user_processes = sum(_owner(pid, self.watchdog) == me for pid in pids)
-        for session, why in offenders.items():
-            self.reasons[session] = why
-            self.kill(session)
+    def remove_group(self, name: str) -> None:
+        """Removes a cgroup. What the kernel still holds busy is tried again."""
+        if self.plan.cgroups is not None and not self.plan.cgroups.remove(name):
+            self.leftover.append(name)
 
 
 def numpy_seeder() -> Callable[[], object]:
@@ -354,10 +365,3 @@ def _open_to_all(path: str) -> bool:
         if not seen.st_mode & (0o001 if os.path.isdir(path) else 0o004):
             return False
     return True
-
-
-def _owner(pid: int, watchdog: Watchdog) -> int | None:
-    try:
-        return os.stat(str(pid), dir_fd=watchdog.proc_fd).st_uid
-    except OSError:
-        return None

@@ -42,10 +42,13 @@ class IsolationPlan:
     base_size: int = 0  # bytes of address space that a session starts with
     user_processes: int = 0  # processes of this user outside the sandbox, which RLIMIT_NPROC counts as well
     directory: str = ""  # holds the sessions' directories; empty with a private /tmp
+    mounts: bool = False  # whether each of these directories is a private tmpfs
     below_tmp: list[str] = field(default_factory=list)  # visible paths that the private /tmp would hide
     join_fds: tuple[int, ...] = ()  # descriptors through which the next session joins its cgroup
     tmp_options: bytes = b""
     limits: list[tuple[int, int]] = field(default_factory=list)  # rlimits that would hinder the fork server itself
+    lone: bool = False  # landlock: this kernel does not restrict signals to outside, so the filter must
+    filter: seccomp.Program | None = None  # the same for all sessions unless it holds the id of its process
 
     def uid(self, session: int) -> int | None:
         return None if self.uids is None else self.uids[0] + session % self.uids[1]
@@ -183,6 +186,38 @@ def join_cgroup(plan: IsolationPlan) -> None:
         os.write(descriptor, b"0")
 
 
+def open_mounts(plan: IsolationPlan) -> bool:
+    """Enters a mount namespace in which the directory of each session can be a tmpfs, whose size and number of files the kernel
+    limits. Returns False where that is forbidden. Without root it takes a user namespace; the user stays the same in it."""
+
+    def enter() -> None:
+        uid, gid = os.geteuid(), os.getegid()
+        syscalls.unshare(syscalls.NEW_NS | (syscalls.NEW_USER if uid else 0))
+        if uid:
+            map_user(uid, gid, uid, gid)
+        syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
+
+    pid = os.fork()
+    if pid == 0:  # a process that has tried in vain would be left in a useless namespace
+        try:
+            enter()
+            syscalls.mount("tmpfs", plan.directory, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=4k")
+        except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happens
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        return False
+    enter()
+    return True
+
+
+def map_user(uid: int, gid: int, inside_uid: int = 0, inside_gid: int = 0) -> None:
+    """Gives this process's user an id in the user namespace that it has just made."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside_uid} {uid} 1"), ("gid_map", f"{inside_gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
 def enter_landlock(plan: IsolationPlan, session: int) -> None:
     """Runs in the forked child. Landlock hides no path, but opens only those of the rules, in this process and its children."""
     home = _enter_directory(plan, session)
@@ -223,6 +258,8 @@ def prepare(plan: IsolationPlan) -> None:
         resource.RLIMIT_NOFILE: plan.files,
     }
     plan.limits = [(which, _allowed(which, value)) for which, value in own.items()]
+    if plan.tier != "process" and not plan.lone:
+        plan.filter = _filter(plan)
 
 
 def _allowed(which: int, value: int) -> int:
@@ -232,15 +269,19 @@ def _allowed(which: int, value: int) -> int:
 
 def install_filter(plan: IsolationPlan) -> None:
     """Installs the system call filter. Comes last: making the output files needs a call that it refuses."""
+    if plan.tier == "process":
+        return
+    if plan.filter is None or plan.lone:
+        plan.filter = _filter(plan)
+    seccomp.install(plan.filter)
+
+
+def _filter(plan: IsolationPlan) -> seccomp.Program:
+    counted = plan.cgroups is not None
     if plan.tier == "namespace":
-        seccomp.install(_namespace_filter)
-    elif plan.tier == "landlock":
-        lone = None if landlock_scopes else os.getpid()
-        seccomp.install(seccomp.program(lone, keep_session=True))
-
-
-_namespace_filter = seccomp.program()
-landlock_scopes = False  # set by the fork server: whether this kernel's Landlock stops signals to outside
+        return seccomp.program(shared_memory=counted)
+    lone = os.getpid() if plan.lone else None
+    return seccomp.program(lone_pid=lone, keep_session=True, shared_memory=counted, preallocate=plan.mounts)
 
 
 def _enter_directory(plan: IsolationPlan, session: int) -> str:
@@ -248,9 +289,13 @@ def _enter_directory(plan: IsolationPlan, session: int) -> str:
     join_cgroup(plan)
     home = f"{plan.directory}/s{session}"
     os.mkdir(home, 0o700)
-    uid = plan.uid(session)
-    if uid is not None and plan.tier != "process":
+    uid = plan.uid(session) if plan.tier != "process" else None
+    if plan.mounts:
+        options = plan.tmp_options if uid is None else b"%b,uid=%d,gid=%d" % (plan.tmp_options, uid, uid)
+        syscalls.mount_raw(b"tmpfs", home.encode(), b"tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    elif uid is not None:
         os.chown(home, uid, uid)
+    if uid is not None:
         _become(uid)
     os.chdir(home)
     os.environ.update(HOME=home, TMPDIR=home, MPLCONFIGDIR=home)

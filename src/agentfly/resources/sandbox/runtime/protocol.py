@@ -13,4 +13,4 @@ import struct
 
 NEW, INTERRUPT, SLOW, QUICK, KILL = range(5)
 COMMAND = struct.Struct(">BI")
-MAX_IMAGES = 4
+MAX_IMAGE_BYTES = 1_500_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from typing import Any
 
 from .syscalls import PR_SET_SECCOMP, machine, prctl
 
@@ -62,16 +63,24 @@ _ARGUMENT_CALLS = {
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
     "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
+    "mmap": (9, 222), "fcntl": (72, 25), "fallocate": (285, 47), "setsockopt": (54, 208),
 }  # fmt: skip
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _EOPNOTSUPP = 1, 38, 95
 _LD, _JA, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x05, 0x15, 0x35, 0x45, 0x54, 0x06
 _CLONE_REFUSED = 0x7E020000 | 0x8000  # every CLONE_NEW* and CLONE_PARENT
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_SO_SNDBUF, _SO_RCVBUF = 7, 8
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 
 
-class _Program(ctypes.Structure):
+class Program(ctypes.Structure):
+    """What the kernel takes: the number of instructions and their address."""
+
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
@@ -81,6 +90,12 @@ def _op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
 
 def _argument(index: int) -> bytes:
     return _op(_LD, 16 + 8 * index)
+
+
+def _refuse_values(*values: int, place: int = 1) -> list[bytes]:
+    """Returns the rule of a call whose argument at this place must be none of these."""
+    tests = [_op(_JEQ, value, len(values) - number, 0) for number, value in enumerate(values)]
+    return [_argument(place), *tests, _op(_RET, _ALLOW), _op(_RET, _ERRNO | _EPERM)]
 
 
 def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
@@ -96,26 +111,51 @@ def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
     return [_op(_JGE, pieces[half][0], 0, 1), _op(_JA, len(below)), *below, *above]
 
 
-def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False) -> bytes:
+def assemble(
+    arch: str,
+    lone_pid: int | None = None,
+    keep_session: bool = False,
+    shared_memory: bool = True,
+    preallocate: bool = True,
+) -> bytes:
     """Returns the filter as bytes.
 
     `lone_pid` allows signals to this process only; needed where neither a PID namespace nor a Landlock scope stops signals to
     others. `keep_session` is for the tier without namespaces. It refuses setsid and setpgid, because the watchdog knows a
-    session's processes by that id; limits and priority of other processes; and modes, owners and times of files."""
+    session's processes by that id; limits and priority of other processes; signals by way of a descriptor's owner; and modes,
+    owners and times of files. `shared_memory=False` refuses anonymous shared memory, which stays allocated when no process has
+    it in its resident set, so only a cgroup can count it, and larger socket buffers. `preallocate=False` refuses fallocate,
+    which fills a disk faster than a watchdog can look; the C library then writes zeros."""
     column = 0 if arch == "x86_64" else 1
     refuse, allow, unknown = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW), _op(_RET, _ERRNO | _ENOSYS)
     rules: dict[str, list[bytes]] = {
-        "clone": [_argument(0), _op(_JSET, _CLONE_REFUSED, 0, 1), refuse, allow],
-        "ioctl": [_argument(1), _op(_JEQ, _TIOCSTI, 1, 0), _op(_JEQ, _TIOCLINUX, 0, 1), refuse, allow],
+        # A thread with descriptors of its own could keep files open that the process's list in /proc does not show.
+        "clone": [
+            _argument(0), _op(_JSET, _CLONE_REFUSED, 3, 0), _op(_JSET, _CLONE_THREAD, 0, 1), _op(_JSET, _CLONE_FILES, 0, 1),
+            allow, refuse,
+        ],
+        "ioctl": _refuse_values(_TIOCSTI, _TIOCLINUX),
         # Stream pairs only: a datagram socket of a pair could still send to an abstract socket outside.
         "socketpair": [
             _argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow,
         ],
+        # Huge pages are reserved by the administrator, and neither the resident set nor a memory cgroup counts them.
+        "mmap": [_argument(3), _op(_JSET, _MAP_HUGETLB, 0, 1), refuse, allow],
     }  # fmt: skip
+    if not shared_memory:
+        rules["mmap"] = [
+            _argument(3), _op(_JSET, _MAP_HUGETLB, 2, 0), _op(_JSET, _MAP_ANONYMOUS, 0, 2), _op(_JSET, _MAP_SHARED, 0, 1),
+            refuse, allow,
+        ]  # fmt: skip
+        rules["setsockopt"] = _refuse_values(_SO_SNDBUF, _SO_RCVBUF, place=2)
+    if not preallocate:
+        rules["fallocate"] = [_op(_RET, _ERRNO | _EOPNOTSUPP)]
     if keep_session:
         only_itself = [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow]
         rules |= {"setsid": [refuse], "setpgid": [refuse], "setpriority": [refuse]}
         rules |= {"prlimit64": only_itself, "sched_setaffinity": only_itself}
+        rules["fcntl"] = _refuse_values(_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
+        rules["ioctl"] = _refuse_values(_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP)
     if lone_pid is not None:
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
             rules[name] = [_argument(0), _op(_JEQ, lone_pid, 1, 0), refuse, allow]
@@ -134,11 +174,12 @@ def assemble(arch: str, lone_pid: int | None = None, keep_session: bool = False)
     return b"".join(head + _tree(pieces))
 
 
-def program(lone_pid: int | None = None, keep_session: bool = False) -> _Program:
-    code = assemble(machine(), lone_pid, keep_session)
-    return _Program(len(code) // 8, code)
+def program(**options: Any) -> Program:
+    """Returns the filter of this machine. The options are those of `assemble`."""
+    code = assemble(machine(), **options)
+    return Program(len(code) // 8, code)
 
 
-def install(filter_program: _Program) -> None:
+def install(filter_program: Program) -> None:
     """Installs the filter in this process and all that it starts, irrevocably. Needs PR_SET_NO_NEW_PRIVS."""
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(filter_program))

@@ -4,18 +4,14 @@ The fork server constructs `SessionProcess` once; `open` completes it in each fo
 a session neither time nor memory. The trainer trusts nothing that this process says.
 """
 
-import base64
 import builtins
 import fcntl
 import io
 import os
 import sys
-from json.encoder import encode_basestring_ascii as quoted
 
-from ....tools.interpreter.cells import CellLoop, cut
-from .protocol import MAX_IMAGES
-
-MAX_IMAGE_BYTES = 1_500_000
+from ....tools.interpreter.cells import MAX_IMAGES, CellLoop, Reply, cut
+from .protocol import MAX_IMAGE_BYTES
 
 
 class OutputFile:
@@ -72,7 +68,7 @@ class SessionProcess(CellLoop):
         super().__init__(first + 2, output_chars)
         self.pid = 0  # unknown until the fork
         self.outputs = [OutputFile(1, first, output_chars), OutputFile(2, first + 1, output_chars)]
-        self.images: list[str] = []
+        self.images: tuple[bytes, ...] = ()
         sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc] # noqa: SIM115 - open as long as the session
         sys.argv[:] = [""]
         sys.path.insert(0, "")
@@ -87,16 +83,11 @@ class SessionProcess(CellLoop):
         os.closerange(3, self.outputs[0].kept)
         os.closerange(self.channel + 1, 1024)
 
-    def run(self, code: str) -> str:
-        self.images = []
-        fields = super().run(code)
-        if stdout := self.outputs[0].take():
-            fields += f', "stdout": {quoted(stdout)}'
-        if stderr := self.outputs[1].take():
-            fields += f', "stderr": {quoted(stderr)}'
-        if self.images:
-            fields += ', "images": [' + ", ".join(map(quoted, self.images)) + "]"
-        return fields
+    def run(self, number: int, code: str) -> Reply:
+        self.images = ()
+        _, interrupted, value, error, *_ = super().run(number, code)
+        stdout, stderr = self.outputs[0].take(), self.outputs[1].take()
+        return Reply(number, interrupted, value, error, stdout, stderr, self.images)
 
     def after_cell(self) -> None:
         """Turns open matplotlib figures into PNG images, and closes them."""
@@ -108,6 +99,6 @@ class SessionProcess(CellLoop):
             picture = io.BytesIO()
             plots.figure(number).savefig(picture, format="png")
             if picture.tell() <= MAX_IMAGE_BYTES:
-                made.append(base64.b64encode(picture.getvalue()).decode())
+                made.append(picture.getvalue())
         plots.close("all")
-        self.images = made
+        self.images = tuple(made)

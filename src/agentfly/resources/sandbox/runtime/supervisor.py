@@ -8,25 +8,25 @@ the other, kills what is left, and removes directories and cgroups. It never tou
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from ....tools.interpreter.removal import remove_tree
 from . import cgroup, isolation, syscalls
 from .fork_server import ForkServer
 
-
-def _map_self(uid: int, gid: int) -> None:
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+PREFIX = "agentfly-sandbox-"
+NEW_S = 60
+"""A directory younger than this is not removed even if it is not locked: its supervisor may be about to lock it."""
 
 
 def open_namespaces() -> tuple[int, int] | None:
@@ -46,17 +46,21 @@ def open_namespaces() -> tuple[int, int] | None:
             return uids
     uid, gid = os.getuid(), os.getgid()
     syscalls.unshare(syscalls.NEW_USER | syscalls.NEW_PID)
-    _map_self(uid, gid)
+    isolation.map_user(uid, gid)
     return None
 
 
-def start_fork_server(control: socket.socket, config: dict[str, Any], plan: isolation.IsolationPlan) -> int:
+def start_fork_server(control: socket.socket, config: dict[str, Any], plan: isolation.IsolationPlan, lock: int) -> int:
     """Forks the fork server and returns its pid. If it cannot get ready, it tells the trainer why."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("300")  # a machine that runs out of memory ends sessions, the largest processes here, before the trainer
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
+        if lock >= 0:
+            os.close(lock)  # held by the supervisor alone: its end means that nothing removes the directory any more
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # orphans of a session come to it and not to the supervisor
         server = ForkServer(control, config, plan)
@@ -121,6 +125,7 @@ def main() -> None:
     kept = {name: limits[name] for name in ("memory_mb", "disk_mb", "inodes", "processes", "cpu_s", "files")}
     plan = isolation.IsolationPlan(tier=config["tier"], **kept)
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    lock = -1
     try:
         syscalls.machine()
         if config["cgroup"] and plan.tier != "process":
@@ -130,9 +135,8 @@ def main() -> None:
             plan.uids = open_namespaces()
         else:
             plan.uids = isolation.own_uids() if plan.tier == "landlock" else None
-            plan.directory = tempfile.mkdtemp(prefix="agentfly-sandbox-")
-            os.chmod(plan.directory, 0o711)
-        server = start_fork_server(control, config, plan)
+            plan.directory, lock = make_directory()
+        server = start_fork_server(control, config, plan, lock)
     except OSError as error:
         control.send(json.dumps({"op": "down", "error": str(error)}).encode())
         server = 0
@@ -143,9 +147,38 @@ def main() -> None:
     clean_up(plan)
 
 
+def make_directory() -> tuple[str, int]:
+    """Makes the directory of the sessions' directories, and a descriptor that locks it. Removes those of supervisors that were
+    killed: their lock is free."""
+    parent = tempfile.gettempdir()
+    for name in os.listdir(parent):
+        if name.startswith(PREFIX):
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):  # another user's, or in use
+                if time.time() - os.lstat(path).st_mtime > NEW_S:
+                    with _locked(path):
+                        remove_tree(path)
+    path = tempfile.mkdtemp(prefix=PREFIX)
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.chmod(path, 0o711)
+    return path, lock
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)
+
+
 def clean_up(plan: isolation.IsolationPlan) -> None:
-    if plan.directory:
-        shutil.rmtree(plan.directory, ignore_errors=True)
+    left = remove_tree(plan.directory) if plan.directory else None
+    if left:
+        sys.stderr.write(f"the sandbox could not remove {left}\n")
     if plan.cgroups:
         deadline = time.monotonic() + 5  # the kernel empties a cgroup shortly after its last process ended
         while not plan.cgroups.remove_all() and time.monotonic() < deadline:
