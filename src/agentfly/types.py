@@ -47,11 +47,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name."""
+    """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name.
+
+    `row` is the number of the row in its file or list, counted from 0.
+    """
 
     id: str
     messages: tuple[Message, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    row: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
