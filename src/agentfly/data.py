@@ -227,7 +227,8 @@ def _formats(path: Path) -> str:
 
 def _parse_table(text: str, path: Path) -> list[Any]:
     """The rows of a CSV or TSV file with a header. Cells are strings; a cell of `messages` or `prompt` may hold JSON."""
-    reader = csv.DictReader(io.StringIO(text, newline=""), dialect="excel-tab" if path.suffix == ".tsv" else "excel", strict=True)
+    dialect = "excel-tab" if path.suffix == ".tsv" else "excel"
+    reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect, strict=True)
     rows = []
     try:
         for row in reader:

@@ -42,7 +42,7 @@ class TrainResult:
     steps: int
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list, repr=False)
     sample: Trajectory | None = None
     checkpoint: Path | None = None
 
