@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 # The keys that a command reads (`train` reads all). An override of another key is refused, because it would change nothing. In
 # a config file other keys are accepted, because one file serves several commands.
 READS = {
-    "eval": ("agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "seed"),
+    "eval": (
+        "agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "run.dir", "run.name", "seed",
+    ),
     "sft": ("agent.", "data.", "train.", "lora.", "run.", "rollout.num_tasks", "seed"),
-}
+}  # fmt: skip
 NOT_READ = {
     "sft": (
         "train.critic_lr", "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
@@ -245,8 +247,8 @@ def _eval(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from .training import evaluate
-    from .training.build import build_agent, held_out_tasks
+    from .training import evaluate_run
+    from .watch.chain_progress import ChainProgress
     from .watch.tables import metrics_table
 
     config = _load(arguments)
@@ -256,18 +258,20 @@ def _eval(arguments: argparse.Namespace) -> int:
         set_threads(config.run.threads)
     if arguments.model:
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=arguments.model))
-    evaluation = evaluate(
-        build_agent(config),
-        held_out_tasks(config, arguments.split),
-        num_chains=arguments.chains,
-        sampling=config.sampling,
-        max_concurrency=config.rollout.max_concurrency,
-        seed=config.seed,
-        success_at=config.agent.success_at,
-    )
-    metrics_table(Console(), evaluation.metrics)
+    console = Console()
+    with ChainProgress(console, config.agent.success_at) as progress:
+        done = evaluate_run(
+            config,
+            split=arguments.split,
+            num_chains=arguments.chains,
+            on_start=progress.begin,
+            on_trajectory=progress.add,
+        )
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(evaluation.metrics, indent=1))
+        Path(arguments.json).write_text(json.dumps(done.to_json(), indent=1, allow_nan=False))
+    console.print(f"trajectories: agentfly show {done.directory} --limit 3", highlight=False, soft_wrap=True)
+    done.check()
+    metrics_table(console, done.metrics)
     return 0
 
 

@@ -415,6 +415,14 @@ class BoundedEngine(Protocol):
     capacity: int | None
 
 
+@runtime_checkable
+class RemoteEngine(Protocol):
+    """An engine behind a server."""
+
+    async def check_alive(self) -> None:
+        """Raises EngineError within seconds if the server does not answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Evidence that an engine samples from `version`, by log-probs on a fixed prompt.

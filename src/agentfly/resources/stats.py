@@ -14,7 +14,8 @@ def measure(pools: Iterable[Pool], leased: Gauge) -> dict[str, float]:
     """Returns `resources/<kind>/<figure>` for every kind, and `resources/total/<figure>`.
 
     Now: allocated (chains that hold one), idle (instances), warming (starting), closing, waiting (chains). The most of this
-    step: most_allocated, and per kind most_waiting. `leased` counts what all pools have lent. Since the start: started, recycled, failed, reaped (taken back from a chain).
+    step: most_allocated, and per kind most_waiting. Since the start: started, recycled, failed, reaped (taken back from a
+    chain). `leased` counts what all pools have lent.
     Over the last leases: acquire_s (mean), acquire_p95_s, lease_s (mean).
     """
     figures: dict[str, float] = {}

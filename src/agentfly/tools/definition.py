@@ -208,7 +208,7 @@ class Tool:
         return ToolResult(observation=text, image=value.image, reward=value.reward, done=value.done, error=value.error)
 
     def _from_dict(self, value: dict[str, Any]) -> ToolResult:
-        """A returned `{"observation": ..., "reward": ..., "done": ..., "image": ...}`. Other keys are not shown to the model."""
+        """A returned `{"observation": ..., "reward": ..., "done": ..., "image": ...}`. Other keys stay hidden."""
         reward, done = value.get("reward"), value.get("done")
         if getattr(reward, "shape", None) == () and hasattr(reward, "item"):  # a scalar of numpy or torch
             reward = reward.item()
