@@ -127,6 +127,11 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "try next" in output
     assert main(["show", str(tmp_path / "runs" / "one"), "--limit", "2"]) == 0
     assert "assistant" in capsys.readouterr().out
+    for split, said in (("train", "step 1 was skipped"), ("validation", "a held-out task")):
+        assert main(["show", str(tmp_path / "runs" / "one"), "--split", split]) == 0
+        shown = capsys.readouterr().out
+        assert ("and trained on" in shown) != (f"not trained on: {said}" in shown)
+    assert "not trained on: a held-out task" in shown
     checkpoint = tmp_path / "runs" / "one" / "checkpoints" / "step-000001"
     figures = tmp_path / "figures.json"
     options = ["--model", str(checkpoint), "--chains", "2", "--json", str(figures)]

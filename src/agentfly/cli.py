@@ -230,7 +230,7 @@ def _closing(console: Any, config: Config, result: TrainResult, path: str) -> No
     if result.before and result.after:
         before_after(console, result.before, result.after)
     if result.sample is not None:
-        show_trajectory(console, result.sample)
+        show_trajectory(console, result.sample, "a held-out task")
     other = "rloo" if config.algorithm != "rloo" else "grpo"
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
     console.print("try next:", style="bold")
@@ -293,15 +293,14 @@ def _show(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .runs import RunDirectory, RunStore
-    from .watch.tables import show_trajectory
+    from .watch.tables import show_trajectory, why_untrained
 
-    store = RunStore(RunDirectory.existing(Path(arguments.run_dir)).database)
-    try:
-        found = store.trajectories(step=arguments.step, split=arguments.split, outcome=arguments.outcome, limit=arguments.limit)
-        for trajectory in found:
-            show_trajectory(Console(), trajectory)
-    finally:
-        store.close()
+    query: Any = {name: getattr(arguments, name) for name in ("step", "split", "outcome", "limit")}
+    with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database) as store:
+        skipped = {row.step: row.value for row in store.metrics("train/skipped")}
+        found = list(zip(store.rows(**query), store.trajectories(**query), strict=True))
+    for row, trajectory in found:
+        show_trajectory(Console(), trajectory, why_untrained(trajectory, row.split, row.step, skipped))
     if not found:
         print("no trajectory matches")
     return 0
