@@ -182,9 +182,7 @@ def test_a_line_that_does_not_fit_the_header_is_named(tmp_path: Path, line: str)
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows.txt", "folder/rows.dat"])
-def test_a_file_of_another_kind_is_not_taken_for_a_task_set(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_kind_is_not_taken_for_a_task_set(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="no such file"):

@@ -122,6 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("folder", help="the folder to write, such as my-task")
     init.set_defaults(run=_init)
 
+    fetch = commands.add_parser("fetch", help="download the weights of a model that is not bundled")
+    fetch.add_argument("model", choices=("smollm2",))
+    fetch.set_defaults(run=_fetch)
+
     for kind in KINDS:
         lister = commands.add_parser(kind, help=f"list the available {kind}")
         lister.add_argument("verb", nargs="?", choices=("list",), default="list")
@@ -322,6 +326,13 @@ def _init(arguments: argparse.Namespace) -> int:
     for path in start_project(arguments.folder):
         print(path)
     print(f"try next:\n  cd {arguments.folder}\n  agentfly train train.toml")
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from .engines.smollm2 import fetch_smollm2
+
+    print(f"{arguments.model} is ready: {fetch_smollm2()}")
     return 0
 
 

