@@ -209,7 +209,7 @@ class Tool:
 
     def _from_dict(self, value: dict[str, Any]) -> ToolResult:
         """A returned `{"observation": ..., "reward": ..., "done": ..., "image": ...}`. Other keys stay hidden."""
-        reward, done = value.get("reward"), value.get("done")
+        reward: Any = value.get("reward")
         if getattr(reward, "shape", None) == () and hasattr(reward, "item"):  # a scalar of numpy or torch
             reward = reward.item()
         if reward is not None and not finite(reward):
@@ -219,7 +219,7 @@ class Tool:
             observation="" if observation is None else observation,
             image=value.get("image"),
             reward=None if reward is None else float(reward),
-            done=bool(done),
+            done=bool(value.get("done")),
         )
 
     def _raised(self, error: BaseException) -> ToolResult:
