@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from agentfly.cli import main
+from agentfly.runs import RunStore
 from tests.tiny import ROWS, save_tiny_model
 
 KINDS = {
@@ -122,6 +127,11 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "try next" in output
     assert main(["show", str(tmp_path / "runs" / "one"), "--limit", "2"]) == 0
     assert "assistant" in capsys.readouterr().out
+    for split, said in (("train", "step 1 was skipped"), ("validation", "a held-out task")):
+        assert main(["show", str(tmp_path / "runs" / "one"), "--split", split]) == 0
+        shown = capsys.readouterr().out
+        assert ("and trained on" in shown) != (f"not trained on: {said}" in shown)
+    assert "not trained on: a held-out task" in shown
     checkpoint = tmp_path / "runs" / "one" / "checkpoints" / "step-000001"
     figures = tmp_path / "figures.json"
     options = ["--model", str(checkpoint), "--chains", "2", "--json", str(figures)]
@@ -179,3 +189,65 @@ def test_an_environment_can_be_checked(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["envs", "check"]) == 2
     assert main(["envs", "check", "gues"]) == 2
     assert "did you mean 'guess'" in capsys.readouterr().err
+
+
+def dead_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+
+
+def test_eval_on_a_dead_server_is_one_sentence_within_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address, figures = dead_address(), tmp_path / "figures.json"
+    began = time.monotonic()
+    words = ["eval", str(write_config(tmp_path)), "--model", f"openai:m@{address}", "--json", str(figures)]
+    assert main(words) == 1
+    assert time.monotonic() - began < 30
+    output = capsys.readouterr()
+    assert output.err.startswith(f"EngineError: m at {address} does not answer (")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert not figures.exists()
+    assert not (tmp_path / "runs").exists()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that is alive and refuses every chat request."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_eval_without_any_score_fails_and_its_json_has_no_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = tmp_path / "figures.json"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        model = f"openai:m@http://127.0.0.1:{server.server_address[1]}/v1"
+        assert main(["eval", str(write_config(tmp_path)), "--model", model, "--json", str(figures)]) == 1
+        server.shutdown()
+    output = capsys.readouterr()
+    assert "4/4 chains  no score yet, 4 failed" in output.out
+    assert "no chain has a score (4 world_failure); the first error: " in output.err
+    read = json.loads(figures.read_text(), parse_constant=pytest.fail)
+    assert (read["validation/success"], read["chains"], read["scored"]) == (None, 4, 0)
+
+
+def test_eval_shows_its_progress_and_stores_its_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path)
+    assert main(["eval", str(config), "--chains", "2", "run.name=mine"]) == 0
+    output = capsys.readouterr().out
+    assert "0/8 chains" in output
+    assert "8/8 chains  success " in output
+    (folder,) = (tmp_path / "runs").glob("eval-mine-*")
+    assert f"agentfly show {folder}" in output
+    with RunStore(folder / "run.db", readonly=True) as store:
+        assert store.count(split="validation") == 8
+        assert {row.name for row in store.metrics()} >= {"validation/success", "validation/pass_at_2"}
+    assert main(["show", str(folder), "--limit", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens sampled, not trained on" in shown

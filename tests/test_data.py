@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentfly import plugins
-from agentfly.data import check_fields, load_tasks, split_rows
-from agentfly.errors import ConfigError, DataError, UnknownName
-from agentfly.types import Message
+from agentfly.data import check_fields, load_tasks, row_key, split_rows
+from agentfly.errors import ConfigError, DataError, MissingExtra, UnknownName
+from agentfly.types import Message, Task
 
 ROWS = [{"question": "What is 2 + 2?", "answer": "4"}, {"question": "What is 3 + 3?", "answer": "6"}]
 
@@ -52,13 +54,17 @@ def test_messages_are_taken_as_they_are() -> None:
         ({"answer": "4"}, "neither 'question' nor 'messages'"),
         ({"question": ""}, "non-empty string"),
         ({"question": None}, "non-empty string"),
-        ({"question": "a", "messages": []}, "both"),
+        ({"question": "a", "messages": []}, "non-empty list"),
         ({"messages": []}, "non-empty list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "roles are"),
         ({"messages": [{"role": "user", "content": 3}]}, "must be a string"),
         ({"messages": [{"role": "user"}]}, "'role' and 'content'"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "nothing to reply to"),
-        ({"question": "q", "task": 1}, "reserved"),
+        ({"prompt": ""}, "non-empty string"),
+        ({"messages": "[{"}, "'messages' is not valid JSON"),
+        ({"messages": [{"role": "user", "content": []}]}, "a list of text parts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "of type 'image_url'"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a text part must be"),
     ],
 )
 def test_a_malformed_row_is_named_by_its_index(row: Any, what: str) -> None:
@@ -125,3 +131,157 @@ def test_a_field_that_one_row_lacks_is_reported_with_that_row() -> None:
     tasks = load_tasks([ROWS[0], {"question": "no answer here"}])
     with pytest.raises(DataError, match="row 1 .* no field 'answer', which the reward 'exact'"):
         check_fields(tasks, {"answer"}, "the reward 'exact'")
+
+
+PARTS = [{"type": "text", "text": "What is 2 + 2?"}, {"type": "text", "text": "Be brief."}]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (PARTS[:1], "What is 2 + 2?"),
+        (PARTS, "What is 2 + 2?\nBe brief."),
+        (PARTS[0], "What is 2 + 2?"),
+        (["What is 2 + 2?"], "What is 2 + 2?"),
+        ([{"type": "input_text", "text": "Hi", "image_url": None}], "Hi"),
+    ],
+)
+def test_content_parts_are_read_as_text(content: Any, text: str) -> None:
+    (task,) = load_tasks([{"messages": [{"role": "user", "content": content}]}])
+    assert task.messages == (Message("user", text),)
+
+
+def test_messages_are_the_prompt_and_a_question_beside_them_is_a_field() -> None:
+    (task,) = load_tasks([{"question": "2 + 2", "messages": [{"role": "user", "content": "What is 2 + 2?"}], "answer": "4"}])
+    assert task.messages == (Message("user", "What is 2 + 2?"),)
+    assert task.fields == {"question": "2 + 2", "answer": "4"}
+
+
+@pytest.mark.parametrize("prompt", ["What?", [{"role": "user", "content": "What?"}]])
+def test_a_prompt_is_a_question_or_messages(prompt: Any) -> None:
+    (task,) = load_tasks([{"prompt": prompt, "answer": "4"}])
+    assert task.messages == (Message("user", "What?"),)
+
+
+def test_a_table_gives_rows_of_strings_and_may_hold_messages(tmp_path: Path) -> None:
+    comma, tab = tmp_path / "rows.csv", tmp_path / "rows.tsv"
+    comma.write_text('\ufeffquestion,answer\n"What is 2 + 2, exactly?\nSay it.",4\n\nWhat is 3?,3\n', encoding="utf-8")
+    tab.write_text('messages\tanswer\n"[{""role"": ""user"", ""content"": ""Hi""}]"\t4\n')
+    tasks = load_tasks(comma)
+    assert [task.messages[0].content for task in tasks] == ["What is 2 + 2, exactly?\nSay it.", "What is 3?"]
+    assert [task.fields["answer"] for task in tasks] == ["4", "3"]
+    assert load_tasks(tab)[0].messages == (Message("user", "Hi"),)
+
+
+@pytest.mark.parametrize("line", ["only one cell", "a,b,c", 'a,"b'])
+def test_a_line_that_does_not_fit_the_header_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"question,answer\nWhat?,4\n{line}\n")
+    with pytest.raises(DataError, match="line 3"):
+        load_tasks(path)
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows.txt", "folder/rows.dat"])
+def test_a_file_of_another_kind_is_not_taken_for_a_task_set(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="no such file"):
+        load_tasks(name)
+    (tmp_path / name).write_text("PK what")
+    with pytest.raises(DataError, match=r"a data set is a \.json, \.jsonl, .*\.csv"):
+        load_tasks(name)
+
+
+class FakeDataset:
+    """Iterates over mappings, as a Hugging Face `Dataset` does."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows, self.read = rows, 0
+
+    def __iter__(self) -> Any:
+        for row in self.rows:
+            self.read += 1
+            yield row
+
+
+def test_objects_that_iterate_over_rows_are_data_sets() -> None:
+    stream = FakeDataset(ROWS * 10)
+    assert [task.fields["answer"] for task in load_tasks(stream, count=2)] == ["4", "6"]
+    assert stream.read == 2
+    splits = {"train": FakeDataset(ROWS), "test": FakeDataset(ROWS[:1])}
+    assert len(load_tasks(splits)) == 2
+    assert len(load_tasks(splits, split="test")) == 1
+    with pytest.raises(DataError, match="no split 'validation'; its splits: train, test"):
+        load_tasks(splits, split="validation")
+    with pytest.raises(DataError, match="not one row"):
+        load_tasks(ROWS[0])
+    with pytest.raises(DataError, match="not a int"):
+        load_tasks(3)  # type: ignore[arg-type]
+
+
+def test_hub_data_sets_are_loaded_by_datasets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def load_dataset(name: str, config: str | None, split: str) -> FakeDataset:
+        asked.append((name, config, split))
+        if name == "no/such":
+            raise ConnectionError("offline")
+        return FakeDataset(ROWS)
+
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    fake.load_from_disk = lambda place: {"train": FakeDataset(ROWS), "test": FakeDataset(ROWS[:1])}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    assert len(load_tasks("hf://openai/gsm8k/main:test")) == 2
+    assert len(load_tasks("hf://squad")) == 2
+    assert asked == [("openai/gsm8k", "main", "test"), ("squad", None, "train")]
+    assert len(load_tasks(f"hf://{tmp_path}:test")) == 1
+    with pytest.raises(DataError, match="hf://no/such could not be loaded: ConnectionError: offline"):
+        load_tasks("hf://no/such")
+
+
+def test_without_datasets_a_hub_data_set_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'agentfly\[hub\]'"):
+        load_tasks("hf://openai/gsm8k")
+
+
+def test_equal_rows_stay_on_one_side_of_a_split() -> None:
+    tasks = load_tasks([{"question": "Play.", "secret": number // 2} for number in range(40)])
+    train, held = split_rows(tasks, 0.2, 1, key=row_key)
+    assert len(held) == 8
+    assert not {task.fields["secret"] for task in train} & {task.fields["secret"] for task in held}
+    constant = load_tasks([{"question": "Play."} for _ in range(10)])
+    assert [len(part) for part in split_rows(constant, 0.2, 1, key=row_key)] == [8, 2]
+    lopsided = load_tasks([{"question": "Play.", "secret": number > 0} for number in range(100)])
+    assert [len(part) for part in split_rows(lopsided, 0.1, 1, key=row_key)] == [99, 1]
+
+
+def test_the_number_of_a_row_is_that_of_its_file_also_after_a_split() -> None:
+    tasks = load_tasks([{"question": f"q{number}", "id": f"t{number}"} for number in range(20)])
+    for part in split_rows(tasks, 0.3, 0):
+        last = part[-1]
+        with pytest.raises(DataError, match=rf"row {part[0].row} \(id 't{part[0].row}'\) has no field 'answer'"):
+            check_fields(part, {"answer"}, "the reward 'exact'")
+        assert last.id == f"t{last.row}"
+
+
+def test_fields_may_have_the_names_of_what_a_chain_provides() -> None:
+    from agentfly import FromTask, ReactAgent, reward, tool
+    from agentfly.testing import ByteRenderer, ScriptedEngine
+
+    @tool(register=False)
+    def read(context: FromTask[str]) -> str:
+        """Read the text."""
+        return context
+
+    @reward
+    def found(prediction: str, context: str, task: Task, **fields: Any) -> float:
+        return float(prediction == context == task.fields["context"] and fields["env"] == "lab" and "task" not in fields)
+
+    row = {"question": "Read it.", "context": "blue", "task": "reading", "env": "lab"}
+    script = ["Thought: t\nAction: read\nInput: {}", "Thought: t\nAnswer: blue"]
+    agent = ReactAgent(ScriptedEngine(script), renderer=ByteRenderer(), tools=[read], reward=found)
+    (trajectory,) = agent.run_sync([row])
+    assert trajectory.turns[0].results[0].observation == "blue"
+    assert trajectory.reward == 1.0

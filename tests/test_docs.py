@@ -27,6 +27,9 @@ from typing import Any
 
 import pytest
 
+from agentfly.cli import _parser
+from agentfly.recipes import recipes
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "bash", "toml", "text"}
@@ -155,6 +158,8 @@ def run_line(line: str) -> None:
         assert (ROOT / ".pre-commit-config.yaml").is_file()
     elif command == "cd":
         os.chdir(rest[0])
+    elif command == "agentfly" and rest[0] == "fetch":  # it would download
+        _parser().parse_args(rest)
     elif command == "agentfly":
         run_agentfly(miniature(rest))
     elif command == "python":
@@ -175,7 +180,9 @@ def check_pip(words: list[str]) -> None:
 def miniature(words: list[str]) -> list[str]:
     """The same command with little to do: overrides behind the config file, the newest checkpoint for a named one."""
     words = [_existing_checkpoint(word) for word in words]
-    configs = [index for index, word in enumerate(words) if word.endswith(".toml")]
+    configs = [index for index, word in enumerate(words) if word.endswith(".toml") or word in recipes()]
+    if words[0] == "train" and "=" in words[-1] and not configs:  # from keys alone
+        configs = [0]
     if words[0] not in ("train", "sft", "eval") or not configs:
         return words
     place = configs[0] + 1

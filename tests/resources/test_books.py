@@ -116,7 +116,7 @@ def balanced(manager: ResourceManager) -> None:
     for pool in manager._pools.values():
         assert pool.line.waiting == len(list(pool.line)) == 0
         assert not pool.joinable
-        assert pool.leased == 0
+        assert pool.leased.value == 0
         assert set(pool.idle) == set(pool.slots)
         assert pool.count <= pool.size
     assert manager._out_of_order == 0

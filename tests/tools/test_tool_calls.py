@@ -15,6 +15,7 @@ import pytest
 from agentfly.aio import threads as threads_module
 from agentfly.errors import ToolError, WorldError
 from agentfly.tools import Tool, call_tools
+from agentfly.tools.text import cut
 from agentfly.types import ToolCall, ToolResult
 
 
@@ -397,3 +398,39 @@ def test_context_variables_reach_a_thread(call):
 
     who.set("the chain")
     assert call(make(ask)).observation == "the chain"
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ({"observation": "seen"}, ToolResult(observation="seen")),
+        (
+            {"observation": "won", "reward": 1, "done": True, "info": {"secret": 7}},
+            ToolResult(observation="won", reward=1.0, done=True),
+        ),
+        ({"observation": {"price": 3}, "reward": None}, ToolResult(observation='{"price": 3}')),
+        ({"observation": None}, ToolResult(observation="")),
+        ({"observation": "x" * 100}, ToolResult(observation=cut("x" * 100, 20))),
+        ({"observed": "seen"}, ToolResult(observation='{"observed": "seen"}')),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_dict_with_an_observation_is_a_result_and_the_model_reads_the_observation(call, value, result, is_async) -> None:
+    def plain() -> Any:
+        """Look."""
+        return value
+
+    async def slow() -> Any:
+        """Look."""
+        return value
+
+    assert call(Tool(slow if is_async else plain, max_length=20)) == result
+
+
+def test_a_step_reward_in_a_dict_must_be_a_number(call) -> None:
+    def broken() -> Any:
+        """Look."""
+        return {"observation": "x", "reward": float("nan")}
+
+    with pytest.raises(WorldError, match="step reward nan"):
+        call(Tool(broken))

@@ -6,10 +6,11 @@ import io
 import math
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from agentfly.types import Completion, Message, Outcome, Task, Trajectory, Turn
-from agentfly.watch.tables import before_after, metrics_table, show_trajectory
+from agentfly.watch.tables import before_after, metrics_table, show_trajectory, why_untrained
 
 
 def reply(text: str) -> Completion:
@@ -65,6 +66,29 @@ def test_a_chain_that_is_not_trained_on_says_so() -> None:
     assert "WorldError: it broke" in text
     assert "17 tokens sampled, not trained on" in text
     assert "and trained on" not in text
+
+
+@pytest.mark.parametrize(
+    ("split", "step", "changes", "why"),
+    [
+        ("train", 1, {}, None),
+        ("validation", 1, {}, "a held-out task"),
+        ("train", 2, {}, "step 2 was skipped, because every advantage was 0"),
+        ("train", 3, {}, "step 3 is not finished"),
+        ("train", 1, {"outcome": Outcome.TOOL_ERROR, "reward": None}, "the chain ended in tool_error"),
+        ("train", 1, {"reward": None}, "no reward"),
+        ("train", 1, {"turns": []}, "no token ids"),
+    ],
+)
+def test_trained_on_is_said_only_of_chains_that_changed_the_weights(
+    split: str, step: int, changes: dict[str, Any], why: str | None
+) -> None:
+    stored = chain(**{name: value for name, value in changes.items() if name != "turns"})
+    stored.turns = changes.get("turns", stored.turns)
+    assert why_untrained(stored, split, step, {1: 0.0, 2: 1.0}) == why
+    text = printed(show_trajectory, stored, why)
+    assert text.endswith("and trained on\n" if why is None else f"sampled by the policy, not trained on: {why}\n")
+    assert ("tokens trained" in text) == (why is None)
 
 
 def test_roles_have_colours_on_a_terminal() -> None:

@@ -141,7 +141,12 @@ WANDB = """
 import sys
 from agentfly.watch import open_trackers
 for first in (0, 2):
-    trackers = open_trackers(["wandb"], sys.argv[1], {"lr": 1e-5}, "run")
+    said = []
+    trackers = open_trackers(["wandb"], sys.argv[1], {"lr": 1e-5}, "run", warn=said.append)
+    (notice,) = said
+    assert "is offline (there is no API key" in notice, notice
+    folder = notice.split("wandb sync ")[1]
+    assert list(__import__("pathlib").Path(folder).glob("run-*.wandb")), folder
     for step in range(first, first + 2):
         trackers.log({"reward/mean": step / 2}, step)
     assert trackers.names == ["jsonl", "wandb"]
@@ -189,3 +194,24 @@ def test_wandb_is_online_only_where_it_need_not_ask(tmp_path: Path, monkeypatch:
     assert not has_key()
     monkeypatch.setenv("WANDB_API_KEY", "none")
     assert has_key()
+
+
+class Talkative(Fragile):
+    notice = "written to a drawer"
+
+
+def test_a_notice_of_a_tracker_reaches_the_user(tmp_path: Path) -> None:
+    plugins.register("trackers", "talkative", Talkative)
+    said: list[str] = []
+    Trackers.open(["talkative"], tmp_path, {}, "run", warn=said.append)
+    assert said == ["written to a drawer"]
+
+
+def test_wandb_says_in_which_mode_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from agentfly.ext.wandb_tracker import explain_mode
+
+    assert explain_mode("online", True, tmp_path) is None
+    assert "WANDB_MODE=offline" in str(explain_mode("offline", True, tmp_path))
+    assert f"wandb sync {tmp_path}" in str(explain_mode("offline", False, tmp_path))
+    assert "records nothing" in str(explain_mode("disabled", True, tmp_path))

@@ -65,6 +65,10 @@ class OpenAIEngine:
         body = to_body(self.model_name, request, limit_key=self._limit_key, extra=self._extra)
         return await self._server.retry(lambda: self._once(body, request))
 
+    async def check_alive(self) -> None:
+        """Raises EngineError within seconds if the server does not answer."""
+        await self._server.check_alive()
+
     def release(self, session: str) -> None:
         """Nothing to release: a chat server holds no state of a chain."""
 

@@ -146,6 +146,10 @@ class ServedEngine:
             self._proven_at = asked
         self.handover_took_s = time.perf_counter() - began
 
+    async def check_alive(self) -> None:
+        """Raises EngineError within seconds if the server does not answer."""
+        await self._server.check_alive()
+
     def release(self, session: str) -> None:
         """Nothing to release: the server evicts by itself."""
 

@@ -16,6 +16,8 @@ from ..net.address import is_url
 from ..net.client import Answer, HttpClient, OutOfAttempts, OutOfTime, Rejected, RetryPolicy, Transient, retry
 
 DEFAULT_URL = "https://api.openai.com/v1"
+ALIVE_S = 10.0
+"""How long a server may take to show that it is there."""
 
 T = TypeVar("T")
 
@@ -74,6 +76,28 @@ class ModelServer:
             raise EngineError(f"{self.who} failed {self._policy.retries + 1} times, the last time: {last}") from None
         except Rejected as error:
             raise self.refused(error) from error
+
+    async def check_alive(self) -> None:
+        """Raises EngineError within ALIVE_S if the server does not answer, or refuses the key.
+
+        A server that answers with another error is alive: not every server lists its models.
+        """
+
+        async def ask() -> None:
+            try:
+                await self.client.send("GET", f"{self.base_url}/models")
+            except Transient as error:
+                if not str(error).startswith("HTTP 429"):
+                    raise
+
+        try:
+            await retry(ask, RetryPolicy(retries=2, pause_s=0.3, deadline_s=ALIVE_S))
+        except (OutOfTime, OutOfAttempts) as last:
+            why = str(last) or f"no reply within {ALIVE_S:g} s"
+            raise EngineError(f"{self.who} does not answer ({why}): start the server, or correct its address") from None
+        except Rejected as error:
+            if error.status in (401, 403):
+                raise self.refused(error) from error
 
     async def post(self, url: str, body: Mapping[str, Any]) -> Any:
         """The JSON of one attempt. Raises Transient if another attempt could help, else EngineError."""

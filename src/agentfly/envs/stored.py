@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..cache import cache_root as cache_root
 from ..errors import ConfigError, DeadlineError, WorldError
 
 log = logging.getLogger(__name__)
@@ -38,14 +39,6 @@ SAY_S = 2.0
 
 class Damaged(Exception):
     """A stored item cannot be used. Raised by a check or a loader; the item is then built again."""
-
-
-def cache_root() -> Path:
-    """The folder of stored items: `$AGENTFLY_CACHE`, or `agentfly` in the user's cache folder."""
-    if given := os.environ.get("AGENTFLY_CACHE"):
-        return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "agentfly"
 
 
 def stored(

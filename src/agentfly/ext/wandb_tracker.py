@@ -1,7 +1,7 @@
 """The Weights & Biases tracker: a run of the project `agentfly`, or of the project that WANDB_PROJECT names.
 
 It never prompts: without an API key, or with WANDB_MODE=offline, the run is written to `<directory>/wandb` and can be uploaded
-with `wandb sync`. A resumed run keeps its id.
+with `wandb sync`; `notice` says so. A resumed run keeps its id.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class WandbTracker:
         directory.mkdir(parents=True, exist_ok=True)
         id_file = directory / "wandb-id.txt"
         known = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None
+        key = has_key()
+        mode = choose_mode(os.environ.get("WANDB_MODE"), key)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "agentfly"),
             name=name or None,
@@ -31,11 +33,12 @@ class WandbTracker:
             dir=str(directory),
             id=known,
             resume="allow" if known else None,
-            mode=choose_mode(os.environ.get("WANDB_MODE"), has_key()),
+            mode=mode,
             # A prompt would block an unattended run forever.
             settings=wandb.Settings(silent=True, console="off", login_timeout=10, init_timeout=60),
         )
         id_file.write_text(self._run.id, encoding="utf-8")
+        self.notice = explain_mode(mode, key, Path(self._run.dir).parent)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log(dict(metrics), step=step)
@@ -48,6 +51,16 @@ def choose_mode(asked: str | None, key: bool) -> Mode:
     """The mode that WANDB_MODE names; without it, online if there is a key and offline if not."""
     default: Mode = "online" if key else "offline"
     return cast(Mode, asked) if asked in get_args(Mode) else default
+
+
+def explain_mode(mode: Mode, key: bool, folder: Path) -> str | None:
+    """What the user should know about a mode: None if metrics go to the server."""
+    if mode == "disabled":
+        return "Weights & Biases is disabled (WANDB_MODE=disabled): it records nothing"
+    if mode != "offline":
+        return None
+    why = "WANDB_MODE=offline" if key else "there is no API key: set WANDB_API_KEY, or run `wandb login`"
+    return f"Weights & Biases is offline ({why}). The run can be uploaded later:\n  wandb sync {folder}"
 
 
 def has_key() -> bool:

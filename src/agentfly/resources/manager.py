@@ -24,6 +24,7 @@ from ..errors import ConfigError, DeadlineError, WorldError, contained
 from ..types import Task
 from .backends.base import backend_of
 from .claims import Claims
+from .gauge import Gauge
 from .lease import EnvKind, Handle, Lease, Slot
 from .pool import Pool
 from .spec import Budget, Spec, failure_of, make_ready, ready_of, spec_of
@@ -56,6 +57,7 @@ class ResourceManager:
         self._make_ready: dict[str, Callable[[Task | None], Any]] = {}
         """The kinds with something to make before their instances can be used: see `spec.ready_of`."""
         self.claims = Claims(self._specs, self.budget)
+        self.leased = Gauge()
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[EnvKind, Pool] = {}
         self._held: dict[str, list[Handle]] = {}
@@ -467,12 +469,19 @@ class ResourceManager:
 
     def metrics(self) -> dict[str, float]:
         """Figures per kind and in total, by name: see `stats.measure`."""
-        return measure(self._pools.values())
+        return measure(self._pools.values(), self.leased)
+
+    def step_metrics(self) -> dict[str, float]:
+        """`metrics` of the time since `mark`: `allocated` is its mean, because after a rollout no chain holds anything."""
+        gauges = {**{name: pool.leased for name, pool in self._pools.items()}, "total": self.leased}
+        return self.metrics() | {f"resources/{name}/allocated": gauge.mean for name, gauge in gauges.items()}
 
     def mark(self) -> None:
-        """Begin a new step: the maxima of the step start again."""
+        """Begin a new step: its means and maxima start again."""
+        self.leased.mark()
         for pool in self._pools.values():
-            pool.most_leased, pool.most_waiting = pool.leased, pool.line.waiting
+            pool.leased.mark()
+            pool.most_waiting = pool.line.waiting
 
 
 async def _check_and_reset(slot: Slot, has_health: bool, task: Task, deadline: float) -> Any:

@@ -32,6 +32,7 @@ from ..aio.deadline import within
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import ConfigError, WorldError
 from .backends.base import Instance, backend_of
+from .gauge import Gauge
 from .lease import Handle, Slot
 from .spec import Spec, failure_of
 
@@ -50,6 +51,7 @@ class PoolOwner(Protocol):
     """The part of the resource manager that a pool uses."""
 
     closed: bool
+    leased: Gauge
 
     def room_for(self, pool: Pool) -> bool:
         """Whether the budget has room for one more instance."""
@@ -81,7 +83,8 @@ class Pool:
         self.joinable: deque[Slot] = deque()
         self.line: WaitLine[str, Slot] = WaitLine(self.serve, self.put_back, lambda waiter: WorldError(self.explain(waiter)))
         self.starting = self.closing = self.target = 0
-        self.leased = self.most_leased = self.most_waiting = 0
+        self.leased = Gauge(owner.leased)
+        self.most_waiting = 0
         self.recycled = self.failed = self.started = self.reaped = 0
         self._could_ask = self._asked = 0
         self.latencies: deque[float] = deque(maxlen=STATS_WINDOW)
@@ -110,9 +113,7 @@ class Pool:
             slot.num_chains = 1
         else:
             return None
-        self.leased += 1
-        if self.leased > self.most_leased:
-            self.most_leased = self.leased
+        self.leased.add(1)
         return slot
 
     def enqueue(self, holder: str, deadline: float, front: bool) -> Waiter[str, Slot]:
@@ -140,7 +141,7 @@ class Pool:
     def reset_failed(self, slot: Slot, given_up: bool) -> None:
         """Close a slot whose reset failed, or was given up in the middle."""
         slot.num_chains -= 1
-        self.leased -= 1
+        self.leased.add(-1)
         if given_up:
             slot.instance.abandon()
         self.discard(slot, failed=True)
@@ -148,7 +149,7 @@ class Pool:
     def give_back(self, slot: Slot, spoiled: bool, now: float) -> None:
         """A chain leaves a slot. Every lease of a slot ends here or in `reset_failed`."""
         slot.num_chains -= 1
-        self.leased -= 1
+        self.leased.add(-1)
         slot.uses += 1
         if not slot.live:
             return

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 
+from .gauge import Gauge
 from .lease import Handle
 from .pool import Pool
 
 
-def measure(pools: Iterable[Pool]) -> dict[str, float]:
+def measure(pools: Iterable[Pool], leased: Gauge) -> dict[str, float]:
     """Returns `resources/<kind>/<figure>` for every kind, and `resources/total/<figure>`.
 
     Now: allocated (chains that hold one), idle (instances), warming (starting), closing, waiting (chains). The most of this
-    step, per kind: most_allocated, most_waiting. Since the start: started, recycled, failed, reaped (taken back from a chain).
+    step: most_allocated, and per kind most_waiting. Since the start: started, recycled, failed, reaped (taken back from a
+    chain). `leased` counts what all pools have lent.
     Over the last leases: acquire_s (mean), acquire_p95_s, lease_s (mean).
     """
     figures: dict[str, float] = {}
@@ -35,9 +37,9 @@ def measure(pools: Iterable[Pool]) -> dict[str, float]:
         total = {name: total.get(name, 0) + value for name, value in summed.items()}
         latencies += pool.latencies
         lease_times += pool.lease_times
-        most = {"most_allocated": pool.most_leased, "most_waiting": pool.most_waiting}
+        most = {"most_allocated": pool.leased.most, "most_waiting": pool.most_waiting}
         figures |= _named(pool.spec.name, {**summed, **most}, pool.latencies, pool.lease_times)
-    return figures | _named("total", total, latencies, lease_times)
+    return figures | _named("total", {**total, "most_allocated": leased.most}, latencies, lease_times)
 
 
 def _named(

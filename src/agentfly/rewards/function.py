@@ -161,7 +161,7 @@ class FunctionReward(Reward):
             if name in task.fields:
                 arguments[name] = task.fields[name]
         if self._rest:
-            arguments |= {name: value for name, value in task.fields.items() if name not in arguments and name not in RESERVED}
+            arguments |= {name: value for name, value in task.fields.items() if name not in arguments}
         return arguments
 
     def _start(self, arguments: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ..data import row_of
 from ..errors import AgentFlyError, DataError, InvariantError
 from ..resources import Admission, ResourceManager
 from ..types import BoundedEngine, Engine, Message, Task, Trajectory
@@ -39,12 +40,12 @@ def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
     """
     if plan.renderer is None or not tasks:
         return
-    overhead = len(_render(plan, tasks[0], plan.agent.start(tasks[0]), f"row 0 (id {tasks[0].id!r})").prompt_ids)
+    overhead = len(_render(plan, tasks[0], plan.agent.start(tasks[0]), row_of(tasks[0], 0)).prompt_ids)
     for index, task in enumerate(tasks):
         messages = plan.agent.start(task)
         bound = overhead + sum(len(message.content.encode("utf-8", "replace")) for message in messages)
         if bound >= plan.limits.max_context or any(message.images for message in messages):
-            _render(plan, task, messages, f"row {index} (id {task.id!r})")
+            _render(plan, task, messages, row_of(task, index))
 
 
 def _render(plan: Plan, task: Task, messages: list[Message], where: str) -> Opening:

@@ -4,8 +4,9 @@
     @tool(name="search", timeout_s=5)       options; a tool without any description raises ConfigError
 
 The tool of a class is its `__call__`, on one shared instance or, with `stateful`, on one instance per chain, which the Context
-of the chain closes. A tool in a class body binds as a method: `shop.search` is a Tool. `Tool.run` turns mistakes of the model
-and exceptions of the tool into results; it raises only RolloutError, ConfigError, InvariantError and CancelledError.
+of the chain closes. A tool in a class body binds as a method: `shop.search` is a Tool. A tool returns its observation, a
+`ToolResult`, or a dict with the key "observation" and optionally "reward", "done" and "image". `Tool.run` turns mistakes of the
+model and exceptions of the tool into results; it raises only RolloutError, ConfigError, InvariantError and CancelledError.
 """
 
 from __future__ import annotations
@@ -189,6 +190,8 @@ class Tool:
 
     def _shown(self, value: Any) -> ToolResult:
         """The return value of the tool as a ToolResult with at most `max_length` characters."""
+        if isinstance(value, dict) and "observation" in value:
+            value = self._from_dict(value)
         if type(value) is not ToolResult:
             try:
                 text = render(value)
@@ -205,6 +208,21 @@ class Tool:
         except ValueError as error:
             return self._failed(f"{self.name} failed: {error}", "raised")
         return ToolResult(observation=text, image=value.image, reward=value.reward, done=value.done, error=value.error)
+
+    def _from_dict(self, value: dict[str, Any]) -> ToolResult:
+        """A returned `{"observation": ..., "reward": ..., "done": ..., "image": ...}`. Other keys stay hidden."""
+        reward: Any = value.get("reward")
+        if getattr(reward, "shape", None) == () and hasattr(reward, "item"):  # a scalar of numpy or torch
+            reward = reward.item()
+        if reward is not None and not finite(reward):
+            raise WorldError(f"tool {self.name!r} returned the step reward {reward!r}; it must be a finite number")
+        observation = value["observation"]
+        return ToolResult(
+            observation="" if observation is None else observation,
+            image=value.get("image"),
+            reward=None if reward is None else float(reward),
+            done=bool(value.get("done")),
+        )
 
     def _raised(self, error: BaseException) -> ToolResult:
         """The result of an exception: the text of a ToolError, or the type and message of another. Raises PASSED_ON."""

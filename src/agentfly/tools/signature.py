@@ -60,20 +60,20 @@ class Signature:
             name, annotation = parameter.name, parameter.annotation
             if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.POSITIONAL_ONLY:
                 raise ConfigError(f"parameter {name!r} is positional; the model passes arguments by name")
+            if _from_task(compiler, fn, annotation) or (name in inject and name not in RESERVED):
+                self.injected.append((name, parameter.default is not _MISSING))
+                continue
             if name in RESERVED:
                 if annotation in (str, int, float, bool, list, dict, "str", "int", "float", "bool", "list", "dict"):
-                    raise ConfigError(f"parameter {name!r} is filled by the framework with the chain's {name}; rename it")
+                    raise ConfigError(
+                        f"parameter {name!r} is filled by the framework with the chain's {name}; rename it, or annotate it "
+                        f"with FromTask[...] to get the row's field {name!r}"
+                    )
                 self.reserved.append(name)
                 if name == "env" and is_environment(hint := _class_of(compiler, fn, annotation)):
                     self.envs[name] = hint
                 continue
-            if name in inject:
-                self.injected.append((name, parameter.default is not _MISSING))
-                continue
             hint = _resolve(compiler, fn, name, annotation)
-            if typing.get_origin(hint) is Annotated and _MARK in typing.get_args(hint)[1:]:
-                self.injected.append((name, parameter.default is not _MISSING))
-                continue
             if is_environment(hint):
                 self.envs[name] = hint
                 continue
@@ -161,8 +161,14 @@ def is_environment(hint: Any) -> bool:
     return isinstance(hint, type) and callable(getattr(hint, "reset", None)) and callable(getattr(hint, "close", None))
 
 
+def _from_task(compiler: Compiler, fn: Any, annotation: Any) -> bool:
+    """Whether an annotation is `FromTask[...]`."""
+    hint = _class_of(compiler, fn, annotation) if isinstance(annotation, str) else annotation
+    return typing.get_origin(hint) is Annotated and _MARK in typing.get_args(hint)[1:]
+
+
 def _class_of(compiler: Compiler, fn: Any, annotation: Any) -> Any:
-    """The class that an annotation names, or None if the name cannot be resolved at run time."""
+    """The type that an annotation names, or None if the name cannot be resolved at run time."""
     try:
         return _resolve(compiler, fn, "env", annotation)
     except ConfigError:

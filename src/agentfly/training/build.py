@@ -10,7 +10,7 @@ from typing import Any
 from .. import plugins
 from ..agents.base import BaseAgent
 from ..config import Config
-from ..data import SUFFIXES, load_tasks, split_rows
+from ..data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
 from ..errors import ConfigError
 from ..runs import RunDirectory
 from ..types import Task
@@ -41,23 +41,32 @@ def build_agent(config: Config) -> BaseAgent:
 def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:
     """Returns training and validation tasks; `data` and `validation` replace those of the config.
 
-    Without validation rows, a task set's own split is used, or a share of a file or list. Raises ConfigError on overlap.
+    Without validation rows, a task set's own split is used, or a share of a file or list. Raises ConfigError if a row is in
+    both.
     """
     settings = config.data
     data = settings.train if data is None else data
     validation = settings.validation if validation is None else validation
     if isinstance(data, str | Path) and not str(data):
-        raise ConfigError("data.train is not set: point it at a .json, .jsonl or .parquet file, or at a task set")
+        raise ConfigError(
+            "data.train is not set: point it at a .json, .jsonl, .csv or .parquet file, at hf://NAME, or at a task set"
+        )
     train = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
-    if validation is None and isinstance(data, str | Path) and not str(data).endswith(SUFFIXES):
+    if validation is None and _names_own_splits(data):
         validation = data
     if validation is None:
-        train, held = split_rows(train, settings.holdout, config.seed)
-    else:
-        held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
-    held = held[: settings.validation_count]
+        train, held = split_rows(train, settings.holdout, config.seed, key=row_key)
+        return train, held[: settings.validation_count]
+    held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
     refuse_overlap(train, held)
     return train, held
+
+
+def _names_own_splits(data: Any) -> bool:
+    """Whether a data set has a validation split of its own: a task set, or a mapping of splits with one."""
+    if isinstance(data, str | Path):
+        return not is_file_name(str(data))
+    return has_splits(data) and "validation" in data
 
 
 def held_out_tasks(config: Config, split: str) -> list[Task]:
@@ -65,19 +74,19 @@ def held_out_tasks(config: Config, split: str) -> list[Task]:
     if split == "validation":
         return build_tasks(config)[1]
     source = config.data.validation or config.data.train
-    if not source or source.endswith(SUFFIXES):
+    if not source or is_file_name(source):
         raise ConfigError(f"only a task set has a split {split!r}; a data file has its validation rows")
     return load_tasks(source, split=split, count=config.data.validation_count, seed=config.seed)
 
 
 def refuse_overlap(train: list[Task], validation: list[Task]) -> None:
-    """Raises ConfigError if a validation task is also a training task."""
-    # Two games may open with the same words and differ in their hidden state: the field `game` tells them apart.
-    seen = {(task.messages, str(task.fields.get("game"))): index for index, task in enumerate(train)}
+    """Raises ConfigError if a validation row is also a training row. Equal questions with other fields are two rows."""
+    asked = {repr(task.messages) for task in validation}
+    seen = {row_key(task): row_of(task, index) for index, task in enumerate(train) if repr(task.messages) in asked}
     for index, task in enumerate(validation):
-        if (asked := (task.messages, str(task.fields.get("game")))) in seen:
+        if seen and (key := row_key(task)) in seen:
             raise ConfigError(
-                f"validation row {index} asks the same as training row {seen[asked]}, so its success would measure memory. "
+                f"validation {row_of(task, index)} is the same as training {seen[key]}, so its success would measure memory. "
                 f"Remove it from one of the two"
             )
 

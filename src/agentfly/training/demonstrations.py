@@ -6,8 +6,7 @@ They come from a file or a named set (`plugins`, kind "demos": `fn(count, seed=0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import plugins
@@ -27,7 +26,7 @@ def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None 
     if is_file_name(source):
         if mistakes:
             raise ConfigError(f"warm_start.mistakes has no effect on {source}: a file is used unchanged. Remove it")
-        rows = read_rows(Path(source))[:count]
+        rows = read_rows(source)[:count]
     else:
         maker = plugins.resolve("demos", source)
         if not callable(maker):
@@ -38,13 +37,16 @@ def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None 
     return rows
 
 
-def demo_samples(rows: Sequence[Any], agent: BaseAgent) -> list[Sample]:
-    """Returns the training rows of all demonstrations. Raises DataError for one that does not fit into the context."""
+def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> list[Sample]:
+    """Returns the training rows of all demonstrations; a mapping gives each its number in the file.
+
+    Raises DataError for a demonstration that does not fit into the context.
+    """
     renderer = agent.renderer
     assert renderer is not None
     limit = make_plan(agent).limits.max_context
     found: list[Sample] = []
-    for index, row in enumerate(rows):
+    for index, row in rows.items() if isinstance(rows, Mapping) else enumerate(rows):
         samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
         longest = max(len(sample.token_ids) for sample in samples)
         if longest > limit:

@@ -1,31 +1,57 @@
-"""Evaluation on held-out tasks: metrics and trajectories, without changing the weights."""
+"""Evaluation on held-out tasks: metrics and trajectories, without changing the weights.
+
+`evaluate` measures an agent. `evaluate_run` measures what a config describes, and stores the trajectories in a run folder.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent
 from ..aio.threads import run_to_end
+from ..config import Config
 from ..data import load_tasks
-from ..errors import ConfigError
+from ..errors import ConfigError, RolloutError
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
-from ..types import Sampling, Task, Trajectory
+from ..runs import RunDirectory, RunStore
+from ..types import RemoteEngine, Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
+from .build import build_agent, held_out_tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Metrics by name (validation/success, validation/pass_at_4, ...) and all trajectories."""
+    """Metrics by name (validation/success, validation/pass_at_4, ...) and all trajectories.
+
+    A metric of no chains is NaN: success is that of the chains that have a score. `directory` is the folder that holds the
+    trajectories, if they were stored.
+    """
 
     metrics: dict[str, float]
-    trajectories: list[Trajectory]
+    trajectories: list[Trajectory] = field(repr=False)
     num_chains: int
+    directory: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The metrics for a JSON file, which has no NaN: None instead. `chains` and `scored` say how many there were."""
+        figures = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        return {**figures, "chains": len(self.trajectories), "scored": sum(each.scored for each in self.trajectories)}
+
+    def check(self) -> None:
+        """Raises RolloutError if no chain has a score, so the metrics say nothing about the agent."""
+        if any(trajectory.scored for trajectory in self.trajectories):
+            return
+        ends = Counter(trajectory.outcome.value for trajectory in self.trajectories)
+        told = ", ".join(f"{count} {outcome}" for outcome, count in ends.most_common())
+        why = next((trajectory.error for trajectory in self.trajectories if trajectory.error), None)
+        raise RolloutError(f"no chain has a score ({told})" + (f"; the first error: {why}" if why else ""))
 
 
 async def validate(
@@ -84,9 +110,14 @@ def evaluate(
     count: int | None = None,
     seed: int = 0,
     success_at: float = 1.0,
+    on_start: Callable[[int], None] | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> Evaluation:
-    """Evaluate an agent on a data set; `split` selects the split of a task set. Works with every engine, servers included."""
+    """Evaluate an agent on a data set; `split` selects the split of a task set. Works with every engine, servers included.
+
+    `on_start` receives the number of chains before the first begins. Raises EngineError within seconds if the model's server
+    does not answer.
+    """
     if agent.reward is None:
         raise ConfigError("evaluation needs a reward: pass reward= to the agent")
     if num_chains < 1 or (max_concurrency is not None and max_concurrency < 1):
@@ -98,6 +129,10 @@ def evaluate(
     check_prompts(plan, tasks)
 
     async def work() -> Evaluation:
+        if isinstance(plan.engine, RemoteEngine):
+            await plan.engine.check_alive()
+        if on_start is not None:
+            on_start(len(tasks) * num_chains)
         async with open_environments(agent, plan, max_concurrency) as ready:
             return await validate(
                 ready,
@@ -111,3 +146,50 @@ def evaluate(
 
     evaluation: Evaluation = run_to_end(work())
     return evaluation
+
+
+def evaluate_run(
+    config: Config,
+    *,
+    split: str = "validation",
+    num_chains: int = 1,
+    on_start: Callable[[int], None] | None = None,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> Evaluation:
+    """Evaluate what a config describes, and store trajectories and metrics in a new folder of `run.dir`.
+
+    Each trajectory is stored as soon as its chain ends.
+    """
+    agent, tasks = build_agent(config), held_out_tasks(config, split)
+    model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
+    directory: RunDirectory | None = None
+    store: RunStore | None = None
+
+    def keep(trajectory: Trajectory) -> None:
+        nonlocal directory, store
+        if directory is None or store is None:  # a run that fails before its first chain leaves no folder
+            directory = RunDirectory.fresh(f"eval-{config.run.name or model}", root=config.run.dir)
+            directory.config.write_text(config.to_toml(), encoding="utf-8")
+            store = RunStore(directory.database)
+        store.add_trajectories(0, "validation", [trajectory])
+        if on_trajectory is not None:
+            on_trajectory(trajectory)
+
+    try:
+        done = evaluate(
+            agent,
+            tasks,
+            num_chains=num_chains,
+            sampling=config.sampling,
+            max_concurrency=config.rollout.max_concurrency,
+            seed=config.seed,
+            success_at=config.agent.success_at,
+            on_start=on_start,
+            on_trajectory=keep,
+        )
+        if store is not None:
+            store.add_metrics(0, done.metrics)
+    finally:
+        if store is not None:
+            store.close()
+    return replace(done, directory=None if directory is None else directory.path)

@@ -42,7 +42,7 @@ class TrainResult:
     steps: int
     before: dict[str, float] = field(default_factory=dict)
     after: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[dict[str, float]] = field(default_factory=list, repr=False)
     sample: Trajectory | None = None
     checkpoint: Path | None = None
 
@@ -136,6 +136,7 @@ class Trainer:
         try:
             with timed(clock, "time/rollout_s"):
                 trajectories = await self._collect(plan, tasks, step)
+            resources = plan.manager.step_metrics() if plan.manager is not None else {}
             groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
             self.ledger.check_rollout(
                 groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
@@ -153,8 +154,7 @@ class Trainer:
             plan.admission.advance(self.step)
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
-        resources = plan.manager.metrics() if plan.manager is not None else {}
-        num_envs = int(sum(resources.get(f"resources/total/{state}", 0) for state in ("allocated", "idle")))
+        num_envs = int(resources.get("resources/total/most_allocated", 0))
         metrics = {
             **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs),
             **resources,

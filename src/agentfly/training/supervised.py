@@ -95,7 +95,8 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], lis
     if data.validation is not None:
         held = demo_rows(data.validation, data.validation_count, config.seed + 1)
     else:
-        rows, held = split_rows(rows, data.holdout, config.seed)
+        kept, last = split_rows(list(enumerate(rows)), data.holdout, config.seed)
+        return demo_samples(dict(kept), agent), demo_samples(dict(last[: data.validation_count]), agent)
     return demo_samples(rows, agent), demo_samples(held[: data.validation_count], agent)
 
 
@@ -109,8 +110,9 @@ def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str
         return {}
     seed_torch(config.seed, config.run.threads)
     engine = trainable_engine(agent)
-    rows, held = split_rows(demo_rows(settings.demos, settings.count, config.seed, settings.mistakes), 0.1, config.seed)
-    train, kept_back = demo_samples(rows, agent), demo_samples(held, agent)
+    rows = demo_rows(settings.demos, settings.count, config.seed, settings.mistakes)
+    first, last = split_rows(list(enumerate(rows)), 0.1, config.seed)
+    train, kept_back = demo_samples(dict(first), agent), demo_samples(dict(last), agent)
     optim = OptimSettings(
         lr=settings.lr,
         schedule="cosine",

@@ -24,13 +24,34 @@ _VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | 
 _VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the eight-bit control codes
 
 
-def show_trajectory(console: Console, trajectory: Trajectory) -> None:
-    """Prints the outcome and the messages of a chain, and marks the replies that are trained on."""
+def why_untrained(trajectory: Trajectory, split: str, step: int, skipped: Mapping[int, float]) -> str | None:
+    """Why the tokens of a stored chain changed no weights, or None if they did.
+
+    `skipped` has the metric train/skipped of every finished step.
+    """
+    if split != "train":
+        return "a held-out task"
+    if not trajectory.outcome.trainable:
+        return f"the chain ended in {trajectory.outcome.value}"
+    if not trajectory.trainable:
+        return "no reward" if trajectory.reward is None else "no token ids"
+    if step not in skipped:
+        return f"step {step} is not finished"
+    return f"step {step} was skipped, because every advantage was 0" if skipped[step] else None
+
+
+def show_trajectory(console: Console, trajectory: Trajectory, untrained: str | None = None) -> None:
+    """Prints the outcome and the messages of a chain, and marks its replies.
+
+    `untrained` says why they are not trained on; without it, a trainable chain was trained on.
+    """
     from rich.text import Text
 
     plain = console.options.ascii_only
     mark, dot = ("|", "-") if plain else ("▌", "·")
-    trained = "trained" if trajectory.trainable else "sampled, not trained on"
+    if untrained is None and not trajectory.trainable:
+        untrained = why_untrained(trajectory, "train", 0, {})
+    trained = "trained" if untrained is None else "sampled, not trained on"
     sampled = sampled_turns(trajectory)
     _print(console, Text(clean(_headline(trajectory), plain), style="bold"))
     if trajectory.error:
@@ -49,7 +70,8 @@ def show_trajectory(console: Console, trajectory: Trajectory) -> None:
             _print(console, Text.assemble((gutter, "bold"), (line, style)))
         for _ in message.images:
             _print(console, Text("  [image]", style="dim"))
-    _print(console, Text(f"{mark} sampled by the policy" + (" and trained on" if trajectory.trainable else ""), style="dim"))
+    told = " and trained on" if untrained is None else f", not trained on: {untrained}"
+    _print(console, Text(f"{mark} sampled by the policy{told}", style="dim"))
 
 
 def before_after(console: Console, before: Mapping[str, float], after: Mapping[str, float]) -> None:

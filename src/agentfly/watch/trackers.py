@@ -2,7 +2,7 @@
 
 A tracker that cannot be opened stops the run before it begins. A tracker that fails later is dropped with one warning, and the
 run continues. A tracker is a class `T(directory, config, name)` with `log(metrics, step)`, `close()` and, optionally,
-`truncate_after(step)`.
+`truncate_after(step)` and `notice`, a text that the user is shown when the tracker is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..types import Tracker
 
 
 class Trackers:
-    """Several trackers as one. `warn` receives the text when a tracker is dropped."""
+    """Several trackers as one. `warn` receives the text when a tracker is dropped, and notices of trackers."""
 
     def __init__(self, trackers: Mapping[str, Tracker], warn: Callable[[str], None] | None = None) -> None:
         self._open = dict(trackers)
@@ -41,7 +41,11 @@ class Trackers:
         except BaseException:
             cls(opened).close()
             raise
-        return cls(opened, warn)
+        trackers = cls(opened, warn)
+        for tracker in opened.values():
+            if notice := getattr(tracker, "notice", None):
+                trackers.warn(str(notice))
+        return trackers
 
     @property
     def names(self) -> list[str]:

