@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.code.isolated.judge import asked_names
+from agentfly.envs.code.isolated.plan import asked_names
 from agentfly.envs.code.isolated.run import Verdict, count_isolated
 from agentfly.envs.code.isolated.wire import NotPlain, pack, read, unpack, write
 from agentfly.envs.code.loaders import load_mbpp
