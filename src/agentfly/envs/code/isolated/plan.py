@@ -235,7 +235,7 @@ class _Source:
         if name in self.values:
             return self.first_not_data(self.values[name], seen)
         if name in self.imported or (name not in self.names and hasattr(builtins, name)):
-            return self.evaluate(ast.Name(name))
+            return self.evaluate(ast.Name(name, ast.Load()))
         return ""
 
     def is_module(self, node: ast.expr) -> bool:

@@ -88,11 +88,10 @@ async def count_isolated(code: str, tests: Sequence[str], prelude: str, timeout_
 
 
 async def _decide(solution: _Peer, judge: _Peer, code: str, tests: Sequence[str], prelude: str) -> Verdict:
-    await judge.run(source("wire", "plan", "judge"))
-    message = await judge.call("begin", prelude, list(tests))  # plans the tests: the solution does not run yet
+    await asyncio.gather(judge.run(source("wire", "plan", "judge")), solution.run(source("wire", "solution")))
+    message = await judge.call("begin", prelude, list(tests))  # plans the tests: no line of the solution has run yet
     if message is not None and message[0] == "c":
         return Verdict(None, str(_parse(message[1]).get("cannot")))
-    await solution.run(source("wire", "solution"))
     if await solution.run(f"solution.load({prelude!r}, {code!r})") is None:
         return Verdict(0, "the solution raised an error")
     while message is not None and message[0] == "r":
