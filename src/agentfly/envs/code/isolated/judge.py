@@ -45,7 +45,8 @@ class RemoteObject:
 
     The tests can call it and use its attributes, items, length, truth, text and iterator. Each is a request without anything
     that the tests expect. It never equals data and has no arithmetic with data: an operator would show the solution the other
-    operand. Two objects of the solution are equal if they are the same, or have the same class and equal attributes.
+    operand. Two objects of the solution are equal if they are the same, or have the same class, which defines `==`, and equal
+    attributes.
     """
 
     __slots__ = ("_remote_judge", "_remote_number")
@@ -131,6 +132,7 @@ class Judge(PartSender):
         self.plan = Plan(frozenset(), frozenset())
         self.messages: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.objects: dict[int, RemoteObject] = {}
         self.comparing: set[tuple[int, int]] = set()
 
     def begin(self, prelude: str, tests: list[str]) -> str:
@@ -204,7 +206,11 @@ class Judge(PartSender):
         raise ERRORS[kind](message) if kind in ERRORS else RuntimeError(f"{kind}: {message}"[:500])
 
     def unpack(self, tree: Any) -> Any:
-        return unpack(tree, lambda number: RemoteObject(self, number), _stream, self.plan.arrays)
+        return unpack(tree, self.remote, _stream, self.plan.arrays)
+
+    def remote(self, number: int) -> RemoteObject:
+        """Returns the one stand-in of an object, so that `is` works."""
+        return self.objects.setdefault(number, RemoteObject(self, number))
 
     def apply(self, changed: Any, places: dict[Any, Any]) -> None:
         """Applies to the arguments the changes that the call made to its copies. Checks all of them before the first."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import marshal
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,10 +36,16 @@ class Verdict:
 
 @cache
 def source(*names: str) -> str:
-    """Returns what a session runs first: the files of its side, without their imports of each other."""
+    """Returns the first cell of a session: the files of its side, without their imports of each other.
+
+    They are compiled here, once for all sessions: that takes as long as the rest of a verdict. A session with another version
+    of Python compiles them itself."""
     here = Path(__file__).parent
     lines = "".join((here / f"{name}.py").read_text(encoding="utf-8") for name in names).splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("from ."))
+    text = "".join(line for line in lines if not line.startswith("from ."))
+    code = base64.b64encode(marshal.dumps(compile(text, "<isolated>", "exec", dont_inherit=True))).decode()
+    same = f"sys.hexversion == {sys.hexversion} and sys.implementation.name == {sys.implementation.name!r}"
+    return f"import base64, marshal, sys\nexec(marshal.loads(base64.b64decode({code!r})) if {same} else {text!r})"
 
 
 class _Peer:
@@ -45,6 +53,13 @@ class _Peer:
 
     def __init__(self, inner: CodeSession, name: str, deadline: float) -> None:
         self.inner, self.name, self.deadline = inner, name, deadline
+
+    async def start(self, *names: str) -> None:
+        """Runs the files of this side. Raises WorldError if that fails: no code of a solution has run yet."""
+        if await self.run(source(*names)) is None:
+            raise WorldError(
+                f"the {self.name}'s side of isolated tests does not start: does the session have Python 3.11 or later?"
+            )
 
     async def call(self, method: str, *arguments: object) -> tuple[str, str] | None:
         """Returns the kind and the Base64 text of what `method` returns, or None for anything that is not a message. Raises
@@ -88,7 +103,7 @@ async def count_isolated(code: str, tests: Sequence[str], prelude: str, timeout_
 
 
 async def _decide(solution: _Peer, judge: _Peer, code: str, tests: Sequence[str], prelude: str) -> Verdict:
-    await asyncio.gather(judge.run(source("wire", "plan", "judge")), solution.run(source("wire", "solution")))
+    await asyncio.gather(judge.start("wire", "plan", "judge"), solution.start("wire", "solution"))
     message = await judge.call("begin", prelude, list(tests))  # plans the tests: no line of the solution has run yet
     if message is not None and message[0] == "c":
         return Verdict(None, str(_parse(message[1]).get("cannot")))

@@ -1,7 +1,7 @@
 """Runs in the session of the solution, after `wire`: does what a request asks for and answers with data.
 
     request   {"op", "on", "name", "names", "args", "kwargs"}; "on" is the number of an object
-      names     the values of these global names      state     class and attributes of an object
+      names     the values of these global names      state     class and attributes of an object with `==`
       call      calls an object                       operator  a function of the module `operator`, or `iter`, `next`, ...
       get, set  an attribute
     answer    {"v": value, "changed": [[place, value], ...]} or {"e": [type, message]}; "changed" holds arguments that the call
@@ -75,10 +75,10 @@ class Solution(PartSender):
 
 
 def _state(thing: Any) -> dict[str, Any] | None:
-    """Returns the attributes of an object, or None for a function, a class or an object without attributes."""
-    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
-    if isinstance(thing, type) or callable(thing) or not (slots or hasattr(thing, "__dict__")):
+    """Returns the attributes of an object, or None if its class has no `==`."""
+    if isinstance(thing, type) or type(thing).__eq__ is object.__eq__:
         return None
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
     return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots}}
 
 
