@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.code.isolated.judge import asked_names
+from agentfly.envs.code.isolated.plan import asked_names
 from agentfly.envs.code.isolated.run import Verdict, count_isolated
-from agentfly.envs.code.isolated.wire import NotPlain, pack, read, unpack, write
+from agentfly.envs.code.isolated.wire import NotData, NotPlain, pack, read, unpack, write
 from agentfly.envs.code.loaders import load_mbpp
 from agentfly.envs.code.reward import count_beside, unit_tests_reward
 from agentfly.errors import RewardError
@@ -84,7 +84,7 @@ def test_what_is_overridden_in_a_subclass_of_plain_data_does_not_travel():
 
 @pytest.mark.parametrize("tree", [["?"], ["o", 5], ["i", "zz"], ["s", ["l"]], ["d", 1], ["T", "year", 1], [], ["y", "nothing"]])
 def test_data_that_pack_does_not_make_is_refused(tree):
-    with pytest.raises((ValueError, TypeError, LookupError, AttributeError, StopIteration)):
+    with pytest.raises(NotData):
         unpack(tree, [].__getitem__)
 
 
@@ -122,6 +122,30 @@ RIGHT = {
         "    def __add__(self, o): return P(self.x + o.x)",
         ["assert P(1) + P(2) == P(3)\nassert P(1) != P(2)"],
     ),
+    "objects that are themselves": (
+        "class A: pass\nONE = A()\ndef one(): return ONE",
+        ["assert one() is one()\nassert one() == one()", "assert A() != A() and A() is not A()"],
+    ),
+    "objects in order": (
+        "import functools\n@functools.total_ordering\nclass Card:\n    def __init__(self, n): self.n = n\n"
+        "    def __eq__(self, o): return self.n == o.n\n    def __lt__(self, o): return self.n < o.n",
+        ["assert Card(2) < Card(3) and Card(3) >= Card(3)", "a, b = Card(1), Card(2)\nassert not a > b"],
+    ),
+    "objects in objects": (
+        "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\n"
+        "@dataclasses.dataclass\nclass L:\n    a: P\n    b: list\n"
+        "def line(n): return L(P(n), [P(n + 1)])",
+        ["assert line(1) == L(P(1), [P(2)])\nassert line(1) != L(P(1), [P(3)])", "assert line(2) in [line(1), line(2)]"],
+    ),
+    "an instance of a class": (
+        "class A: pass\nclass B(A): pass\ndef make(): return B()",
+        ["assert isinstance(make(), A) and not isinstance(A(), B)", "assert not isinstance(3, A)"],
+    ),
+    "a slice of an object": (
+        "class S:\n    def __getitem__(self, k): return list(range(9))[k]",
+        ["assert S()[2:5] == [2, 3, 4]\nassert S()[-1] == 8"],
+    ),
+    "a type as a result": ("def kind(x): return type(x)", ["assert kind(3) is int and kind([]) == list"]),
     "a closure": ("def adder(n):\n    return lambda x: x + n", ["assert adder(3)(4) == 7"]),
     "a generator": ("def up(n):\n    yield from range(n)", ["assert list(up(3)) == [0, 1, 2]\nassert next(up(1)) == 0"]),
     "an endless generator": (

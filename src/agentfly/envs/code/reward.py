@@ -5,14 +5,16 @@
     unit_tests    the code passes the task's tests, which run in another session than the code (see `isolated`)
 
 A program is the fenced block of the final reply or, without one, the cells that the chain ran. It is scored in a session that
-no chain has used. Tests that hand a solution more than plain data, for example a function, cannot run isolated. They run beside
-the solution in one session, and the component `apart` is 0. There, code that searches its process for the tests' nonce is not
-stopped, nor are objects that equal everything; `beside=False` refuses such tasks.
+no chain has used. Tests that hand a solution more than plain data, for example a function, cannot run isolated; the tests alone
+decide that, before a solution is seen. They run beside the solution in one session, and the component `apart` is 0. There,
+code that searches its process for the tests' nonce is not stopped, nor are objects that equal everything; `beside=False`
+refuses such tasks.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 import secrets
@@ -29,7 +31,7 @@ from ...rewards.math_answer import math_equal
 from ...types import Trajectory
 from .env import read_code
 from .isolated.run import count_isolated
-from .session import CellResult, session
+from .session import OVERRUN_S, CellResult, session
 
 _MATH_WORDS = re.compile(r"sqrt|frac|pi|sin|cos|tan|log|ln|exp|infty?|text|cdot|times")
 _DIGEST_CHARS = 16  # of each digest, because a session cuts the value of a cell
@@ -121,8 +123,8 @@ def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str 
 
     `tests` is assert code or a list of such. `timeout_s` is for all of them. With `partial` the reward is the share that
     passed. `tier` is the kind of session. The optional field `prelude` runs before the solution and before the tests. The
-    component `apart` is 0 if the tests could not run isolated and ran beside the solution in one session; `beside=False` makes
-    that an error.
+    component `apart` is 0 if the tests hand over more than data and ran beside the solution in one session; `beside=False`
+    makes that an error of the task.
     """
     _check("unit_tests", timeout_s)
 
@@ -175,7 +177,11 @@ async def _run_fresh(cells: Sequence[str], timeout_s: float, tier: str | None) -
     with blame(WorldError, "the session of a reward failed"):
         async with session(tier) as fresh:
             for cell in cells:
-                result = await fresh.run(cell, timeout_s)
+                try:
+                    async with asyncio.timeout(timeout_s + OVERRUN_S):
+                        result = await fresh.run(cell, timeout_s)
+                except TimeoutError:
+                    return CellResult(error="it did not stop when its time was over", timed_out=True, alive=False)
                 if not result.alive or result.timed_out:
                     break
     return result

@@ -33,6 +33,9 @@ __all__ = ["CellResult", "CodeSession", "check_tier", "open_session", "session"]
 log = logging.getLogger(__name__)
 SLACK_S = 30.0
 """How long a container or server may take beyond a cell's limit, to interrupt the cell and to answer."""
+OVERRUN_S = 1.0
+"""How far a reward may exceed its time limit: the wait for an interrupted cell, and the wait for sessions to close."""
+_closing: set[asyncio.Task[None]] = set()  # keeps the tasks alive: the loop has only weak references
 _REQUIRED = {"docker": "image", "enroot": "image", "remote": "url"}
 
 
@@ -100,12 +103,18 @@ async def open_session(
 async def session(
     tier: str | None = None, min_tier: str | None = None, place: Mapping[str, Any] | None = None
 ) -> AsyncIterator[CodeSession]:
-    """Opens a session and closes it at the end of the block."""
+    """Opens a session and closes it at the end of the block. A session that takes longer than half of `OVERRUN_S` to end, for
+    example one full of processes, has been killed and ends in the background."""
     opened = await open_session(tier, min_tier, place)
     try:
         yield opened
     finally:
-        await opened.close()
+        closing = asyncio.create_task(opened.close())
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
+        await asyncio.wait([closing], timeout=OVERRUN_S / 2)
+        if closing.done():
+            closing.result()
 
 
 class _SandboxedSession:

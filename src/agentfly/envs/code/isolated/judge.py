@@ -1,112 +1,127 @@
-"""Runs in the session of the tests, after `wire`: runs the tests with stand-ins for what the solution defines.
+"""Runs in the session of the tests, after `wire` and `plan`: runs the tests with stand-ins for what the solution defines.
 
-`begin` and `reply` return the next request to the solution, or at the end {"passed": [numbers], "because"} or {"cannot":
-reason}. No code of the solution comes in here, only data, so `==` and built-in functions are Python's own.
+`begin` and `reply` return a part of the next message: a request to the solution ("r"), the verdict ("d", {"passed": numbers,
+"because"}), or why the tests cannot run isolated ("c", decided before the first request). What comes in is data in the grammar
+of `wire`, so `==`, arithmetic and built-in functions are Python's own.
 """
 
-import builtins
+import collections
 import importlib
 import queue
-import symtable
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# A session runs `wire` before this file, so `run.source` removes this line.
-from .wire import NotPlain, PartSender, pack, read, unpack, write
+# A session runs `wire` and `plan` before this file, so `run.source` removes these lines.
+from .plan import ALIASES, Plan, plan_tests
+from .wire import NotData, NotPlain, PartSender, decode, pack, read, unpack, write
 
-ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
-FORWARDED = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift", "neg", "pos",
-    "abs", "invert", "getitem", "setitem", "delitem", "iadd", "isub", "imul",
+UNARY = ("neg", "pos", "abs", "invert")
+ACCESS = ("getitem", "setitem", "delitem")
+BINARY = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift",
+    "lt", "le", "gt", "ge",
 )  # fmt: skip
-COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
-
-
-class CannotIsolate(BaseException):
-    """The tests hand over what is not data. A BaseException, so that `except Exception` in a test does not catch it."""
+MUTABLE: tuple[Any, ...] = (
+    list, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter, dict,
+)  # fmt: skip
+READABLE = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__")
+ERRORS = {
+    error.__name__: error
+    for error in (
+        ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, Exception, FileExistsError, FileNotFoundError,
+        FloatingPointError, ImportError, IndexError, IsADirectoryError, KeyError, LookupError, MemoryError, ModuleNotFoundError,
+        NameError, NotADirectoryError, NotImplementedError, OSError, OverflowError, PermissionError, RecursionError,
+        ReferenceError, RuntimeError, SyntaxError, TimeoutError, TypeError, UnboundLocalError, ValueError, Warning,
+        ZeroDivisionError,
+    )
+}  # fmt: skip
+"""What a solution can raise in a test by its own name. Not StopIteration: it would end a `map` of the tests early."""
 
 
 class RemoteObject:
-    """Stands for an object of the solution that is not plain data: a function, a class, an instance."""
+    """Stands for an object of the solution that is not plain data: a function, a class, an instance.
 
-    def __init__(self, ask: Callable[..., Any], number: int) -> None:
-        self.__dict__.update(_ask=ask, _number=number)
+    The tests can call it and use its attributes, items, length, truth, text and iterator. Each is a request without anything
+    that the tests expect. It never equals data and has no arithmetic with data: an operator would show the solution the other
+    operand. Two objects of the solution are equal if they are the same, or have the same class, which defines `==`, and equal
+    attributes.
+    """
+
+    __slots__ = ("_remote_judge", "_remote_number")
+
+    def __init__(self, judge: "Judge", number: int) -> None:
+        object.__setattr__(self, "_remote_judge", judge)
+        object.__setattr__(self, "_remote_number", number)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ask("call", self._number, None, args, kwargs)
+        return self._remote_judge.ask("call", self._remote_number, args=args, kwargs=kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return self._ask("get", self._number, name)
+        if name.startswith(("__", "_remote_")) and name not in READABLE:
+            raise AttributeError(name)  # numpy and others would take `__array_interface__` and the like at its word
+        return self._remote_judge.ask("get", self._remote_number, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", self._number, name, (value,))
+        self._remote_judge.ask("set", self._remote_number, name, (value,))
 
     def __hash__(self) -> int:
-        return hash(self._number)
+        return hash(("remote", self._remote_number))
 
-    def _method(self, name: str, *args: Any) -> Any:
-        return self._ask("call", self._number, name, args)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteObject) and self._remote_judge.same(self._remote_number, other._remote_number)
 
     def __len__(self) -> int:
-        return int(self._method("__len__"))
+        return _typed(self, "len", int)
 
     def __bool__(self) -> bool:
-        return bool(self._method("truth"))
+        return _typed(self, "truth", bool)
 
     def __str__(self) -> str:
-        return str(self._method("__str__"))
+        return _typed(self, "str", str)
 
     def __repr__(self) -> str:
-        return str(self._method("__repr__"))
+        return _typed(self, "repr", str)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._method("__iter__"))
+        return iter(_typed(self, "iter", Iterator))
 
     def __contains__(self, item: object) -> bool:
         return any(own == item for own in self)  # compares the items here: a solution's __contains__ could always say yes
 
+    def __instancecheck__(self, thing: object) -> bool:
+        return isinstance(thing, RemoteObject) and _typed(thing, "isinstance", bool, self)
+
+
+def _operate(thing: RemoteObject, name: str, *args: Any) -> Any:
+    return thing._remote_judge.ask("operator", thing._remote_number, name, args)
+
+
+def _typed(thing: RemoteObject, name: str, kind: Any, *args: Any) -> Any:
+    value = _operate(thing, name, *args)
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}() of an object of the solution is not a {kind.__name__}")
+    return value
+
 
 def _forward(name: str) -> Callable[..., Any]:
-    return lambda self, *args: self._method(name, *args)
+    return lambda self, *args: _operate(self, name, *args)
 
 
-def _compare(name: str) -> Callable[..., Any]:
-    def compare(self: RemoteObject, other: Any) -> Any:
-        if isinstance(other, RemoteObject):
-            return self._method(name, other)
-        if name in ("eq", "ne"):
-            return name == "ne"  # never equal to data: a solution's __eq__ could always say yes
-        raise TypeError("an object of the solution cannot be compared with data")
+def _between(name: str) -> Callable[..., Any]:
+    def operate(self: RemoteObject, other: Any) -> Any:
+        if isinstance(other, RemoteObject) and self._remote_judge.plan.operators:
+            return _operate(self, name, other)
+        return NotImplemented
 
-    return compare
+    return operate
 
 
-for _name in FORWARDED:
-    setattr(RemoteObject, f"__{_name.rstrip('_')}__", _forward(_name))
-for _name in COMPARED:
-    setattr(RemoteObject, f"__{_name}__", _compare(_name))
-
-
-def asked_names(tests: list[str]) -> tuple[set[str], set[str]]:
-    """Returns the global names that the tests read, and those that they set themselves."""
-    reads: set[str] = set()
-    sets: set[str] = set()
-
-    def look(table: symtable.SymbolTable, top: bool) -> None:
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (top or symbol.is_global()):
-                reads.add(symbol.get_name())
-            if top and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
-                sets.add(symbol.get_name())
-        for child in table.get_children():
-            look(child, False)
-
-    for test in tests:
-        look(symtable.symtable(test, "<test>", "exec"), True)
-    return reads, sets
+for _name in (*UNARY, *ACCESS):
+    setattr(RemoteObject, f"__{_name}__", _forward(_name))
+for _name in BINARY:
+    setattr(RemoteObject, f"__{_name.rstrip('_')}__", _between(_name))
 
 
 class Judge(PartSender):
@@ -114,94 +129,142 @@ class Judge(PartSender):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.plan = Plan(frozenset(), frozenset())
+        self.messages: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.objects: dict[int, RemoteObject] = {}
+        self.comparing: set[tuple[int, int]] = set()
 
     def begin(self, prelude: str, tests: list[str]) -> str:
         threading.Thread(target=self.play, args=(prelude, tests), daemon=True).start()
-        return self.say(self.requests.get())
+        return self.say(*self.messages.get())
 
     def reply(self, text: str) -> str:
         self.answers.put(text)
-        return self.say(self.requests.get())
+        return self.say(*self.messages.get())
 
     def play(self, prelude: str, tests: list[str]) -> None:
         passed: list[int] = []
         last = ""
         try:
             warnings.simplefilter("ignore")  # about the code of the tests
+            self.plan = plan_tests(prelude, tests)
+            if self.plan.cannot:
+                self.messages.put(("c", write({"cannot": self.plan.cannot})))
+                return
             space: dict[str, Any] = {"__name__": "tests"}
             exec(compile(prelude, "<prelude>", "exec"), space)
-            self.fill(space, tests)
+            self.fill(space)
             for number, test in enumerate(tests):
                 try:
                     exec(compile(test, "<test>", "exec"), space)
                     passed.append(number)
-                except CannotIsolate:
-                    raise
                 except BaseException as error:  # noqa: BLE001 - a test that raises anything has not passed
-                    last = f"test {number}: {type(error).__name__}: {error}"[:500]
-            self.requests.put(write({"passed": passed, "because": last}))
-        except CannotIsolate as why:
-            self.requests.put(write({"cannot": str(why)}))
+                    last = f"test {number}: {_describe(error)}"
         except BaseException as error:  # noqa: BLE001 - an exception in this thread must become an answer
-            self.requests.put(write({"passed": [], "because": f"{type(error).__name__}: {error}"[:500]}))
+            passed, last = [], _describe(error)
+        self.messages.put(("d", write({"passed": passed, "because": last})))
 
-    def fill(self, space: dict[str, Any], tests: list[str]) -> None:
-        """Binds the names that the tests read. Modules are imported here, even if the solution has something of that name. The
-        other names come from the solution; names of built-ins do so only if the tests read no other name."""
-        reads, sets = asked_names(tests)
-        wanted = reads - sets - set(space)
-        for name in sorted(wanted):
-            if name in sys.stdlib_module_names or name in ALIASES:
-                try:
-                    space[name] = importlib.import_module(ALIASES.get(name, name))
-                except ImportError:
-                    continue
-        wanted -= set(space)
-        names = {name for name in wanted if not hasattr(builtins, name)} or wanted
-        if names:
-            found = self.ask("names", names=sorted(names))
-            space.update({name: value for name, value in found.items() if name in names})
+    def fill(self, space: dict[str, Any]) -> None:
+        """Binds the names that the tests read. Modules are imported here, even if the solution has something of that name."""
+        for name in sorted(self.plan.modules):
+            try:
+                space[name] = importlib.import_module(ALIASES.get(name, name))
+            except ImportError:
+                continue
+        if self.plan.names:
+            found = self.ask("names", names=sorted(self.plan.names))
+            if type(found) is not dict:
+                raise TypeError("the solution's answer is not data: the names are not a dict")
+            space.update({name: found[name] for name in self.plan.names if name in found})
 
     def ask(self, op: str, on: int = 0, name: str | None = None, args: Any = (), kwargs: Any = None, names: Any = ()) -> Any:
+        """Returns the solution's answer as data. Raises what the solution raised, or TypeError for anything else."""
         kwargs = kwargs or {}
         try:
             request = write({
-                "op": op, "on": on, "name": name, "names": names, "args": [pack(value, self.own) for value in args],
-                "kwargs": {key: pack(value, self.own) for key, value in kwargs.items()},
+                "op": op, "on": on, "name": name, "names": names, "args": [pack(value, _own) for value in args],
+                "kwargs": {key: pack(value, _own) for key, value in kwargs.items()},
             })  # fmt: skip
-        except (NotPlain, RecursionError) as why:  # not CannotIsolate: the value may come from the solution
+        except (NotPlain, RecursionError) as why:
             raise TypeError(f"{why} cannot be handed to the solution") from None
-        self.requests.put(request)
+        self.messages.put(("r", request))
         try:
-            answer = read(self.answers.get())
-            if "e" in answer:
-                kind, message = map(str, answer["e"])
+            answer = read(decode(self.answers.get()))
+            if set(answer) == {"e"}:
+                kind, message = answer["e"]
+                if type(kind) is not str or type(message) is not str:
+                    raise NotData("an error is not a name and a text")
+            elif set(answer) - {"changed"} == {"v"}:
+                value = self.unpack(answer["v"])
+                self.apply(answer.get("changed", []), {**dict(enumerate(args)), **kwargs})
+                return value
             else:
-                for place, value in answer.get("changed", {}).items():
-                    _update(kwargs[place] if place in kwargs else args[int(place)], unpack(value, self.remote))
-                return unpack(answer["v"], self.remote)
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-            raise TypeError(f"the solution's answer is not data: {error}") from None
-        known = getattr(builtins, kind, None)
-        ordinary = isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, UnicodeError)
-        raise known(message) if ordinary else RuntimeError(f"{kind}: {message}")  # type: ignore[misc]
+                raise NotData("the keys are not those of an answer")
+        except (ValueError, TypeError) as error:
+            raise TypeError(f"the solution's answer is not data: {error}"[:500]) from None
+        raise ERRORS[kind](message) if kind in ERRORS else RuntimeError(f"{kind}: {message}"[:500])
+
+    def unpack(self, tree: Any) -> Any:
+        return unpack(tree, self.remote, _stream, self.plan.arrays)
 
     def remote(self, number: int) -> RemoteObject:
-        return RemoteObject(self.ask, int(number))
+        """Returns the one stand-in of an object, so that `is` works."""
+        return self.objects.setdefault(number, RemoteObject(self, number))
 
-    @staticmethod
-    def own(thing: Any) -> int:
-        if isinstance(thing, RemoteObject):
-            return int(thing._number)
-        if isinstance(thing, BaseException):
-            raise TypeError("an exception cannot be handed to the solution")
-        raise CannotIsolate(f"the tests hand a {type(thing).__name__} to the solution")
+    def apply(self, changed: Any, places: dict[Any, Any]) -> None:
+        """Applies to the arguments the changes that the call made to its copies. Checks all of them before the first."""
+        changes = [(place, self.unpack(tree)) for place, tree in changed]
+        for place, value in changes:
+            argument = places.get(place) if type(place) in (int, str) else None
+            if _mutable(argument) is None or _mutable(argument) is not _mutable(value):
+                raise NotData("an argument cannot have changed like that")
+        for place, value in changes:
+            _update(places[place], value)
+
+    def same(self, one: int, other: int) -> bool:
+        """Whether two objects of the solution are equal. Compares their attributes here: `==` of a solution could always say
+        yes."""
+        if one == other or (one, other) in self.comparing:  # objects that refer to each other
+            return True
+        self.comparing.add((one, other))
+        try:
+            states = [self.ask("state", number) for number in (one, other)]
+            if not all(type(state) is tuple and len(state) == 2 and type(state[1]) is dict for state in states):
+                return False
+            (kind, own), (other_kind, others) = states
+            return isinstance(kind, RemoteObject) and isinstance(other_kind, RemoteObject) and (
+                kind._remote_number == other_kind._remote_number and own == others
+            )  # fmt: skip
+        finally:
+            self.comparing.discard((one, other))
+
+
+def _own(thing: Any) -> int:
+    if isinstance(thing, RemoteObject):
+        return int(thing._remote_number)
+    raise NotPlain(f"a {type(thing).__name__}")
+
+
+def _stream(source: RemoteObject) -> Iterator[Any]:
+    """Yields the items of an iterator of the solution, one request each."""
+    while True:
+        try:
+            yield _operate(source, "next")
+        except RuntimeError as error:
+            if str(error).startswith("StopIteration:"):
+                return
+            raise
+
+
+def _mutable(value: Any) -> Any:
+    """Returns the type of data that a call can change in place, or None."""
+    if type(value).__name__ == "ndarray":
+        return type(value)
+    return next((kind for kind in MUTABLE if isinstance(value, kind)), None)
 
 
 def _update(argument: Any, value: Any) -> None:
-    """Applies to an argument the change that the call made to its copy."""
     if isinstance(argument, list | bytearray):
         argument[:] = value
     elif hasattr(argument, "clear"):
@@ -209,6 +272,13 @@ def _update(argument: Any, value: Any) -> None:
         (argument.extend if hasattr(argument, "extend") else argument.update)(value)
     else:
         argument[...] = value
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except BaseException:  # noqa: BLE001 - the text may hold an object of the solution, which is asked for its text
+        return type(error).__name__
 
 
 judge = Judge()

@@ -1,24 +1,29 @@
 """The trainer's side of isolated tests: opens both sessions, and carries requests and answers between them.
 
-Neither session knows the other. Text from the solution's session is passed on unread; a session that sends anything else than
-an answer has not answered.
+Neither session knows the other. The trainer checks length and alphabet of a text from the solution's session and passes it on
+unread; a session that sends anything else than an answer has not answered.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
+import base64
 import json
+import marshal
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ....errors import WorldError, blame
-from ..session import CodeSession, session
-from .wire import MAX_CHARS
+from ..session import OVERRUN_S, CodeSession, session
+from .wire import MAX_CHARS, PART
 
-_NO_ANSWER = json.dumps({"e": ["RuntimeError", "the solution gave no answer"]})
+_PART = re.compile(r"'([a-z])([1-9]\d{0,6}) ([A-Za-z0-9+/=]+)'")
+_MAX_ENCODED = 4 * (MAX_CHARS // 3 + 1)
+_NO_ANSWER = base64.b64encode(b'{"e": ["RuntimeError", "the solution gave no answer"]}').decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,17 @@ class Verdict:
 
 
 @cache
-def source(name: str) -> str:
-    """Returns what a session runs first: `wire`, then the file of its side without the import of `wire`."""
+def source(*names: str) -> str:
+    """Returns the first cell of a session: the files of its side, without their imports of each other.
+
+    They are compiled here, once for all sessions: that takes as long as the rest of a verdict. A session with another version
+    of Python compiles them itself."""
     here = Path(__file__).parent
-    wire, side = ((here / f"{file}.py").read_text(encoding="utf-8") for file in ("wire", name))
-    return wire + "".join(line for line in side.splitlines(keepends=True) if not line.startswith("from .wire"))
+    lines = "".join((here / f"{name}.py").read_text(encoding="utf-8") for name in names).splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("from ."))
+    code = base64.b64encode(marshal.dumps(compile(text, "<isolated>", "exec", dont_inherit=True))).decode()
+    same = f"sys.hexversion == {sys.hexversion} and sys.implementation.name == {sys.implementation.name!r}"
+    return f"import base64, marshal, sys\nexec(marshal.loads(base64.b64decode({code!r})) if {same} else {text!r})"
 
 
 class _Peer:
@@ -43,22 +54,28 @@ class _Peer:
     def __init__(self, inner: CodeSession, name: str, deadline: float) -> None:
         self.inner, self.name, self.deadline = inner, name, deadline
 
-    async def call(self, method: str, *arguments: object) -> str | None:
-        """Returns what `method` returns, or None for anything that is not an answer. Raises TimeoutError at the deadline."""
-        text, total = "", 1
+    async def start(self, *names: str) -> None:
+        """Runs the files of this side. Raises WorldError if that fails: no code of a solution has run yet."""
+        if await self.run(source(*names)) is None:
+            raise WorldError(
+                f"the {self.name}'s side of isolated tests does not start: does the session have Python 3.11 or later?"
+            )
+
+    async def call(self, method: str, *arguments: object) -> tuple[str, str] | None:
+        """Returns the kind and the Base64 text of what `method` returns, or None for anything that is not a message. Raises
+        TimeoutError at the deadline."""
+        kind, text, total = "", "", 0
         call = f"{self.name}.{method}({', '.join(map(repr, arguments))})"
-        while len(text) < total:
-            value = await self.run(call)
-            try:
-                size, _, part = str(ast.literal_eval(value or "")).partition(" ")
-                total = int(size)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
+        while not total or len(text) < total:
+            found = _PART.fullmatch(await self.run(call) or "")
+            if found is None or (total and (kind, total) != (found[1], int(found[2]))):
+                return None
+            kind, total, part = found[1], int(found[2]), found[3]
+            if total > _MAX_ENCODED or len(part) != min(PART, total - len(text)):
                 return None
             text += part
-            if not part or not 0 < total <= MAX_CHARS:
-                return None
             call = f"{self.name}.part({len(text)})"
-        return text
+        return kind, text
 
     async def run(self, code: str) -> str | None:
         left = self.deadline - asyncio.get_running_loop().time()
@@ -77,21 +94,32 @@ async def count_isolated(code: str, tests: Sequence[str], prelude: str, timeout_
             deadline = asyncio.get_running_loop().time() + timeout_s
             solution, judge = _Peer(first, "solution", deadline), _Peer(second, "judge", deadline)
             try:
-                await judge.run(source("judge"))
-                await solution.run(source("solution"))
-                if await solution.run(f"solution.load({prelude!r}, {code!r})") is None:
-                    return Verdict(0, "the solution raised an error")
-                request = await judge.call("begin", prelude, list(tests))
-                while request is not None:
-                    message = json.loads(request)
-                    if "cannot" in message:
-                        return Verdict(None, message["cannot"])
-                    if "passed" in message:
-                        return Verdict(len(message["passed"]), message.get("because", ""))
-                    answer = await solution.call("ask", request)
-                    request = await judge.call("reply", answer or _NO_ANSWER)
+                async with asyncio.timeout_at(deadline + OVERRUN_S):
+                    return await _decide(solution, judge, code, tests, prelude)
             except TimeoutError:
                 return Verdict(0, f"it took longer than {timeout_s:g} s")
             except EOFError:
                 return Verdict(0, "the session ended")
-    return Verdict(0, "the tests gave no verdict")
+
+
+async def _decide(solution: _Peer, judge: _Peer, code: str, tests: Sequence[str], prelude: str) -> Verdict:
+    await asyncio.gather(judge.start("wire", "plan", "judge"), solution.start("wire", "solution"))
+    message = await judge.call("begin", prelude, list(tests))  # plans the tests: no line of the solution has run yet
+    if message is not None and message[0] == "c":
+        return Verdict(None, str(_parse(message[1]).get("cannot")))
+    if await solution.run(f"solution.load({prelude!r}, {code!r})") is None:
+        return Verdict(0, "the solution raised an error")
+    while message is not None and message[0] == "r":
+        answer = await solution.call("ask", message[1])
+        message = await judge.call("reply", answer[1] if answer is not None and answer[0] == "a" else _NO_ANSWER)
+    if message is None or message[0] != "d":
+        return Verdict(0, "the tests gave no verdict")
+    verdict = _parse(message[1])
+    numbers = {number for number in verdict.get("passed", []) if type(number) is int and 0 <= number < len(tests)}
+    return Verdict(len(numbers), str(verdict.get("because", "")))
+
+
+def _parse(text: str) -> dict[str, object]:
+    """Returns a verdict. It comes from the judge's session, and has at most one number per test."""
+    found = json.loads(base64.b64decode(text))
+    return found if isinstance(found, dict) else {}

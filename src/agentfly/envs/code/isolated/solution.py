@@ -1,7 +1,11 @@
 """Runs in the session of the solution, after `wire`: does what a request asks for and answers with data.
 
-    request   {"op": "names", "names"}, or {"op": "call" | "get" | "set", "on", "name", "args", "kwargs"}
-    answer    {"v": value, "changed": {place: value}} or {"e": [type, message]}; "changed" holds arguments that the call changed
+    request   {"op", "on", "name", "names", "args", "kwargs"}; "on" is the number of an object
+      names     the values of these global names      state     class and attributes of an object with `==`
+      call      calls an object                       operator  a function of the module `operator`, or `iter`, `next`, ...
+      get, set  an attribute
+    answer    {"v": value, "changed": [[place, value], ...]} or {"e": [type, message]}; "changed" holds arguments that the call
+              changed, by position or name
 
 The solution shares this session and may have replaced any of it, so an answer counts as nothing more than an answer.
 """
@@ -10,22 +14,29 @@ import operator
 from typing import Any
 
 # A session runs `wire` before this file, so `run.source` removes this line.
-from .wire import NotPlain, PartSender, pack, read, unpack, write
+from .wire import NotPlain, PartSender, decode, pack, read, unpack, write
 
-OPERATORS = {name: getattr(operator, name) for name in operator.__all__}
+OPERATORS: dict[str, Any] = {name: getattr(operator, name) for name in operator.__all__}
+OPERATORS.update({
+    "iter": lambda thing: thing if hasattr(thing, "__next__") else iter(thing),
+    "next": next, "str": str, "repr": repr, "len": len, "isinstance": isinstance,
+})  # fmt: skip
 
 
 class Solution(PartSender):
-    """The solution's namespace, and the objects that the judge knows by number."""
+    """The solution's namespace, and the objects that the judge knows by number. An object has one number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.space: dict[str, Any] = {"__name__": "solution"}
         self.kept: list[Any] = []
+        self.numbers: dict[int, int] = {}  # id -> number
 
     def keep(self, thing: Any) -> int:
-        self.kept.append(thing)
-        return len(self.kept) - 1
+        if id(thing) not in self.numbers:
+            self.numbers[id(thing)] = len(self.kept)
+            self.kept.append(thing)
+        return self.numbers[id(thing)]
 
     def load(self, *sources: str) -> None:
         for source in sources:
@@ -33,35 +44,42 @@ class Solution(PartSender):
 
     def ask(self, request: str) -> str:
         try:
-            return self.say(write(self.answer(read(request))))
+            return self.say("a", write(self.answer(read(decode(request)))))
         except NotPlain as error:
-            return self.say(write({"e": ["TypeError", f"{error} is not plain data"]}))
+            return self.say("a", write({"e": ["TypeError", f"{error} is not plain data"]}))
         except BaseException as error:  # noqa: BLE001 - what the solution raises is its answer
-            return self.say(write({"e": [type(error).__name__, str(error)[:500]]}))
+            return self.say("a", write({"e": [type(error).__name__, str(error)[:500]]}))
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["op"] == "names":
+        op, name = request["op"], request["name"]
+        if op == "names":
             known = [name for name in request["names"] if name in self.space]
             return {"v": ["d", *([name, pack(self.space[name], self.keep)] for name in known)]}
         thing = self.kept[request["on"]]
-        if request["op"] == "get":
-            return {"v": pack(getattr(thing, request["name"]), self.keep)}
+        if op == "state":
+            return {"v": ["t", ["o", self.keep(type(thing))], pack(_state(thing), self.keep)]}
+        if op == "get":
+            return {"v": pack(getattr(thing, name), self.keep)}
         args = [unpack(argument, self.kept.__getitem__) for argument in request["args"]]
-        kwargs = {name: unpack(value, self.kept.__getitem__) for name, value in request["kwargs"].items()}
-        if request["op"] == "set":
-            setattr(thing, request["name"], args[0])
+        kwargs = {key: unpack(value, self.kept.__getitem__) for key, value in request["kwargs"].items()}
+        if op == "set":
+            setattr(thing, name, args[0])
             return {"v": None}
-        mutable = {str(place): value for place, value in [*enumerate(args), *kwargs.items()] if _can_change(value)}
+        mutable = {place: value for place, value in [*enumerate(args), *kwargs.items()] if _can_change(value)}
         before = {place: pack(value, self.keep) for place, value in mutable.items()}
-        method = request["name"]
-        if method in OPERATORS:
-            result = OPERATORS[method](thing, *args)
-        else:
-            result = (thing if method is None else getattr(thing, method))(*args, **kwargs)
+        result = OPERATORS[name](thing, *args) if op == "operator" else thing(*args, **kwargs)
         answer = {"v": pack(result, self.keep)}
         after = {place: pack(value, self.keep) for place, value in mutable.items()}
-        changed = {place: value for place, value in after.items() if value != before[place]}
+        changed = [[place, value] for place, value in after.items() if value != before[place]]
         return {**answer, "changed": changed} if changed else answer
+
+
+def _state(thing: Any) -> dict[str, Any] | None:
+    """Returns the attributes of an object, or None if its class has no `==`."""
+    if isinstance(thing, type) or type(thing).__eq__ is object.__eq__:
+        return None
+    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
+    return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots}}
 
 
 def _can_change(value: Any) -> bool:

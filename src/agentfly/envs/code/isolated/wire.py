@@ -1,12 +1,18 @@
-"""Plain data to text and back. Both sessions run this file as source, so it imports nothing of AgentFly.
+"""Plain data to text and back, in a closed grammar. Both sessions run this file as source, so it imports nothing of AgentFly.
 
-Plain are None, numbers, text, bytes, the containers of Python and `collections`, ranges, dates, decimals, fractions, built-in
-types, numpy's arrays and scalars, and iterators (one of more than `MAX_ITEMS` items is read as needed). A value of a subclass
-becomes one of the base class, so an overridden method does not travel. Anything else stays with its owner and travels as a
-number, or is refused with `NotPlain`.
+    value     null, true, false, an integer, a text, or a list [tag, ...]
+    numbers   i hex  f decimal  c real imaginary  D decimal  F numerator denominator
+    ranges    r start stop step  k start stop step (a slice)
+    others    b B bytes as Latin-1  T kind, numbers (dates)  y name of a data type  A dtype, shape, items (numpy)
+    items     l t s z q I (list, tuple, set, frozenset, deque, iterator), then values
+    pairs     d O C (dict, OrderedDict, Counter), then [key, value]
+    objects   o number (stays with its owner)  n number (an iterator of more than MAX_ITEMS items, read as needed)
+
+`read` checks the length and depth of a text before it parses the text, and `unpack` refuses everything outside the grammar with
+`NotData`. No tag names code. A value of a subclass travels as one of the base class, so an overridden method does not travel.
 """
 
-import builtins
+import base64
 import collections
 import datetime
 import decimal
@@ -14,12 +20,15 @@ import fractions
 import importlib
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_ITEMS = 10_000
 MAX_CHARS = 1_000_000
-PART = 8_000
+MAX_DEPTH = 200
+PART = 16_000
 _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
     "l": list, "t": tuple, "s": set, "z": frozenset, "q": collections.deque, "I": iter,
 }  # fmt: skip
@@ -30,16 +39,33 @@ _TAGS: list[tuple[Any, str]] = [
     (list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"), (collections.deque, "q"),
     (collections.OrderedDict, "O"), (collections.Counter, "C"), (dict, "d"),
 ]  # fmt: skip
-_DATES: list[tuple[str, type, tuple[str, ...]]] = [  # datetime before date: it is a subclass
-    ("datetime", datetime.datetime, ("year", "month", "day", "hour", "minute", "second", "microsecond")),
-    ("date", datetime.date, ("year", "month", "day")),
-    ("time", datetime.time, ("hour", "minute", "second", "microsecond")),
-    ("timedelta", datetime.timedelta, ("days", "seconds", "microseconds")),
-]
+_DATES: dict[str, tuple[type, tuple[str, ...]]] = {  # datetime before date: it is a subclass
+    "datetime": (datetime.datetime, ("year", "month", "day", "hour", "minute", "second", "microsecond")),
+    "date": (datetime.date, ("year", "month", "day")),
+    "time": (datetime.time, ("hour", "minute", "second", "microsecond")),
+    "timedelta": (datetime.timedelta, ("days", "seconds", "microseconds")),
+}
+_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
+    )
+}  # fmt: skip
+_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_INTEGER = re.compile(r"-?0x[0-9a-f]+")
+_FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)")
+_DECIMAL = re.compile(r"-?(?:\d+(?:\.\d+)?(?:E[+-]?\d+)?|Infinity|s?NaN\d*)")
+_DTYPE = re.compile(r"[<>|=](?:[biufc]\d{1,2}|[SU]\d{1,4})")
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the optional quote keeps an open string linear
+_OTHERS = re.compile(r"[^\[\]{}]++")
 
 
 class NotPlain(Exception):
     """The value cannot be sent."""
+
+
+class NotData(ValueError):
+    """The text or value is outside the grammar."""
 
 
 def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
@@ -65,16 +91,17 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
             return [tag, *(pack(item, keep) for item in base.__iter__(value))]
     if kind is range:
         return ["r", *(pack(end) for end in (value.start, value.stop, value.step))]
+    if kind is slice:
+        return ["k", *(pack(end, keep) for end in (value.start, value.stop, value.step))]
     if isinstance(value, decimal.Decimal):
         return ["D", decimal.Decimal.__str__(value)]
     if isinstance(value, fractions.Fraction):
         return ["F", pack(value.numerator), pack(value.denominator)]
-    for date, base, parts in _DATES:
+    for date, (base, parts) in _DATES.items():
         if kind is base and getattr(value, "tzinfo", None) is None:
             return ["T", date, *(getattr(value, part) for part in parts)]
-    name: Any = value.__name__ if kind is type else None
-    if name is not None and getattr(builtins, name, None) is value:
-        return ["y", name]
+    if kind is type and _TYPES.get(value.__name__) is value:
+        return ["y", value.__name__]
     if kind.__module__ == "numpy":
         return _pack_numpy(value, keep)
     if issubclass(kind, (Iterator, *_VIEWS)):
@@ -91,9 +118,6 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     return ["o", keep(value)]
 
 
-_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-
-
 def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
     if hasattr(value, "dtype") and value.dtype.kind in "biufcSU":
         if value.shape == ():
@@ -104,79 +128,152 @@ def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
     return ["o", keep(value)]
 
 
-def unpack(tree: Any, give: Callable[[int], Any]) -> Any:
-    """Reverses `pack`. `give` returns the object of a number. Raises ValueError, TypeError or LookupError for other data."""
-    if not isinstance(tree, list):
-        return tree
-    tag, rest = tree[0], tree[1:]
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag]([unpack(item, give) for item in rest])
-    if tag in _MAPPINGS:
-        return _MAPPINGS[tag]([(unpack(key, give), unpack(item, give)) for key, item in rest])
-    if tag == "o":
-        return give(rest[0])
-    if tag == "n":
-        return _stream(give(rest[0]))
-    if tag == "A":
-        dtype, shape, items = rest
-        return importlib.import_module("numpy").array([unpack(item, give) for item in items], dtype=dtype).reshape(shape)
-    return _SCALARS[tag](*rest)
+def unpack(tree: Any, give: Callable[[int], Any], stream: Callable[[Any], Any] | None = None, arrays: bool = True) -> Any:
+    """Reverses `pack`. `give` returns the object of a number, `stream` makes an iterator of such an object. Raises NotData."""
+
+    def value(tree: Any) -> Any:
+        if tree is None or type(tree) in (bool, int, str):
+            return tree
+        if type(tree) is not list or not tree or type(tree[0]) is not str:
+            raise NotData("a value is neither a constant nor a list with a tag")
+        tag, *rest = tree
+        if tag in _SEQUENCES:
+            return _SEQUENCES[tag]([value(item) for item in rest])
+        if tag in _MAPPINGS:
+            return _MAPPINGS[tag]([(value(key), value(item)) for key, item in rest])
+        if tag == "o":
+            return give(_number(*rest))
+        if tag == "n" and stream is not None:
+            return stream(give(_number(*rest)))
+        if tag == "k":
+            start, stop, step = map(value, rest)
+            return slice(start, stop, step)
+        if tag == "A" and arrays:
+            return _array(*rest)
+        if tag not in _SCALARS:
+            raise NotData(f"no value has the tag {tag[:20]!r} here")
+        return _SCALARS[tag](*rest)
+
+    try:
+        return value(tree)
+    except NotData:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise NotData(f"a value is malformed ({type(error).__name__})") from None
 
 
-def _stream(source: Any) -> Iterator[Any]:
-    while True:
-        try:
-            yield source._method("__next__")
-        except StopIteration:
-            return
+def _number(number: Any) -> int:
+    if type(number) is not int or not 0 <= number < 1 << 31:
+        raise NotData("an object's number is not a number")
+    return number
 
 
-def _date(name: str, *parts: int) -> Any:
-    return next(kind for known, kind, _ in _DATES if known == name)(*parts)
+def _text(pattern: re.Pattern[str], text: Any) -> str:
+    if type(text) is not str or not pattern.fullmatch(text):
+        raise NotData("a number is malformed")
+    return text
+
+
+def _integer(tree: Any) -> int:
+    if type(tree) is list and len(tree) == 2 and tree[0] == "i":
+        return int(_text(_INTEGER, tree[1]), 16)
+    if type(tree) is not int:
+        raise NotData("a number is not an integer")
+    return tree
+
+
+def _float(text: Any) -> float:
+    return float(_text(_FLOAT, text))
+
+
+def _date(name: Any, *parts: Any) -> Any:
+    kind, names = _DATES[name]
+    if len(parts) != len(names):
+        raise NotData("a date is malformed")
+    return kind(*map(_integer, parts))
+
+
+def _array(dtype: Any, shape: Any, items: Any) -> Any:
+    sizes = [_integer(size) for size in shape]
+    if len(sizes) > 32 or min(sizes, default=0) < 0 or math.prod(sizes) != len(items):
+        raise NotData("an array has another number of items than its shape says")
+    values = [unpack(item, _nothing, arrays=False) for item in items]
+    return importlib.import_module("numpy").array(values, dtype=_text(_DTYPE, dtype)).reshape(sizes)
 
 
 _SCALARS: dict[str, Callable[..., Any]] = {
-    "i": lambda text: int(text, 16),
-    "f": float,
-    "c": lambda real, imaginary: complex(float(real), float(imaginary)),
+    "i": lambda text: int(_text(_INTEGER, text), 16),
+    "f": _float,
+    "c": lambda real, imaginary: complex(_float(real), _float(imaginary)),
     "b": lambda text: text.encode("latin-1"),
     "B": lambda text: bytearray(text.encode("latin-1")),
-    "r": lambda *ends: range(*(unpack(end, _nothing) for end in ends)),
-    "D": decimal.Decimal,
-    "F": lambda top, below: fractions.Fraction(unpack(top, _nothing), unpack(below, _nothing)),
+    "r": lambda start, stop, step: range(_integer(start), _integer(stop), _integer(step)),
+    "D": lambda text: decimal.Decimal(_text(_DECIMAL, text)),
+    "F": lambda top, below: fractions.Fraction(_integer(top), _integer(below)),
     "T": _date,
-    "y": lambda name: getattr(builtins, name),
+    "y": lambda name: _TYPES[name],
 }
 
 
 def _nothing(number: int) -> Any:
-    raise ValueError(f"no object has the number {number}")
+    raise NotData(f"no object has the number {number}")
 
 
 def write(message: dict[str, Any]) -> str:
-    """Returns JSON in ASCII, which keeps lone surrogates."""
+    """Returns JSON in ASCII, which keeps lone surrogates. Raises NotPlain for what `read` would refuse."""
     text = json.dumps(message)
     if len(text) > MAX_CHARS:
         raise NotPlain(f"data of more than {MAX_CHARS:,} characters")
+    if _depth(text) > MAX_DEPTH:
+        raise NotPlain(f"data of more than {MAX_DEPTH} levels")
     return text
 
 
+def read(text: str) -> dict[str, Any]:
+    """Returns the message that `write` made. Checks length and depth before it parses. Raises NotData."""
+    if len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH:
+        raise NotData("the text is too long or too deep")
+    try:
+        found = json.loads(text, parse_float=_refuse, parse_constant=_refuse)
+    except NotData:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise NotData(f"the text is not JSON ({type(error).__name__})") from None
+    if type(found) is not dict:
+        raise NotData("the text is not a message")
+    return found
+
+
+def _refuse(text: str) -> Any:
+    raise NotData(f"{text[:20]!r} is not in the grammar")
+
+
+def _depth(text: str) -> int:
+    """Returns how deep brackets are nested outside strings, in linear time on any text."""
+    brackets = _OTHERS.sub("", _STRING.sub("", text))
+    return max(itertools.accumulate(1 if mark in "[{" else -1 for mark in brackets), default=0)
+
+
 class PartSender:
-    """Sends a long text in parts, each with the length of the whole: a session cuts the value of a cell."""
+    """Sends a long text in parts: a session cuts the value of a cell. Base64, so that the value's repr needs no parser.
+
+    A part is the letter of the kind, the length of the whole, a space, and at most PART characters.
+    """
 
     def __init__(self) -> None:
-        self.text = ""
+        self.kind, self.text = "", ""
 
-    def say(self, text: str) -> str:
-        self.text = text
+    def say(self, kind: str, text: str) -> str:
+        self.kind, self.text = kind, base64.b64encode(text.encode("ascii")).decode()
         return self.part(0)
 
     def part(self, place: int) -> str:
-        return f"{len(self.text)} {self.text[place : place + PART]}"
+        return f"{self.kind}{len(self.text)} {self.text[place : place + PART]}"
 
 
-def read(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("not a message")
-    return found
+def decode(text: str) -> str:
+    """Returns what `PartSender` encoded. Raises NotData."""
+    try:
+        return base64.b64decode(text, validate=True).decode("ascii")
+    except ValueError:
+        raise NotData("the text is not Base64 of ASCII") from None

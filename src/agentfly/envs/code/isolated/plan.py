@@ -1,0 +1,310 @@
+"""Decides from the tests alone how they run, before any solution is seen. Runs in the session of the tests, after `wire`.
+
+Tests can run isolated if all that they hand to the solution is data. `plan_tests` follows names, displays, comprehensions,
+parameters and returns to see whether a lambda, a function, a class or a module can get there. What it misses never changes how
+the tests run: a test that hands over such a value all the same fails.
+"""
+
+import ast
+import builtins
+import importlib
+import symtable
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# A session runs `wire` before this file, so `run.source` removes this line.
+from .wire import NotPlain, pack
+
+ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
+_DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr, ast.ListComp, ast.SetComp, ast.DictComp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`names` are asked of the solution, `modules` are imported. `cannot` is the reason why the tests cannot run isolated.
+
+    `operators`: the tests apply operators to objects that they construct from classes of the solution. `arrays`: they use
+    numpy.
+    """
+
+    names: frozenset[str]
+    modules: frozenset[str]
+    cannot: str = ""
+    operators: bool = False
+    arrays: bool = False
+
+
+def asked_names(tests: list[str]) -> tuple[set[str], set[str]]:
+    """Returns the global names that the tests read, and those that they set themselves."""
+    reads: set[str] = set()
+    sets: set[str] = set()
+
+    def look(table: symtable.SymbolTable, top: bool) -> None:
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (top or symbol.is_global()):
+                reads.add(symbol.get_name())
+            if top and (symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()):
+                sets.add(symbol.get_name())
+        for child in table.get_children():
+            look(child, False)
+
+    for test in tests:
+        look(symtable.symtable(test, "<test>", "exec"), True)
+    return reads, sets
+
+
+def plan_tests(prelude: str, tests: list[str]) -> Plan:
+    """Names of modules and built-ins mean Python's own, unless the tests read no other name than those of built-ins."""
+    reads, sets = asked_names(tests)
+    wanted = reads - sets - asked_names([prelude])[1]
+    modules = {name for name in wanted if name in sys.stdlib_module_names or name in ALIASES}
+    wanted -= modules
+    names = {name for name in wanted if not hasattr(builtins, name)} or wanted
+    source = _Source(prelude, tests, names, modules)
+    arrays = any(path.partition(".")[0] == "numpy" for path in source.imported.values())
+    return Plan(frozenset(names), frozenset(modules), source.cannot(), source.uses_operators(), arrays)
+
+
+class _Source:
+    """What the prelude and the tests bind: by name, without scopes, so a name has all its meanings at once."""
+
+    def __init__(self, prelude: str, tests: list[str], names: set[str], modules: set[str]) -> None:
+        self.nodes = [node for text in [prelude, *tests] for node in ast.walk(ast.parse(text))]
+        self.names = names
+        self.imported = {name: ALIASES.get(name, name) for name in modules}  # name -> dotted path
+        self.functions: dict[str, list[Any]] = defaultdict(list)
+        self.classes: set[str] = set()
+        self.values: dict[str, list[Any]] = defaultdict(list)  # what a name may be bound to
+        for node in self.nodes:
+            self.bind(node)
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                self.bind_parameters(node, self.functions.get(node.func.id, []))
+
+    def bind(self, node: ast.AST) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self.functions[node.name].append(node)
+                arguments = [*node.args.posonlyargs, *node.args.args]
+                for parameter, default in zip(arguments[::-1], node.args.defaults[::-1], strict=False):
+                    self.values[parameter.arg].append(default)
+            case ast.ClassDef():
+                self.classes.add(node.name)
+            case ast.Import():
+                for alias in node.names:
+                    self.imported[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            case ast.ImportFrom():
+                for alias in node.names:
+                    self.imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+            case ast.Assign():
+                for target in node.targets:
+                    self.assign(target, node.value)
+            case ast.AnnAssign() | ast.NamedExpr() if node.value is not None:
+                self.assign(node.target, node.value)
+            case ast.For() | ast.AsyncFor() | ast.comprehension():
+                items = node.iter.elts if isinstance(node.iter, ast.List | ast.Tuple | ast.Set) else [node.iter]
+                for item in items:
+                    self.assign(node.target, item)
+
+    def assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            if isinstance(value, ast.Lambda):
+                self.functions[target.id].append(value)
+            self.values[target.id].append(value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            for number, part in enumerate(target.elts):
+                self.assign(part, parts[number] if len(parts) == len(target.elts) else value)
+
+    def bind_parameters(self, call: ast.Call, functions: list[Any]) -> None:
+        for function in functions:
+            parameters = [*function.args.posonlyargs, *function.args.args]
+            for parameter, value in zip(parameters, call.args, strict=False):
+                self.values[parameter.arg].append(value)
+            for keyword in call.keywords:
+                self.values[keyword.arg or ""].append(keyword.value)
+
+    # ---- what is handed to the solution ----
+
+    def cannot(self) -> str:
+        """Returns why the tests cannot run isolated, or an empty string."""
+        for node in self.nodes:
+            for value in self.handed_over(node):
+                if what := self.not_data(value, frozenset()):
+                    return f"the tests hand {what} to the solution"
+            if isinstance(node, ast.ClassDef) and any(self.is_asked(base) for base in node.bases):
+                return "the tests derive a class from one of the solution's"
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and any(map(self.may_be_solution, node.decorator_list)):
+                return "the tests hand a function to the solution"
+            if self.catches(node):
+                return "the tests catch an exception of the solution"
+        return ""
+
+    def handed_over(self, node: ast.AST) -> Iterator[ast.expr]:
+        if isinstance(node, ast.Call) and self.may_be_solution(node.func):
+            if not (isinstance(node.func, ast.Attribute) and node.func.attr == "sort"):  # most likely a list's method
+                yield from node.args
+                yield from (keyword.value for keyword in node.keywords)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute | ast.Subscript) and self.may_be_solution(target):
+                    yield node.value
+
+    def may_be_solution(self, node: ast.expr) -> bool:
+        """Whether an expression can be a function, method or attribute of the solution. The tests' own are not."""
+        while isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return isinstance(node, ast.Call) and self.may_be_solution(node.func)
+        if node.id in self.names:
+            return True
+        if node.id in self.functions or node.id in self.classes or node.id in self.imported or node.id in ("self", "cls"):
+            return False
+        values = self.values.get(node.id)
+        if values is None:
+            return not hasattr(builtins, node.id)
+        return not all(isinstance(value, _DISPLAYS) or self.is_own(value) for value in values)
+
+    def is_own(self, value: ast.expr) -> bool:
+        """Whether a value is made by a class or module of the tests, or by Python's own function."""
+        return isinstance(value, ast.Call) and not self.may_be_solution(value.func)
+
+    def is_asked(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.names
+
+    def catches(self, node: ast.AST) -> bool:
+        kinds: list[Any] = []
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("raises", "assertRaises")
+        ):
+            kinds = node.args[:1]
+        return any(map(self.is_asked, kinds))
+
+    def not_data(self, node: ast.AST | None, seen: frozenset[str]) -> str:
+        """Returns "a function" or the like if the expression is not data or contains such, or an empty string."""
+        match node:
+            case ast.Lambda():
+                return "a function"
+            case ast.Name(id=name):
+                return "" if name in seen else self.name_not_data(name, seen | {name})
+            case ast.Attribute():
+                root = _root(node)
+                if isinstance(root, ast.Name) and root.id in self.classes:
+                    return f"a member of the class {root.id}"
+                return self.evaluate(node)
+            case ast.Call(func=ast.Name(id=name)) if name in self.classes:
+                return "an object of a class of the tests"
+            case ast.Call(func=ast.Name(id=name)) if name in self.functions:
+                if name in seen:
+                    return ""
+                found = [value for function in self.functions[name] for value in _returns(function)]
+                return self.first_not_data(found, seen | {name})
+            case ast.Call(func=ast.Attribute() as method) if not self.is_module(method):
+                return self.not_data(method.value, seen)  # such as `functions.items()`
+            case ast.Call():
+                return self.evaluate(node)
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts) | ast.BoolOp(values=parts):
+                return self.first_not_data(parts, seen)
+            case ast.Dict(keys=keys, values=parts):
+                return self.first_not_data([*keys, *parts], seen)
+            case ast.IfExp(body=left, orelse=right) | ast.DictComp(key=left, value=right):
+                return self.first_not_data([left, right], seen)
+            case ast.ListComp(elt=part) | ast.SetComp(elt=part) | ast.GeneratorExp(elt=part):
+                return self.not_data(part, seen)
+            case ast.Starred(value=part) | ast.NamedExpr(value=part) | ast.Subscript(value=part):
+                return self.not_data(part, seen)
+        return ""
+
+    def first_not_data(self, nodes: list[Any], seen: frozenset[str]) -> str:
+        return next(filter(None, (self.not_data(node, seen) for node in nodes)), "")
+
+    def name_not_data(self, name: str, seen: frozenset[str]) -> str:
+        if name in self.functions:
+            return "a function"
+        if name in self.classes:
+            return "a class"
+        if name in self.values:
+            return self.first_not_data(self.values[name], seen)
+        if name in self.imported or (name not in self.names and hasattr(builtins, name)):
+            return self.evaluate(ast.Name(name, ast.Load()))
+        return ""
+
+    def is_module(self, node: ast.expr) -> bool:
+        root = _root(node)
+        return isinstance(root, ast.Name) and root.id in self.imported
+
+    def evaluate(self, node: ast.expr) -> str:
+        """Evaluates an expression of literals, modules and built-ins, and returns what it is if it is not data."""
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if any(name in self.values or name in self.functions or name in self.classes or name in self.names for name in used):
+            return "a function" if isinstance(node, ast.Call) and _root(node.func, "partial") else ""
+        space: dict[str, Any] = {}
+        try:
+            for name in used & set(self.imported):
+                space[name] = _find(self.imported[name])
+            value = eval(compile(ast.Expression(ast.fix_missing_locations(node)), "<argument>", "eval"), space)
+            pack(value)
+        except NotPlain as error:
+            return str(error)
+        except BaseException:  # noqa: BLE001 - the test itself raises the error again
+            return ""
+        return ""
+
+    # ---- operators on objects of the solution ----
+
+    def uses_operators(self) -> bool:
+        for node in self.nodes:
+            if isinstance(node, ast.BinOp):
+                operands = [node.left, node.right]
+            elif isinstance(node, ast.AugAssign):
+                operands = [node.target, node.value]
+            elif isinstance(node, ast.Compare) and any(isinstance(op, _ORDER) for op in node.ops):
+                operands = [node.left, *node.comparators]
+            else:
+                continue
+            if any(self.is_object(operand, frozenset()) for operand in operands):
+                return True
+        return False
+
+    def is_object(self, node: ast.expr, seen: frozenset[str]) -> bool:
+        """Whether the expression constructs an object of a class of the solution, by the convention on capital letters."""
+        if isinstance(node, ast.Name):
+            values = [] if node.id in seen else self.values.get(node.id, [])
+            return any(self.is_object(value, seen | {node.id}) for value in values)
+        if isinstance(node, ast.BinOp):
+            return self.is_object(node.left, seen) or self.is_object(node.right, seen)
+        return isinstance(node, ast.Call) and self.is_asked(node.func) and node.func.id[:1].isupper()  # type: ignore[attr-defined]
+
+
+def _root(node: ast.expr, attr: str = "") -> Any:
+    """Returns the expression at the left end of a chain of attributes. With `attr`, whether the chain ends in this name."""
+    if attr:
+        return getattr(node, "attr", getattr(node, "id", "")) == attr
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+def _returns(function: Any) -> list[Any]:
+    if isinstance(function, ast.Lambda):
+        return [function.body]
+    found = [node.value for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)]
+    return [value for value in found if value is not None]
+
+
+def _find(path: str) -> Any:
+    """Returns the module, or the attribute of a module, that has this dotted path."""
+    try:
+        return importlib.import_module(path)
+    except ImportError:
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
