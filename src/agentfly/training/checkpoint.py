@@ -234,7 +234,7 @@ def _storage_errors(folder: Path, what: str) -> Iterator[None]:
         why = error.strerror or str(error)
         if error.errno in FULL:
             with contextlib.suppress(OSError):
-                why += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free)"
+                why += f" (without it, {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free)"
         kept = list_checkpoints(folder)
         newest = f"the newest checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
         raise StorageError(f"{what} cannot be written to {folder}: {why}; {newest}") from error

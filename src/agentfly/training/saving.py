@@ -9,6 +9,7 @@ training waits for the write instead. A save that fails is reported and tried ag
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..aio.threads import WorkerThread
 from ..config import TrainSettings
-from ..errors import AgentFlyError
+from ..errors import AgentFlyError, StorageError
 from .checkpoint import STATE, write_checkpoint
 
 MEMORY_SHARE = 0.5
@@ -119,7 +120,8 @@ class Saver:
                 (folder / name).write_bytes(data)
             save_state(folder / STATE, tree["state"])
 
-        self._before_write()
+        with contextlib.suppress(StorageError):  # the weights are worth more; the run stops at the next record it cannot write
+            self._before_write()
         return write_checkpoint(self.folder, step, write, self.settings.keep_checkpoints)
 
 
