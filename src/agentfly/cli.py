@@ -13,7 +13,7 @@
     agentfly config
 
 Each command imports what it needs when it runs. A mistake of the user is one sentence on stderr and exit code 2, another
-error of the framework is exit code 1, and Ctrl-C is 130.
+error of the framework is exit code 1. A command that was stopped by Ctrl-C exits with 130, by SIGTERM with 143.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ READS = {
 NOT_READ = {
     "sft": (
         "train.critic_lr", "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
-        "train.save_every", "train.max_logprob_gap", "train.max_failed_share",
+        "train.save_every", "train.save_every_s", "train.max_logprob_gap", "train.max_failed_share",
     )
 }  # fmt: skip
 
@@ -186,21 +186,17 @@ def _train(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .training import train
-    from .training.checkpoint import latest_checkpoint
     from .watch.progress import Progress
 
     console = Console()
     progress = Progress(config.train.steps, console=console)
     try:
         result = train(config, resume=arguments.resume, progress=progress)
-    except KeyboardInterrupt:
-        directory = progress.directory
-        if directory is None:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if progress.directory is None:
             raise
-        console.print(
-            f"stopped; the checkpoint is {latest_checkpoint(directory)}. To continue:\n  agentfly train --resume {directory}"
-        )
-        return 130
+        console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
+        return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     _closing(console, config, result, str(path or result.directory / "config.toml"))
     return 0
 

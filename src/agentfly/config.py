@@ -123,7 +123,10 @@ class TrainSettings(OptimSettings):
     validate_chains: int = setting(1, "chains of each held-out task; pass@k is reported up to this k", low=1)
     validate_temperature: float | None = setting(None, "temperature of validation; as in training when not set")
     validate_at_start: bool = setting(True, "validate before the first step, for the closing comparison")
-    save_every: int = setting(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
+    save_every: int = setting(
+        20, "steps between checkpoints, at most; 0: no limit. One is always saved at the end, on Ctrl-C and on SIGTERM", low=0
+    )
+    save_every_s: float = setting(600.0, "seconds between checkpoints, at most (checked after each step); 0: no limit", low=0)
     keep_checkpoints: int = setting(2, "checkpoints to keep; older ones are removed", low=1)
     max_logprob_gap: float | None = setting(
         None,

@@ -6,6 +6,7 @@
     |   |-- MissingExtra     an optional package is not installed; the message gives the pip command
     |   `-- DataError        a row of the data set is malformed; the message gives its index
     |-- InvariantError       a guarantee of the framework does not hold, for example about training data; stops the run
+    |-- StorageError         a file of the run cannot be written or read, as on a full disk; stops the run, checkpoints stay
     |-- RewardError          a reward function raised, or returned no valid score; stops the run
     |-- ToolError            raised by a tool as a message to the model; the chain continues
     `-- RolloutError         something outside the model failed; ends one chain, which is not trained on
@@ -44,6 +45,10 @@ class DataError(ConfigError):
 
 class InvariantError(AgentFlyError):
     """A guarantee of the framework does not hold."""
+
+
+class StorageError(AgentFlyError):
+    """A file of the run cannot be written or read, for example because the disk is full."""
 
 
 class RewardError(AgentFlyError):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, StorageError
 from agentfly.runs import MetricRow, RunStore, import_jsonl
 from agentfly.types import Completion, Message, Outcome, Task, Trajectory, Turn
 
@@ -131,7 +131,7 @@ def test_it_opens_again_and_a_watcher_reads_while_it_is_written(store: RunStore,
         assert len(watcher.metrics()) == 1
         store.add_metrics(2, {"a": 2.0})
         assert len(watcher.metrics()) == 2
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with pytest.raises(StorageError, match="readonly"):
             watcher.add_metrics(3, {"a": 3.0})
     store.close()
     store.close()

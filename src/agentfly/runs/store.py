@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from ..types import Trajectory
 from .codec import decode, encode, from_json, to_json
 
@@ -118,10 +118,14 @@ class RunStore:
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", rows)
 
-    def add_trajectories(self, step: int, split: StoredSplit, trajectories: Sequence[Trajectory]) -> None:
-        """Adds all trajectories, or none if one of them cannot be stored."""
+    def add_trajectories(
+        self, step: int, split: StoredSplit, trajectories: Sequence[Trajectory], *, replace: bool = False
+    ) -> None:
+        """Adds all trajectories, or none if one of them cannot be stored. `replace` deletes those of this step and split."""
         rows = [_row(step, split, trajectory) for trajectory in trajectories]
         with self._transaction() as db:
+            if replace:
+                db.execute("DELETE FROM trajectories WHERE step = ? AND split = ?", (step, split))
             places = ", ".join("?" * (len(_COLUMNS) + 1))
             db.executemany(f"INSERT INTO trajectories ({', '.join(_COLUMNS)}, body) VALUES ({places})", rows)
 
@@ -130,6 +134,11 @@ class RunStore:
         with self._transaction() as db:
             db.execute("DELETE FROM metrics WHERE step > ?", (step,))
             db.execute("DELETE FROM trajectories WHERE step > ?", (step,))
+
+    def flush(self) -> None:
+        """Bring everything that was written to the disk: a power cut does not lose it. Raises StorageError."""
+        with self._storage(), self._lock:
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     # ---- reading ---------------------------------------------------------------------------------------------------------
 
@@ -199,18 +208,29 @@ class RunStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._storage(), self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
 
     def _fetch(self, query: str, values: Sequence[Any]) -> list[Any]:
-        with self._lock:
+        with self._storage(), self._lock:
             return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Raises StorageError if the file cannot be written or read; a misuse stays sqlite3's error."""
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError):
+            raise
+        except sqlite3.DatabaseError as error:
+            raise StorageError(f"the run store {self.path} cannot be used: {error}") from error
 
 
 def import_jsonl(path: str | Path) -> Iterator[tuple[int, str, Trajectory]]:

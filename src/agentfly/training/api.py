@@ -6,8 +6,9 @@ field, prompts that do not fit, config keys without effect.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from ..aio.threads import run_to_end
 from ..config import OLD_KEYS, SECTIONS, Config, apply_overrides, keys
 from ..engines import check_engine
 from ..errors import ConfigError
+from ..runs import RunDirectory
+from ..types import Task
 from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory
+from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
 from .loop import Trainer, TrainResult, adapt_model
+from .stopping import StopSignals
 from .supervised import warm_start
 
 
@@ -35,7 +40,9 @@ def train(
 
     `settings` are config keys: by section (`train={"lr": 1e-5}`), dotted (`**{"train.lr": 1e-5}`), or by their last part
     where that is unique (`lr=1e-5, steps=50, num_chains=8, algorithm="ppo"`). `resume` is the folder of an earlier run.
-    Raises ConfigError, DataError or InvariantError.
+    Raises ConfigError, DataError, InvariantError or StorageError.
+
+    Ctrl-C, SIGTERM and SIGHUP save a checkpoint and raise KeyboardInterrupt or SystemExit (see `training.stopping`).
     """
     if isinstance(agent, Config):
         if data is not None or validation is not None or settings:
@@ -55,18 +62,68 @@ def train(
         check_engine(agent.model, agent.engine_options, config.sampling, training=True)
     agent.check(train_tasks)
     agent.check(validation_tasks)
-    directory = open_directory(config, resume)
-    if resume is None:
-        directory.config.write_text(config.to_toml(), encoding="utf-8")
     progress = progress or Progress(config.train.steps)
-    adapt_model(config, agent)
-    opening = warm_start(config, agent, progress) if resume is None else {}
-    progress.directory = directory.path
-    trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening)
-    if resume is not None:
-        trainer.resume()
-    result: TrainResult = run_to_end(trainer.run())
-    return result
+    with StopSignals(lambda: kept(progress.directory)) as signals:
+        try:
+            return _run(config, agent, train_tasks, validation_tasks, resume, progress, signals)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            if signals.received is None:
+                raise
+            progress.note(f"stopped by {signals.received.name}; {kept(progress.directory)}")
+            raise signals.error() from None
+
+
+def _run(
+    config: Config,
+    agent: BaseAgent,
+    train_tasks: Sequence[Task],
+    validation_tasks: Sequence[Task],
+    resume: str | Path | None,
+    progress: Progress,
+    signals: StopSignals,
+) -> TrainResult:
+    directory = open_directory(config, resume)
+    with directory.lock():
+        checkpoint = _prepare(directory, resume, progress)
+        progress.directory = directory.path
+        if checkpoint is None:
+            directory.write_config(config.to_toml())
+        adapt_model(config, agent)
+        opening = warm_start(config, agent, progress) if checkpoint is None else {}
+        trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening)
+        if checkpoint is None:
+            trainer.start_over()
+        else:
+            trainer.resume(checkpoint)
+        result: TrainResult = run_to_end(trainer.run(signals))
+        return result
+
+
+def _prepare(directory: RunDirectory, resume: str | Path | None, progress: Progress) -> Path | None:
+    """Remove what a killed trainer left behind. Returns the checkpoint to resume from, or None for a run from the start."""
+    sweep(directory.checkpoints)
+    if resume is None:
+        directory.check_new()  # again: before this process had the lock, another one may have trained here
+        for path in list_checkpoints(directory.checkpoints):  # of step 0
+            discard(path)
+        return None
+    newest, broken = find_checkpoint(directory.checkpoints)
+    if newest is None and broken:
+        raise ConfigError(
+            f"cannot resume: {directory.path} holds no intact checkpoint: {why_broken(broken)}. "
+            f"Start again under another run.name"
+        )
+    for path in broken:
+        progress.note(f"{why_broken({path: broken[path]})}: it is now {set_aside(path)}, and the run goes back to an older one")
+    if newest is None:
+        progress.note(f"{directory.path} holds no checkpoint: the run starts from the beginning")
+    return newest
+
+
+def kept(directory: Path | None) -> str:
+    """Returns what a run that ends now leaves behind, as a sentence."""
+    found = list_checkpoints(directory / "checkpoints") if directory is not None else []
+    return f"the newest checkpoint is {found[-1]}" if found else "there is no checkpoint yet: the same command starts again"
 
 
 def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Config:

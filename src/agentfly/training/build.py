@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,10 @@ def refuse_overlap(train: list[Task], validation: list[Task]) -> None:
 
 
 def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
-    """Open the folder of a run to resume, or create a new one."""
+    """Open the folder of a run to resume, or create a new one. The caller locks it."""
     if resume is not None:
         return RunDirectory.existing(Path(resume))
+    if config.run.name:
+        return RunDirectory.create(Path(config.run.dir) / config.run.name)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
-    name = config.run.name or f"{config.algorithm.replace('+', 'p')}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return RunDirectory.create(Path(config.run.dir) / name)
+    return RunDirectory.fresh(f"{config.algorithm.replace('+', 'p')}-{model}", root=config.run.dir)

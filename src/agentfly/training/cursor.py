@@ -1,9 +1,13 @@
-"""The order of tasks: seeded, and exactly restorable from two integers."""
+"""The order of tasks: seeded, and exactly restorable from two integers and a fingerprint of the rows."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 from ..types import Task
 
@@ -29,15 +33,34 @@ class TaskCursor:
             self.position += 1
         return taken
 
-    def state(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "position": self.position}
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self.position, "rows": self._rows}
 
-    def restore(self, state: dict[str, int]) -> None:
-        self.epoch, self.position = state["epoch"], state["position"]
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Go on where `state` was taken. If the order was another (other rows, seed), begin a new epoch and return False."""
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        same = state.get("rows", self._rows) == self._rows and self.position <= len(self._tasks)
+        if not same:
+            self.epoch, self.position = self.epoch + 1, 0
         self._order = self._new_order()
+        return same
+
+    @cached_property
+    def _rows(self) -> str:
+        return f"{fingerprint(self._tasks)} {self._shuffle} {self._seed}"
 
     def _new_order(self) -> list[int]:
         order = list(range(len(self._tasks)))
         if self._shuffle:
             random.Random(f"{self._seed}/{self.epoch}").shuffle(order)
         return order
+
+
+def fingerprint(tasks: Sequence[Task]) -> str:
+    """Returns a short text that differs if the rows or their order do."""
+    digest = hashlib.blake2b(digest_size=8)
+    for task in tasks:
+        row = [task.id, [(message.role, message.content) for message in task.messages], dict(task.fields)]
+        # An object has no stable text; its type is compared.
+        digest.update(json.dumps(row, default=lambda value: type(value).__name__, skipkeys=True).encode())
+    return f"{len(tasks)}-{digest.hexdigest()}"

@@ -1,23 +1,27 @@
 """The training loop: sample, score, learn, publish.
 
 `Trainer` takes an agent, tasks and a config, and writes a run folder with all trajectories, metrics and checkpoints. One step
-is `Trainer._step`. The learner holds the algorithm, the agent the behaviour of a chain, the ledger the invariants. Ctrl-C lets
-a running update finish, saves a checkpoint, and exits.
+is `Trainer._step`. The learner holds the algorithm, the agent the behaviour of a chain, the ledger the invariants.
+
+    rollout -> checks -> [ update -> publish -> checks ] -> validate -> record -> save
+
+A stop (see `stopping`) cancels the rollout and the validation. The bracket is finished first: a step counts as a whole, with
+its record, or not at all. A checkpoint is written after the record of its step, and never of weights that failed a check.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent
 from ..config import Config
-from ..errors import ConfigError
+from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..runs import RunDirectory, RunStore
@@ -25,10 +29,12 @@ from ..types import Learner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
-from .checkpoint import STATE, latest_checkpoint, save_checkpoint
-from .cursor import TaskCursor
+from .checkpoint import STATE
+from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .ledger import Ledger
+from .saving import Saver, finish, finish_in_thread
+from .stopping import StopSignals
 
 LOOK_S = 0.5
 """Seconds between two updates of the displayed environments."""
@@ -89,23 +95,30 @@ class Trainer:
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
+        self.saver = Saver(
+            directory.checkpoints, config.train, self.learner.model, self.engine.tokenizer, progress.note, self.store.flush
+        )
         self.step = 0
+        self.sound = True  # False while the weights are changed and not yet checked
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
+        self._recorded: dict[str, float] = {}  # what the store holds of the step that the run was resumed at
+        self._clock: dict[str, float] = {}  # of the next step
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> TrainResult:
+    async def run(self, signals: StopSignals | None = None) -> TrainResult:
         """Train to the last step, or until cancelled. A checkpoint is saved in both cases."""
-        with self.progress:
+        with self.progress, signals.cancelling() if signals else nullcontext():
             try:
                 async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as plan:
                     if plan.admission is not None:
                         plan.admission.advance(self.step)
-                    async with self._environments_shown(plan):
+                    # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
+                    async with self._saved_at_the_end(), self._environments_shown(plan):
                         await self._steps(plan)
             finally:
-                self._save()
+                self.saver.close()
                 self.trackers.close()
                 self.store.close()
         return self.result
@@ -113,66 +126,114 @@ class Trainer:
     async def _steps(self, plan: Plan) -> None:
         settings = self.config.train
         if self.step == 0:
-            if settings.validate_at_start:
+            if self.opening and self.saver.saved_step is None:
+                await self.saver.save(0, self._state())  # a warm start is worth keeping
+            if settings.validate_at_start and not self.result.before:
                 self.result.before = (await self._validate(plan)).metrics
-            if first := self.opening | self.result.before:
+            if (first := self.opening | self.result.before) and not self._recorded:
                 self._record(0, first)
+        elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
+            await self._validate_once(plan)  # it may have been stopped in this validation
         while self.step < settings.steps:
             metrics = await self._step(plan)
             self.result.history.append(metrics)
             self.result.steps = self.step
-        if self.step % (settings.validate_every or settings.steps + 1) != 0 or not self.result.after:
+        await self._validate_once(plan)
+
+    async def _validate_once(self, plan: Plan) -> None:
+        if not self.result.after:
             self.result.after = (await self._validate(plan)).metrics
             self._record(self.step, self.result.after)
 
     async def _step(self, plan: Plan) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
         step = self.step + 1
-        started, clock = time.perf_counter(), dict[str, float]()
+        started, clock = time.perf_counter(), self._clock
+        self._clock = {}
+        self.result.after = {}
         if plan.manager is not None:
             plan.manager.mark()
         cursor = self.cursor.state()
         tasks = self.cursor.take(rollout.num_tasks)
+        metrics: dict[str, float] = {}
         try:
             with timed(clock, "time/rollout_s"):
                 trajectories = await self._collect(plan, tasks, step)
-            resources = plan.manager.step_metrics() if plan.manager is not None else {}
+            metrics |= plan.manager.step_metrics() if plan.manager is not None else {}
             groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
             self.ledger.check_rollout(
                 groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
             )
-            with timed(clock, "time/learn_s"):
-                learned = await finish_in_thread(self._learn, groups, step)
-        except BaseException:
-            if self.step < step:
-                # The update did not happen: a resumed run draws these tasks again.
+            await finish(asyncio.ensure_future(self._update(plan, groups, step, clock, metrics)))
+            if settings.validate_every and step % settings.validate_every == 0:
+                with timed(clock, "time/validate_s"):
+                    self.result.after = (await self._validate(plan)).metrics
+                metrics |= self.result.after
+        finally:
+            if self.step == step:
+                metrics |= clock | {"time/step_s": time.perf_counter() - started}
+                self._record(step, metrics)
+            else:  # the update did not happen: a resumed run draws these tasks again
                 self.cursor.restore(cursor)
-            raise
+        self.progress.step(step, metrics)
+        if self.saver.due(step):
+            with timed(self._clock, "time/save_s"):
+                await self.saver.save(step, self._state())
+        return metrics
+
+    async def _update(
+        self, plan: Plan, groups: list[list[Trajectory]], step: int, clock: dict[str, float], metrics: dict[str, float]
+    ) -> None:
+        """Learn from one step's chains and publish the weights. The step counts once every check has passed.
+
+        Adds to `metrics`, which holds those of the environments.
+        """
+        self.sound = False
+        with timed(clock, "time/learn_s"):
+            learned = await finish_in_thread(self._learn, groups)
         with timed(clock, "time/handover_s"):
             await finish_in_thread(self.engine.publish, self.learner.version)
         if plan.admission is not None:
-            plan.admission.advance(self.step)
+            plan.admission.advance(step)
         self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
-        num_envs = int(resources.get("resources/total/most_allocated", 0))
-        metrics = {
-            **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs),
-            **resources,
-            **learned,
-        }
+        num_envs = int(metrics.get("resources/total/most_allocated", 0))
+        chains = [trajectory for group in groups for trajectory in group]
+        metrics |= rollout_metrics(chains, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs)
+        metrics |= learned
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
-        if settings.validate_every and step % settings.validate_every == 0:
-            with timed(clock, "time/validate_s"):
-                self.result.after = (await self._validate(plan)).metrics
-            metrics |= self.result.after
-        if settings.save_every and step % settings.save_every == 0:
-            with timed(clock, "time/save_s"):
-                self._save()
-        metrics |= clock | {"time/step_s": time.perf_counter() - started}
-        self._record(step, metrics)
-        self.progress.step(step, metrics)
-        return metrics
+        self.step, self.sound = step, True
+
+    def _learn(self, groups: list[list[Trajectory]]) -> dict[str, float]:
+        self.engine.rest()
+        return self.learner.update(groups)
+
+    @asynccontextmanager
+    async def _saved_at_the_end(self) -> AsyncIterator[None]:
+        """Save when the body ends, however it ends. If it failed and saving fails too, its own error is raised."""
+        try:
+            yield
+        except Exception:
+            try:
+                await self._save_last()
+            except AgentFlyError as error:
+                self.progress.note(f"{error}.")
+            raise
+        except BaseException:  # stopped
+            await self._save_last()
+            raise
+        else:
+            await self._save_last()
+
+    async def _save_last(self) -> None:
+        if self.sound:
+            await self.saver.save_last(self.step, self._state())
+        else:
+            await self.saver.wait()
+            kept = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
+            self.progress.note(f"step {self.step + 1} failed after its update had begun, so it is not saved; {kept}.")
+        self.result.checkpoint = self.saver.newest
 
     @asynccontextmanager
     async def _environments_shown(self, plan: Plan) -> AsyncIterator[None]:
@@ -194,13 +255,6 @@ class Trainer:
             looking.cancel()
             await asyncio.wait([looking])
 
-    def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
-        self.engine.rest()
-        learned = self.learner.update(groups)
-        # Counted together with the weights: if Ctrl-C arrives during the update, a resumed run must not repeat the step.
-        self.step = step
-        return learned
-
     async def _collect(self, plan: Plan, tasks: Sequence[Task], step: int) -> list[Trajectory]:
         """Sample and score one step's chains. Finished chains are stored even if the step fails."""
         finished: list[Trajectory] = []
@@ -221,7 +275,7 @@ class Trainer:
                 on_trajectory=keep,
             )
         finally:
-            self.store.add_trajectories(step, "train", finished)
+            self.store.add_trajectories(step, "train", finished, replace=True)
 
     async def _validate(self, plan: Plan) -> Evaluation:
         settings = self.config.train
@@ -235,7 +289,7 @@ class Trainer:
             prefix=f"v{self.step}-",
             success_at=self.config.agent.success_at,
         )
-        self.store.add_trajectories(self.step, "validation", evaluation.trajectories)
+        self.store.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
 
@@ -246,42 +300,68 @@ class Trainer:
 
     # ---- records ---------------------------------------------------------------------------------------------------------
 
-    def resume(self) -> None:
-        """Load the newest intact checkpoint of this run's folder and drop the records of later steps."""
+    def start_over(self) -> None:
+        """Drop what a run without a finished step left in the folder."""
+        self.store.truncate_after(-1)
+        self.trackers.truncate_after(-1)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Load a checkpoint and drop the records of later steps. Raises ConfigError if it does not fit this run."""
         from ..learn.model.storage import load_state, load_weights, restore_random_state
 
-        checkpoint = latest_checkpoint(self.directory.path)
         state = load_state(checkpoint / STATE)
-        load_weights(self.learner.model, checkpoint)
-        self.learner.load_state_dict(state["learner"])
-        self.cursor.restore(state["cursor"])
-        self.step = int(state["step"])
-        self.result.before = dict(state["before"])
-        self.result.steps = self.step
+        if "learner" not in state:
+            raise ConfigError(
+                f"{checkpoint} holds a model but no state of a training run (agentfly sft saves none): "
+                f"start a new run with agent.model={checkpoint}"
+            )
+        try:
+            load_weights(self.learner.model, checkpoint)
+            self.learner.load_state_dict(state["learner"])
+            same_order = self.cursor.restore(state["cursor"])
+            self.step = int(state["step"])
+            self.opening, before = dict(state.get("opening", {})), dict(state["before"])
+            restore_random_state(state["random"])
+        except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            told = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+            raise ConfigError(
+                f"{checkpoint} does not fit this run ({told}): resume with the model and config it was saved with"
+            ) from error
+        same_validation = state.get("validation") in (None, fingerprint(self.validation_tasks))
+        self._restore_records(before, same_validation)
+        self.saver.loaded(self.step, checkpoint)
+        self.result.steps, self.result.checkpoint = self.step, checkpoint
+        self.engine.publish(self.learner.version)
+        self.progress.note(f"resumed at step {self.step} from {checkpoint}")
+        if not same_order:
+            self.progress.note(
+                "the training rows, data.shuffle or the seed are not those of the saved run: the rows are drawn from the start"
+            )
+        if not same_validation:
+            self.progress.note("the validation rows are not those of the saved run: their figures cannot be compared")
+
+    def _restore_records(self, before: dict[str, float], same_validation: bool) -> None:
         self.store.truncate_after(self.step)
         self.trackers.truncate_after(self.step)
-        self.engine.publish(self.learner.version)
-        restore_random_state(state["random"])
-        self.progress.note(f"resumed at step {self.step} from {checkpoint}")
+        rows = self.store.metrics()
+        self._recorded = {row.name: row.value for row in rows if row.step == self.step}
+        first = {row.name: row.value for row in rows if row.step == 0 and row.name.startswith("validation/")}
+        self.result.before = before or first
+        if same_validation and self.step:
+            self.result.after = {name: value for name, value in self._recorded.items() if name.startswith("validation/")}
 
-    def _save(self) -> None:
+    def _state(self) -> dict[str, Any]:
         from ..learn.model.storage import random_state
 
-        state = {
+        return {
             "step": self.step,
             "learner": self.learner.state_dict(),
             "cursor": self.cursor.state(),
             "before": self.result.before,
+            "opening": self.opening,
+            "validation": fingerprint(self.validation_tasks),
             "random": random_state(),
         }
-        self.result.checkpoint = save_checkpoint(
-            self.directory.checkpoints,
-            self.step,
-            model=self.learner.model,
-            tokenizer=self.engine.tokenizer,
-            state=state,
-            keep=self.config.train.keep_checkpoints,
-        )
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:
         self.store.add_metrics(step, metrics)
@@ -305,16 +385,6 @@ def adapt_model(config: Config, agent: BaseAgent) -> None:
 
     if config.lora.rank:
         adapt(trainable_engine(agent).model, config.lora, config.seed)
-
-
-async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Run blocking work in a thread. A cancellation waits for its end, so that no update is left half applied."""
-    task = asyncio.get_running_loop().run_in_executor(None, work, *args)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])  # no deadline: a second Ctrl-C exits at once
-        raise
 
 
 @contextmanager

@@ -8,20 +8,25 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..agents.base import BaseAgent
 from ..config import Config
 from ..data import split_rows
 from ..errors import ConfigError
 from ..learn.settings import OptimSettings
-from ..runs import RunStore
-from ..types import Sample
+from ..runs import RunDirectory, RunStore
+from ..types import Sample, TrainableEngine
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .build import build_agent, open_directory
 from .checkpoint import save_checkpoint
 from .demonstrations import demo_rows, demo_samples
 from .loop import adapt_model, trainable_engine
+from .stopping import StopSignals
+
+if TYPE_CHECKING:
+    from ..learn.supervised import SupervisedLearner
 
 
 @dataclass(slots=True)
@@ -47,16 +52,34 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     train, held = _demonstrations(config, agent)
     optim = replace(config.train, total_steps=config.train.total_steps or config.train.steps)
     learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)
-    directory = open_directory(config, None)
-    directory.config.write_text(config.to_toml(), encoding="utf-8")
-    store = RunStore(directory.database)
-    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
     progress = progress or Progress(config.train.steps)
-    progress.directory = directory.path
+    directory = open_directory(config, None)
+    with StopSignals(lambda: "nothing is saved") as signals, directory.lock():
+        directory.check_new()
+        directory.write_config(config.to_toml())
+        progress.directory = directory.path
+        return _tune(config, learner, engine, directory, train, held, progress, signals)
+
+
+def _tune(
+    config: Config,
+    learner: SupervisedLearner,
+    engine: TrainableEngine,
+    directory: RunDirectory,
+    train: list[Sample],
+    held: list[Sample],
+    progress: Progress,
+    signals: StopSignals,
+) -> SftResult:
+    store = RunStore(directory.database)
+    store.truncate_after(-1)
+    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
+    trackers.truncate_after(-1)
     before = learner.evaluate(held)["eval/loss"]
     order = random.Random(config.seed)
-    step, stopped = 0, False
-    with progress:
+    step = 0
+    # A signal ends the loop after its update; the checkpoint below keeps the steps done so far.
+    with progress, signals.calling(lambda: None):
         try:
             for step in range(1, config.train.steps + 1):
                 metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
@@ -65,24 +88,24 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
                 store.add_metrics(step, metrics)
                 trackers.log(metrics, step)
                 progress.step(step, metrics)
-        except KeyboardInterrupt:
-            stopped = True  # the checkpoint below keeps the steps done so far
+                if signals.received is not None:
+                    break
         finally:
             trackers.close()
             store.close()
+        checkpoint = save_checkpoint(
+            directory.checkpoints,
+            step,
+            model=engine.model,
+            tokenizer=engine.tokenizer,
+            state={"step": step},
+            keep=config.train.keep_checkpoints,
+        )
+    if signals.received is not None:
+        progress.note(f"stopped by {signals.received.name} at step {step} and saved in {checkpoint}")
+        raise signals.error()
     after = learner.evaluate(held)["eval/loss"]
     engine.publish(engine.version + 1)
-    checkpoint = save_checkpoint(
-        directory.checkpoints,
-        step,
-        model=engine.model,
-        tokenizer=engine.tokenizer,
-        state={"step": step},
-        keep=config.train.keep_checkpoints,
-    )
-    if stopped:
-        progress.note(f"stopped at step {step} and saved in {checkpoint}")
-        raise KeyboardInterrupt
     return SftResult(directory.path, checkpoint, before, after, step)
 
 

@@ -50,11 +50,15 @@ def read_settings(name: str | Path) -> tuple[Any, Any, Any]:
         return tokenizer, config, None
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a folder that `from_pretrained` and the servers can load. Adapters are merged into the weights."""
+def save_model(model: Any, tokenizer: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write a folder that `from_pretrained` and the servers can load: `weights`, by default `merged_weights(model)`.
+
+    Without a tokenizer, none is written.
+    """
     with _quiet():
-        model.save_pretrained(folder, state_dict=merged_weights(model))
-        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=merged_weights(model) if weights is None else weights)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
 
 
 @torch.no_grad()

@@ -99,18 +99,23 @@ def copy_sharing_frozen(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, frozen)
 
 
-def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Write the adapters alone, in PEFT's format."""
+def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the matrices of the adapters under PEFT's names."""
+    return {
+        f"base_model.model.{name}.lora_{part}.weight": matrix.detach()
+        for name, module in adapters(model)
+        for part, matrix in (("A", module.lora_a), ("B", module.lora_b))
+    }
+
+
+def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write the adapters alone, in PEFT's format: `weights`, by default those of the model."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    last: LoraLinear | None = None
-    for name, module in adapters(model):
-        tensors[f"base_model.model.{name}.lora_A.weight"] = module.lora_a.detach().contiguous().cpu()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = module.lora_b.detach().contiguous().cpu()
-        last = module
-    assert last is not None
+    weights = adapter_weights(model) if weights is None else weights
+    tensors = {name: matrix.contiguous().cpu() for name, matrix in weights.items()}
+    last = next(module for _, module in adapters(model))
     rank = last.lora_a.shape[0]
     config: dict[str, Any] = {
         "peft_type": "LORA",

@@ -2,34 +2,97 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...engines.local.load import save_model
+from ...engines.local.load import merged_weights, save_model
 from ...errors import ConfigError
-from .lora import FOLDER, is_adapted, load_adapter, save_adapter
+from .lora import FOLDER, adapter_weights, is_adapted, load_adapter, save_adapter
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    torch.save(state, path)
+    """Write a state. Raises OSError if the file cannot be written."""
+    with path.open("wb") as file, _os_errors():
+        torch.save(state, file)
 
 
 def load_state(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"{path} is not a readable trainer state: {error}") from error
-    assert isinstance(state, dict)
+        told = str(error).partition("\n")[0]
+        raise ConfigError(f"{path} is not a readable trainer state: {told}") from error
+    if not isinstance(state, dict):
+        raise ConfigError(f"{path} is not a trainer state but a {type(state).__name__}")
     return state
 
 
-def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a folder that `from_pretrained` loads, with adapters merged, and the adapters alone in a subfolder."""
-    save_model(model, tokenizer, folder)
-    if is_adapted(model):
-        save_adapter(model, folder / FOLDER)
+def checkpoint_weights(model: Any) -> dict[str, Any]:
+    """Returns what `save_checkpoint_model` writes of a model's weights. The tensors are the model's own, not copies."""
+    return {"model": merged_weights(model), "adapter": adapter_weights(model) if is_adapted(model) else {}}
+
+
+def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
+    """Write a folder that `from_pretrained` loads, with adapters merged, and the adapters alone in a subfolder.
+
+    `weights` are those of `checkpoint_weights`, by default of the model as it is. Without a tokenizer, none is written.
+    Raises OSError if a file cannot be written.
+    """
+    weights = checkpoint_weights(model) if weights is None else weights
+    with _os_errors():
+        save_model(model, tokenizer, folder, weights["model"])
+        if weights["adapter"]:
+            save_adapter(model, folder / FOLDER, weights["adapter"])
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write the tokenizer's files alone."""
+    tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def copy_to_memory(tree: Any, copies: dict[Any, torch.Tensor] | None = None) -> Any:
+    """Returns nested dicts and lists with their tensors copied to the CPU's memory. Tied tensors stay tied."""
+    copies = {} if copies is None else copies
+    if isinstance(tree, torch.Tensor):
+        key = (tree.device, tree.data_ptr(), tree.dtype, tree.shape, tree.stride())
+        if key not in copies or tree.numel() == 0:
+            copies[key] = tree.detach().to("cpu", copy=True)
+        return copies[key]
+    if isinstance(tree, Mapping):
+        return {name: copy_to_memory(item, copies) for name, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([copy_to_memory(item, copies) for item in tree])
+    return tree
+
+
+def num_bytes(tree: Any) -> int:
+    """Returns the size of all tensors in nested dicts and lists."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    items = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list | tuple) else ()
+    return sum(map(num_bytes, items))
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """safetensors and torch raise errors of their own if the disk is full; raise these as the OSError behind them."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if found := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
@@ -45,7 +108,11 @@ def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
     weights: dict[str, torch.Tensor] = {}
     for shard in shards:
         weights.update(load_file(shard))
-    missing, unexpected = model.load_state_dict(weights, strict=False)
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # a tensor of another shape
+        told = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"{checkpoint} does not fit the model: {told}") from error
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         raise ConfigError(

@@ -1,0 +1,87 @@
+"""Stopping a run by a signal: SIGINT (Ctrl-C), SIGTERM (schedulers) and SIGHUP (a closed terminal).
+
+    first signal     before the loop runs: raised at once; afterwards the run finishes a running update, saves and ends
+    second Ctrl-C    the process ends at once; what is kept is printed
+
+A run that was stopped raises KeyboardInterrupt for SIGINT and SystemExit(128 + number) for the others, so the exit status of a
+program is 130, 143 or 129. Only default handlers are replaced: a program that handles a signal itself keeps its handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class StopSignals:
+    """A context manager that handles the signals. `kept` returns the sentence for an end at once."""
+
+    def __init__(self, kept: Callable[[], str]) -> None:
+        self.received: signal.Signals | None = None
+        self._kept = kept
+        self._stop: Callable[[], Any] | None = None
+        self._exits = True
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():  # only there can handlers be set
+            for number in (signal.Signals[name] for name in NAMES if hasattr(signal, name)):
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    self._former[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def calling(self, stop: Callable[[], Any]) -> Iterator[None]:
+        """While the body runs, the first signal calls `stop` in the main thread instead of raising."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    @contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """While the body runs, the first signal cancels the current task."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        # In a notebook the loop runs in another thread: an end at once would end the notebook.
+        self._exits = threading.current_thread() is threading.main_thread()
+        with self.calling(lambda: loop.call_soon_threadsafe(task.cancel)):
+            if self.received is not None:  # between the last line of the caller and this one
+                raise asyncio.CancelledError
+            yield
+
+    def error(self) -> BaseException:
+        """Returns what a run raises that was stopped."""
+        if self.received in (None, signal.SIGINT):
+            return KeyboardInterrupt()
+        return SystemExit(128 + self.received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is None:
+            self.received = signal.Signals(number)
+            if self._stop is None:
+                raise self.error()
+            self._stop()
+        elif number == signal.SIGINT and self._exits:
+            self._end_at_once(number)
+
+    def _end_at_once(self, number: int) -> None:
+        # os.write and os._exit take no lock and run no clean-up, which may hang in what the signal interrupted. Workers end
+        # with their parent, the system releases the lock of the run, and the next trainer removes a half-written checkpoint.
+        restored = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live display hides the cursor
+        os.write(2, f"{restored}\nstopped at once; {self._kept()}\n".encode())
+        os._exit(128 + number)
