@@ -132,6 +132,7 @@ EXTRAS = {
     "bench": "benchmarks that compare with Jupyter kernels",
     "webshop": "the lemmatizer that WebShop's published data needs",
     "math-verify": "the reward `math_verify`",
+    "hub": "data sets of the Hugging Face hub (`hf://...`)",
     "docs": "building this documentation",
     "all": "what most users need of the above",
     "dev": "tests, linters and types",
