@@ -34,6 +34,7 @@ EXTRAS = {
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",
+    "math_verify": "math-verify",
     "starlette": "serve",
     "uvicorn": "serve",
     "websockets": "serve",

@@ -25,6 +25,7 @@ _GREEK = (
     "pi", "alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega", "rho", "sigma", "infty", "varphi",
     "epsilon",
 )  # fmt: skip
+_ENGLISH = frozenset("or and to not no the is are was of per for but out".split())  # never a product of variables
 _TOKEN = re.compile(
     r"\s+"
     r"|(?P<num>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
@@ -99,7 +100,7 @@ def _add_word(tokens: list[tuple[str, str, bool]], word: str, spaced: bool) -> N
         tokens.append(("fn", word, spaced))
     elif word == "pi":
         tokens.append(("var", word, spaced))
-    elif len(word) <= 3:  # xy is x times y; a longer run of letters is a word, and a word is not mathematics
+    elif len(word) <= 3 and word.lower() not in _ENGLISH:  # xy is x times y; a longer run of letters is a word, and a word is not mathematics
         tokens.extend(("var", letter, spaced and i == 0) for i, letter in enumerate(word))
     else:
         raise _Unreadable
