@@ -30,7 +30,10 @@ __all__ = ["extract_answer", "last_boxed", "math_equal", "same_answer", "tagged_
 
 MAX_PREDICTION = 20_000
 MAX_JSON = 10_000
-MAX_RUN = 500
+MAX_PROSE = 1000  # characters around the last number
+AFTER_NUMBER = 300
+MAX_RUN = 200
+MAX_OFFERS = 8
 
 _KEYS = ("answer", "final_answer", "finalanswer", "final answer", "result", "value", "solution", "output")
 _FENCE = re.compile(r"```[a-z]{0,10}\s*\n?([^`]{1,10000})```\s*$")
@@ -45,7 +48,8 @@ _RUN = re.compile(  # a number or a calculation, with the signs around it
     r"|[-+*/^(){}\[\]=%!:$€£¥\d.,'√<>~≠≈]|(?<=[\d=+\-*/^)}%]) (?=[\d=+\-*/^(\\$]))+"
 )
 _LEAD = re.compile(r"(?:[=:,)\]}!' ]|\.(?!\d))*")
-_ARROW = re.compile(r"[=-]>|[→⇒∴]|\\[\[\]]")
+_ARROW = re.compile(r"[=-]>|[→⇒∴]|\\[\[\]()]")
+_UNIT_POWER = re.compile(r"(?<=(?<![A-Za-z])[cmk]m)\^\{?[23]\}?|(?<=(?<![A-Za-z])m)\^\{?[23]\}?|(?<=ft|in|yd)\^\{?[23]\}?")
 _TERM = re.compile(r"(?<![A-Za-z])[b-zB-HJ-Z\d)]\s?$")  # a variable or a number, but not the words "a" and "I"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(*])|\n")
 _GAP = 80
@@ -56,23 +60,24 @@ _NOT = re.compile(
     re.I,
 )
 _WRONG = re.compile(
-    r"[^\w.\n]{0,4}(?:[a-z]{1,15}[^\w.\n]{1,3}){0,3}?"
-    r"(?:(?:is|are|was|would be|seems|looks|must be|be)\s)?(?:n['’]t\s)?"
-    r"(?:(?:not|isn['’]t|aren['’]t|wasn['’]t|cannot be|can['’]t be|never)\s(?:be\s)?(?:the\s|a\s)?(?:\w{1,10}\s)?"
-    r"(?:answer|right|correct|true|it|possible|valid|result)|wrong|incorrect|mistaken|false)\b",
+    r"[^\w.\n]{0,4}(?:[a-z]{1,15}[^\w.\n]{1,3}){0,3}?(?:"
+    r"(?:is|are|was|be|would be|must be|seems|looks)\s(?:(?:definitely|clearly|also|just)\s)?(?:wrong|incorrect|mistaken|false)"
+    r"|(?:(?:is|are|was)\s(?:definitely\s|clearly\s)?not|isn['’]t|aren['’]t|wasn['’]t|cannot be|can['’]t be|could not be)\s"
+    r"(?:the\s|a\s)?(?:\w{1,10}\s)?(?:answer|right|correct|true|it|possible|valid|result)|\((?:wrong|incorrect|false|not)"
+    r")\b",
     re.I,
 )
 _BOUND = re.compile(
-    r"(?:\b(?:at least|at most|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|below|up to|"
+    r"(?:\b(?:at least|at most|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|below|(?<!rounds )(?<!sums )(?<!adds )(?<!comes )up to|"
     r"almost|nearly|exceeds?|half|twice|double|triple|thrice|(?:square |cube )?root of|square of|cube of|reciprocal of|"
     r"opposite of|negative of|inverse of|factorial of|third of|quarter of|percent of|times)\b|[<>≤≥±%]|\\[gl]eq?\b|\\pm\b|% of)"
-    r"[^\w\n]{0,4}(?:(?:or|equal|to|of|the|a)[^\w\n]{1,4}){0,4}$",
+    r"[^\w\n=]{0,4}(?:(?:or|equal|to|of|the|a)[^\w\n=]{1,4}){0,4}$",
     re.I,
 )
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
 _OFFER = re.compile(
     r"[^\w\n]{0,4}(?:[A-Za-z]{1,15}[^\w\n]{1,3}){0,3}?"
-    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b[^\w\n]{0,4}"
+    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b[^\w\n=+*/-]{0,4}"
     r"(?:(?:maybe|possibly|perhaps|even|about|rather|else|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?\?\s?",
     re.I,
 )
@@ -202,6 +207,8 @@ def _boxed_answers(text: str) -> list[str] | None:
     before, after = text[max(0, spans[first][0] - _GAP) : spans[first][0]], text[spans[last][3] : spans[last][3] + _GAP]
     if _NOT.search(before) or _WRONG.match(after):
         return []
+    if last - first >= MAX_OFFERS:
+        return []
     contents = [text[start:end] if end - start <= MAX_LENGTH else "" for _, start, end, _ in spans[first:]]
     after = after.lstrip(" $")
     contents[-1] += _suffix(after)
@@ -213,7 +220,7 @@ def _boxed_answers(text: str) -> list[str] | None:
 
 def _clause_answers(rest: str) -> list[str]:
     """The answers in the clause after "answer is"."""
-    clause = _SENTENCE.split(_tidy(rest))[0].strip()
+    clause = _SENTENCE.split(_tidy(rest[:MAX_PROSE]))[0].strip()
     shown = clause.rstrip("!") if re.search(r"\d!+$", clause) else clause
     if is_answer(shown):
         return [shown]
@@ -223,7 +230,14 @@ def _clause_answers(rest: str) -> list[str]:
 
 def _prose_answers(text: str) -> list[str]:
     """The last number of the last sentence that names one and does not deny it; the whole text where no sentence has one."""
-    sentences = [sentence for sentence in _SENTENCE.split(_tidy(text)) if re.search(r"\d", sentence)]
+    last = re.search(r"\d\D*$", text[-MAX_PREDICTION:])
+    end = len(text) if last is None else len(text) - len(last.group()) + AFTER_NUMBER
+    near = _tidy(text[max(0, end - MAX_PROSE) : end])
+    sentences = [sentence for sentence in _SENTENCE.split(near) if re.search(r"\d", sentence)]
+    formulas = _FORMULA.findall(sentences[-1] if sentences else near)
+    formula = "".join(formulas[-1]) if formulas else ""
+    if _is_formula(formula):
+        return [formula.strip()]
     for sentence in sentences[:-4:-1]:
         runs = _runs(sentence)
         chosen = _choose(sentence, runs, reversed(range(len(runs))))
@@ -232,22 +246,25 @@ def _prose_answers(text: str) -> list[str]:
     return [] if sentences else [text]
 
 
+def _is_formula(text: str) -> bool:
+    """Whether a text between dollar signs is mathematics with variables, not the words between two amounts of money."""
+    if not re.search(r"[A-Za-z]", text) or text[:1].isspace() != text[-1:].isspace():
+        return False
+    return not re.search(r"(?<![\\A-Za-z])[A-Za-z]{4}|\s[A-Za-z]{2,}\s", text) and is_answer(text)
+
+
 def _tidy(text: str) -> str:
-    text = _TEXT.sub(r" \1 ", plain_signs(text).replace("{,}", ","))
-    text = _FORMULA.sub(lambda found: _inside(found) if is_answer(_inside(found)) else found.group(), text)
-    return plain_numbers(_BOLD.sub("", _ARROW.sub(": ", text)))
-
-
-def _inside(formula: re.Match[str]) -> str:
-    return formula.group(1) or formula.group(2)
+    text = _TEXT.sub(r" \1 ", plain_signs(text))
+    return plain_numbers(_BOLD.sub("", _ARROW.sub(": ", _UNIT_POWER.sub("", text))))
 
 
 def _runs(text: str) -> list[tuple[int, int]]:
     """Where numbers and calculations stand in a sentence."""
     spans = []
     for found in _RUN.finditer(text):
-        lead = _LEAD.match(text, found.start(), found.end())
-        start = lead.end() if lead else found.start()
+        result = max(found.start(), text.rfind("=", found.start(), found.end() - 1))
+        lead = _LEAD.match(text, result, found.end())
+        start = lead.end() if lead else result
         run = text[start : found.end()].rstrip(".,:!=('[{ +*/-^")
         if re.search(r"\d", run):
             spans.append((start, start + len(run)))
@@ -273,7 +290,7 @@ def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], li
 
     def joined(left: int) -> bool:
         gap = text[runs[left][1] : runs[left + 1][0]]
-        return len(gap) <= _GAP and bool(_OFFER.fullmatch(gap) or (lists and _LIST.fullmatch(gap)))
+        return len(gap) <= _GAP and "round" not in gap and bool(_OFFER.fullmatch(gap) or (lists and _LIST.fullmatch(gap)))
 
     for index in order:
         if _is_denied(text, runs, index):
@@ -285,7 +302,7 @@ def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], li
             first -= 1
         while last + 1 < len(runs) and joined(last):
             last += 1
-        return [_amount(text, runs, i) for i in range(first, last + 1)]
+        return [_amount(text, runs, i) for i in range(first, last + 1)] if last - first < MAX_OFFERS else []
     return []
 
 
@@ -308,7 +325,7 @@ def _suffix(after: str) -> str:
     found = _SUFFIX.match(after)
     if found is None:
         return ""
-    words = [word for word in found.groups() if word]
+    words = [word for word in found.groups() if word and not after.startswith("-", found.end())]
     kept = max((i + 1 for i, word in enumerate(words) if is_significant(word)), default=0)
-    joined = after[:1].isalpha() and not kept and len(words[0]) == 1  # "18x" is no number
-    return words[0] if joined else "".join(f" {word}" for word in words[:kept])
+    joined = after[:1].isalpha() and not kept and len(found.group(1)) == 1  # "18x" is no number
+    return found.group(1) if joined else "".join(f" {word}" for word in words[:kept])

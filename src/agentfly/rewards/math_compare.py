@@ -21,7 +21,7 @@ _BRACE = re.compile(r"\\(?:boxed|fbox)\s?\{|\\[{}]|[{}]")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|textit|mathbf|mbox|textrm|operatorname)\s?\{([^{}]*)\}")
 _DIGIT_SPACE = re.compile(r"(?<=\d)\\[,!](?=\d{3}(?!\d))")
 _NOTHING = re.compile(
-    r"\\!|\\(?:left|right|displaystyle)\b|\\[()\[\]]"
+    r"\\(?:left|right|displaystyle)\b|\\[()\[\]]"
     r"|(?:\b(?:US|CA|AU|NZ|HK))?\\?[$€£¥₹]|^(?:USD|EUR|GBP|INR|Rs\.?)\s?(?=[-\d.])"
 )
 _SPACE = re.compile(r"\\[,;: ]|\\q?quad\b|~")
@@ -75,7 +75,9 @@ def last_boxed(text: str) -> str | None:
 def boxed_spans(text: str) -> list[tuple[int, int, int, int]]:
     """Every closed \\boxed{...} in the order of closing: its start, the start and end of its content, its end."""
     open_braces: list[tuple[int, int, bool]] = []
-    spans = []
+    spans: list[tuple[int, int, int, int]] = []
+    if "box" not in text:
+        return spans
     for found in _BRACE.finditer(text):
         token = found.group()
         if token == "}":
@@ -108,18 +110,18 @@ def is_answer(text: str) -> bool:
 
 def plain_signs(text: str) -> str:
     """The text with one sign for each of the many that Unicode has for minus, times, spaces and fractions."""
-    return _MIXED.sub(lambda found: f"{found.group(1)} {_VULGAR[found.group(2)]}", text).translate(_REPLACED).replace("‰", " per mille").replace(
-        "per mille", "thousandths"
-    )
+    text = _MIXED.sub(lambda found: f"{found.group(1)} {_VULGAR[found.group(2)]}", text).translate(_REPLACED)
+    text = _SPACE.sub(" ", _DIGIT_SPACE.sub("", text.replace(r"\!", "").replace("{,}", ",")))
+    return text.replace("‰", " thousandths").replace("per mille", "thousandths")
 
 
 def _clean(text: str) -> str:
     """Notation that does not change the value, taken away."""
-    text = plain_signs(text).replace("{,}", ",")
+    text = plain_signs(text)
     while (inner := last_boxed(text)) is not None and len(inner) < len(text):
         text = inner
     text = _TEXT.sub(r" \1 ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")).replace("\\%", "%")
-    text = _DEGREES.sub("", _SPACE.sub(" ", _NOTHING.sub("", _DIGIT_SPACE.sub("", text))))
+    text = _DEGREES.sub("", _NOTHING.sub("", text))
     text = re.sub(r"√\s?(\d+)", r"\\sqrt{\1}", text).replace("√", r"\sqrt")
     text = text.strip(" \t\n`*_\"'").rstrip(".,;:?").strip(" \t\n`*_\"'")
     about = _ABOUT.match(text)
@@ -177,7 +179,7 @@ def _offers(text: str) -> list[str]:
         return [value, f"-({value})"]
     if not _OFFERS.search(text) or _readings(text):
         return [text]
-    return [part.strip() for part in _OFFERS.split(text)]
+    return [part.strip() for part in _OFFERS.split(text, maxsplit=MAX_SET)]
 
 
 def _same_parts(left: list[str], right: list[str], ordered: bool, nesting: int) -> bool:

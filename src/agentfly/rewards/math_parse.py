@@ -25,7 +25,10 @@ _GREEK = (
     "pi", "alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega", "rho", "sigma", "infty", "varphi",
     "epsilon",
 )  # fmt: skip
-_ENGLISH = frozenset("or and to not no the is are was of per for but out".split())  # never a product of variables
+_ENGLISH = frozenset(  # never a product of variables
+    "or and to not no the is are was of per for but out we get got so he she it its has had did can you her his all any now via "
+    "let if in on my our who how why yes too do go".split()
+)
 _TOKEN = re.compile(
     r"\s+"
     r"|(?P<num>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
