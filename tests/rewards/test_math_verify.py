@@ -22,24 +22,36 @@ installed = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, 
 # GSM8K's answers are numbers; replies name them in these ways.
 GSM8K = [
     "{n}", "{c}", "${c}", "#### {n}", "#### {c}", r"\boxed{{{n}}}", r"\boxed{{{c}}}", r"$\boxed{{{n}}}$", "The answer is {n}.",
-    "The answer is ${c}.", "The answer is {c} dollars.", "She pays ${c} in total.", "So he has {n} apples left.", "**{n}**", "{m}",
-    "The answer is **{n}**.", "3 + 4 = 7, so the final answer is {n}.", r"The final answer is $\boxed{{{n}}}$.", "{n}.0", "{n} miles",
-    "#### {m}", r"\boxed{{{m}}}", "The answer is {m}.", r"\boxed{{{n}}} no, wait: \boxed{{{m}}}", r"\boxed{{-{n}}}", "{n}0", "{n}.5",
+    "The answer is ${c}.", "The answer is {c} dollars.", "She pays ${c} in total.", "So he has {n} apples left.", "**{n}**",
+    "{m}",
+    "The answer is **{n}**.", "3 + 4 = 7, so the final answer is {n}.", r"The final answer is $\boxed{{{n}}}$.", "{n}.0",
+    "{n} miles",
+    "#### {m}", r"\boxed{{{m}}}", "The answer is {m}.", r"\boxed{{{n}}} no, wait: \boxed{{{m}}}", r"\boxed{{-{n}}}", "{n}0",
+    "{n}.5",
 ]  # fmt: skip
 
 # Pairs of a prediction and a reference in the style of MATH.
 MATH = [
-    (r"\boxed{\frac{1}{2}}", "0.5"), (r"\boxed{\frac12}", r"\frac{1}{2}"), (r"\boxed{\dfrac{3}{4}}", r"\frac{3}{4}"), (r"\boxed{0.75}", r"\frac34"),
-    (r"\boxed{-\frac{2}{3}}", r"\frac{-2}{3}"), (r"\boxed{2\sqrt{2}}", r"\sqrt{8}"), (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}"),
-    (r"\boxed{x^2+2x+1}", "(x+1)^2"), (r"\boxed{2x+1}", "1+2x"), (r"\boxed{x=5}", "5"), (r"\boxed{(1,2)}", "(1, 2)"), (r"\boxed{(2,1)}", "(1,2)"),
+    (r"\boxed{\frac{1}{2}}", "0.5"), (r"\boxed{\frac12}", r"\frac{1}{2}"), (r"\boxed{\dfrac{3}{4}}", r"\frac{3}{4}"),
+    (r"\boxed{0.75}", r"\frac34"),
+    (r"\boxed{-\frac{2}{3}}", r"\frac{-2}{3}"), (r"\boxed{2\sqrt{2}}", r"\sqrt{8}"),
+    (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{1}{\sqrt{2}}"),
+    (r"\boxed{x^2+2x+1}", "(x+1)^2"), (r"\boxed{2x+1}", "1+2x"), (r"\boxed{x=5}", "5"), (r"\boxed{(1,2)}", "(1, 2)"),
+    (r"\boxed{(2,1)}", "(1,2)"),
     (r"\boxed{[1,2)}", "[1,2)"), (r"\boxed{[1,2]}", "(1,2)"), (r"\boxed{\{1,2\}}", r"\{2,1\}"), (r"\boxed{1,2}", "2, 1"),
-    (r"\boxed{(-\infty,2]\cup[3,4)}", r"(-\infty, 2] \cup [3, 4)"), (r"\boxed{2\pi}", r"2\pi"), (r"\boxed{\pi}", "3"), (r"\boxed{10!}", "3628800"),
-    (r"\boxed{2^{10}}", "1024"), (r"\boxed{50\%}", "0.5"), (r"\boxed{50\%}", "50"), (r"\boxed{90^\circ}", "90"), (r"\boxed{5\text{ cm}}", "5"),
+    (r"\boxed{(-\infty,2]\cup[3,4)}", r"(-\infty, 2] \cup [3, 4)"), (r"\boxed{2\pi}", r"2\pi"), (r"\boxed{\pi}", "3"),
+    (r"\boxed{10!}", "3628800"),
+    (r"\boxed{2^{10}}", "1024"), (r"\boxed{50\%}", "0.5"), (r"\boxed{50\%}", "50"), (r"\boxed{90^\circ}", "90"),
+    (r"\boxed{5\text{ cm}}", "5"),
     (r"\boxed{12,345}", "12345"), (r"\boxed{12{,}345}", "12345"), (r"\boxed{\$18}", "18"), (r"\boxed{3\frac{1}{2}}", "3.5"),
-    (r"\boxed{\frac{x}{2}}", "0.5x"), (r"\boxed{a+b}", "b+a"), (r"\boxed{a-b}", "b-a"), (r"\boxed{\sqrt[3]{27}}", "3"), (r"\boxed{1.5}", r"\frac{3}{2}"),
-    (r"\boxed{0.333333}", r"\frac13"), (r"\boxed{0.33}", r"\frac13"), (r"\boxed{y=2x+1}", "y = 2x+1"), (r"\boxed{x^2+2x}", "(x+1)^2"),
-    (r"\boxed{\cos(\pi)}", "-1"), (r"\boxed{6}", r"\boxed{6}"), (r"We get $\frac{7}{8}$.", r"\frac78"), ("The answer is $-3$.", "-3"),
-    (r"\boxed{\frac{1}{3}}", r"\frac{1}{4}"), (r"\boxed{i}", "i"), (r"\boxed{1 \text{ or } 2}", "1,2"), (r"\boxed{x \in [1,2]}", "[1,2]"),
+    (r"\boxed{\frac{x}{2}}", "0.5x"), (r"\boxed{a+b}", "b+a"), (r"\boxed{a-b}", "b-a"), (r"\boxed{\sqrt[3]{27}}", "3"),
+    (r"\boxed{1.5}", r"\frac{3}{2}"),
+    (r"\boxed{0.333333}", r"\frac13"), (r"\boxed{0.33}", r"\frac13"), (r"\boxed{y=2x+1}", "y = 2x+1"),
+    (r"\boxed{x^2+2x}", "(x+1)^2"),
+    (r"\boxed{\cos(\pi)}", "-1"), (r"\boxed{6}", r"\boxed{6}"), (r"We get $\frac{7}{8}$.", r"\frac78"),
+    ("The answer is $-3$.", "-3"),
+    (r"\boxed{\frac{1}{3}}", r"\frac{1}{4}"), (r"\boxed{i}", "i"), (r"\boxed{1 \text{ or } 2}", "1,2"),
+    (r"\boxed{x \in [1,2]}", "[1,2]"),
 ]  # fmt: skip
 
 # Where the two differ: prediction, reference, the verdict of math_equal, the reason.
@@ -83,7 +95,7 @@ def verdict(prediction: str, reference: str) -> float:
 @installed
 def test_both_agree_on_answers_in_the_style_of_gsm8k(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-    numbers = random.Random(7).sample(range(3, 3000), 6) + [70000, 1250000]
+    numbers = [*random.Random(7).sample(range(3, 3000), 6), 70000, 1250000]
     for number in numbers:
         for way in GSM8K:
             text = way.format(n=number, c=f"{number:,}", m=number + 1)
@@ -150,5 +162,5 @@ def test_a_limit_that_is_no_time_is_refused() -> None:
 
 
 def test_naming_the_reward_loads_no_sympy() -> None:
-    code = "import sys, agentfly.rewards as r; r.math_verify; assert 'sympy' not in sys.modules and 'math_verify' not in sys.modules"
+    code = "import sys, agentfly.rewards as r; r.math_verify; assert not {'sympy', 'math_verify'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,7 +1,7 @@
 """The reward `math_verify`: the verdict of the package math-verify (SymPy) on the prediction and the field `answer`.
 
-math-verify limits its time by a signal, which only a main thread can use. Here it runs in worker processes without that limit; a
-worker that does not reply in time is killed and replaced. `math_equal` needs no package and takes microseconds.
+math-verify limits its time by a signal, which only a main thread can use. Here it runs in worker processes without that
+limit; a worker that does not reply in time is killed and replaced. `math_equal` needs no package and takes microseconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The worker process of the reward `math_verify`: one request per line on stdin, one reply per line on stdout, both JSON.
 
-math-verify computes with SymPy, where a power tower can hold the interpreter or fill the memory. In this process both are bounded:
-its parent kills it at a deadline, and its address space is limited.
+math-verify computes with SymPy, where a power tower can hold the interpreter or fill the memory. In this process both are
+bounded: its parent kills it at a deadline, and its address space is limited.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Math equality: is the answer in the prediction the same value as the reference?
 
-Comes in: a prediction, prose and all, and the field `answer` (one or several). Goes out: 1 or 0. The answer is taken from a JSON
-object with a key `answer`, else from <answer> tags, else from the last \\boxed{}, else after the last "####" or "answer is", else
-it is the whole text, else the last number of the last sentence that names one. A value that the text denies ("not 18", "18 is
-wrong"), bounds ("at least 18") or offers beside another one ("18 or 19") is no answer.
+Comes in: a prediction, prose and all, and the field `answer` (one or several). Goes out: 1 or 0. The answer is taken from a
+JSON object with a key `answer`, else from <answer> tags, else from the last \\boxed{}, else after the last "####" or "answer
+is", else it is the whole text, else the last number of the last sentence that names one. A value that the text denies ("not
+18", "18 is wrong"), bounds ("at least 18") or offers beside another one ("18 or 19") is no answer.
 
-Scale words count ("18 million", "2 dozen"), 18 cents are 0.18, and units of one dimension are converted; all other units are not
-compared ("5 cm" is 5). 50% is 50 and 0.5, because data sets write both. If the row has a `question` that asks in cents, dozens or
-thousands, a number in that unit is the number. Only the last 20,000 characters of a prediction are read, in linear time, and no
-power is multiplied out beyond a bound. Equations other than "x = ..." are compared side by side, not solved.
+Scale words count ("18 million", "2 dozen"), 18 cents are 0.18, and units of one dimension are converted; all other units are
+not compared ("5 cm" is 5). 50% is 50 and 0.5, because data sets write both. If the row has a `question` that asks in cents,
+dozens or thousands, a number in that unit is the number. Only the last 20,000 characters of a prediction are read, in linear
+time, and no power is multiplied out beyond a bound. Equations other than "x = ..." are compared side by side, not solved.
 """
 
 from __future__ import annotations
@@ -68,17 +68,19 @@ _WRONG = re.compile(
     re.I,
 )
 _BOUND = re.compile(
-    r"(?:\b(?:at least|at most|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|below|(?<!rounds )(?<!sums )(?<!adds )(?<!comes )up to|"
-    r"almost|nearly|exceeds?|half|twice|double|triple|thrice|(?:square |cube )?root of|square of|cube of|reciprocal of|"
-    r"opposite of|negative of|inverse of|factorial of|third of|quarter of|percent of|times)\b|[<>≤≥±%]|\\[gl]eq?\b|\\pm\b|% of)"
+    r"(?:\b(?:at least|at most|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|below|"
+    r"(?<!rounds )(?<!sums )(?<!adds )(?<!comes )up to|almost|nearly|exceeds?|half|twice|double|triple|thrice|"
+    r"(?:square |cube )?root of|square of|cube of|reciprocal of|opposite of|negative of|inverse of|factorial of|third of|"
+    r"quarter of|percent of|times)\b|[<>≤≥±%]|\\[gl]eq?\b|\\pm\b|% of)"
     r"[^\w\n=]{0,4}(?:(?:or|equal|to|of|the|a)[^\w\n=]{1,4}){0,4}$",
     re.I,
 )
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
 _OFFER = re.compile(
     r"[^\w\n]{0,4}(?:[A-Za-z]{1,15}[^\w\n]{1,3}){0,3}?"
-    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b[^\w\n=+*/-]{0,4}"
-    r"(?:(?:maybe|possibly|perhaps|even|about|rather|else|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?\?\s?",
+    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b"
+    r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
+    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?\?\s?",
     re.I,
 )
 _LIST = re.compile(r"\s?,\s?")
@@ -143,7 +145,9 @@ def _asked_unit(question: str, found: Iterable[str]) -> re.Pattern[str] | None:
     last = _SENTENCE.split(question.strip()[-MAX_LENGTH:])[-1].lower()
     for word in {word.lower() for text in found for word in re.findall(r"[A-Za-z]{4,}|¢", text[:MAX_LENGTH])}:
         stem = "cent" if word == "¢" else word.removesuffix("s")
-        named = re.search(rf"\b{stem}s?\b", last) or (stem == "cent" and "cent" in question.lower() and not _MONEY.search(question))
+        named = re.search(rf"\b{stem}s?\b", last) or (
+            stem == "cent" and "cent" in question.lower() and not _MONEY.search(question)
+        )
         if (stem in SCALES or stem == "cent") and named:
             return re.compile(rf"\b{stem}s?\b|¢", re.I)
     return None
@@ -152,7 +156,8 @@ def _asked_unit(question: str, found: Iterable[str]) -> re.Pattern[str] | None:
 def tagged_answer(text: str) -> str | None:
     """What a JSON object, or the last pair of <answer> tags, gives as the answer."""
     stripped = text.strip()
-    for candidate in (stripped, *(found.group(1).strip() for found in [_FENCE.search(stripped)] if found), _last_line(stripped)):
+    fenced = _FENCE.search(stripped)
+    for candidate in (stripped, fenced.group(1).strip() if fenced else "", stripped.rpartition("\n")[2].strip()):
         if candidate.startswith("{") and candidate.endswith("}") and len(candidate) <= MAX_JSON:
             value = _json_answer(candidate)
             if value is not None:
@@ -163,10 +168,6 @@ def tagged_answer(text: str) -> str | None:
         end = _TAG_END.search(rest)
         return rest[: end.start()] if end else None
     return None
-
-
-def _last_line(text: str) -> str:
-    return text.rpartition("\n")[2].strip()
 
 
 def _json_answer(text: str) -> str | None:
@@ -202,7 +203,9 @@ def _boxed_answers(text: str) -> list[str] | None:
     if not spans:
         return None
     last = first = len(spans) - 1
-    while first > 0 and spans[first - 1][3] <= spans[first][0] and _BOX_GAP.fullmatch(text[spans[first - 1][3] : spans[first][0]]):
+    while (
+        first > 0 and spans[first - 1][3] <= spans[first][0] and _BOX_GAP.fullmatch(text[spans[first - 1][3] : spans[first][0]])
+    ):
         first -= 1
     before, after = text[max(0, spans[first][0] - _GAP) : spans[first][0]], text[spans[last][3] : spans[last][3] + _GAP]
     if _NOT.search(before) or _WRONG.match(after):

@@ -1,7 +1,7 @@
 """Whether two answers, without prose around them, are the same value.
 
-Numbers, fractions, LaTeX, tuples, intervals, sets, lists and expressions with variables are compared by value; the rest as text.
-Every step is linear in the text, which has at most `MAX_LENGTH` characters.
+Numbers, fractions, LaTeX, tuples, intervals, sets, lists and expressions with variables are compared by value; the rest as
+text. Every step is linear in the text, which has at most `MAX_LENGTH` characters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°|\\degree\b")
 _NAME = re.compile(r"\s*(?:[A-Za-z](?:_\w|_\{\w{1,9}\})?(?:\s?\(\w\))?|\\[a-z]{2,10})\s*")
 _LABEL = re.compile(r"[A-Za-z ]+")
 _ABOUT = re.compile(
-    r"(?:(?:about|approximately|approx\.?|around|roughly|circa|exactly|precisely|(?:a )?total of)\s+|\\approx\b\s?|\\sim\b\s?|(?:[=-]>|[~≈=→⇒])\s?)+",
+    r"(?:(?:about|approximately|approx\.?|around|roughly|circa|exactly|precisely|(?:a )?total of)\s+"
+    r"|\\(?:approx|sim)\b\s?|(?:[=-]>|[~≈=→⇒])\s?)+",
     re.I,
 )
 _NEGATIVE = re.compile(r"(?:minus|negative)\s+(?=[\d.$\\a-z])", re.I)

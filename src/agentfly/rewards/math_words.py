@@ -1,6 +1,6 @@
 """Words and signs around a number: "70 thousand dollars", "5 percent", "18 cents", "18 squared", "two dozen", "1.234,50 €".
 
-`read_words` reads the words after a number; a word that could change the value and is not in the tables makes the text unreadable.
+`read_words` reads the words after a number. A word that may change the value and is in no table makes the text unreadable.
 `plain_numbers` rewrites grouped digits (70 000, 70'000, 7,00,000, 1.234,50), ordinals, mixed numbers and spelled numbers.
 """
 
@@ -32,7 +32,8 @@ PERCENT = frozenset(("%", "percent", "percents", "pct"))
 _DIMENSIONS: dict[str, dict[str, Fraction]] = {
     "money": {"cent cents ¢": Fraction(1, 100), "dollar dollars usd buck bucks": Fraction(1)},
     "length": {
-        "mm millimeter millimeters millimetre millimetres": Fraction(1, 1000), "cm centimeter centimeters centimetre centimetres": Fraction(1, 100),
+        "mm millimeter millimeters millimetre millimetres": Fraction(1, 1000),
+        "cm centimeter centimeters centimetre centimetres": Fraction(1, 100),
         "meter meters metre metres": Fraction(1), "km kilometer kilometers kilometre kilometres": Fraction(1000),
         "inch inches": Fraction(254, 10000), "foot feet ft": Fraction(3048, 10000), "yard yards yd": Fraction(9144, 10000),
         "mile miles": Fraction(1609344, 1000),
@@ -48,23 +49,31 @@ _DIMENSIONS: dict[str, dict[str, Fraction]] = {
     "volume": {"ml milliliter milliliters millilitre millilitres": Fraction(1, 1000), "liter liters litre litres": Fraction(1)},
 }  # fmt: skip
 UNITS: dict[str, tuple[str, Fraction]] = {
-    name: (dimension, size) for dimension, units in _DIMENSIONS.items() for names, size in units.items() for name in names.split()
+    name: (dimension, size)
+    for dimension, units in _DIMENSIONS.items()
+    for names, size in units.items()
+    for name in names.split()
 }
 CENT = ("money", Fraction(1, 100))
 
 _SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-).split()
-_SPELLED = {name: number for number, name in enumerate(_SMALL)} | {
-    name: 10 * number for number, name in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)
-}
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SPELLED = {name: value for value, name in enumerate(_SMALL)} | {name: 10 * value for value, name in enumerate(_TENS, 2)}
 _LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 # A phrase with one of these is no unit: it offers a second value, denies the first, or computes with it.
-_NO_UNIT = frozenset(
-    "or nor not no to than but minus plus divided multiplied is are was isn't aren't wasn't be equals wrong incorrect false maybe "
-    "perhaps possibly either neither between point factorial halved doubled tripled mod modulo choose vs versus sin cos tan log "
-    "ln exp sqrt mille pi max abs third quarter fourth fifth sixth seventh eighth ninth tenth".split()
-) | {*_SPELLED, *SCALES}  # fmt: skip
+_NO_UNIT = frozenset((
+    "or", "nor", "not", "no", "to", "than", "but", "minus", "plus", "divided", "multiplied", "is", "are", "was", "isn't",
+    "aren't",
+    "wasn't", "be", "equals", "wrong", "incorrect", "false", "maybe", "perhaps", "possibly", "either", "neither", "between",
+    "point",
+    "factorial", "halved", "doubled", "tripled", "mod", "modulo", "choose", "vs", "versus", "sin", "cos", "tan", "log", "ln",
+    "exp",
+    "sqrt", "mille", "pi", "max", "abs", "third", "quarter", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth",
+    *_SPELLED, *SCALES,
+))  # fmt: skip
 
 _START = re.compile(  # where the words after a value begin
     r"(?<![\\A-Za-z_^{])(?:[A-Za-z]{2,}|[mshgLl](?![A-Za-z])(?=\s?(?:[/^²³.)]|$))|[kKMB](?![A-Za-z(^_])|an?(?=\s+[A-Za-z]{2}))|\\?%|¢"
@@ -74,11 +83,14 @@ _PHRASE = re.compile(r"[A-Za-z¢%\s/.\-'’(),&\\°*{}]{1,200}")
 _TOKEN = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?|[¢%]")
 
 _GROUPED = re.compile(
-    r"(?<![\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d{1,3}(?:[ '’_]\d{3})+(?!\s?/\s?\d)|\d{1,3}(?:\.\d{3}){2,})(?!\s?\d|,\d)"
+    r"(?<![\d.,])(?:\d{1,3}(?:,\d{3})+|\d{1,2}(?:,\d{2})+,\d{3}|\d{1,3}(?:[ '’_]\d{3})+(?!\s?/\s?\d)|\d{1,3}(?:\.\d{3}){2,})"
+    r"(?!\s?\d|,\d)"
 )
 _EUROPEAN = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d{1,3}(?: \d{3})+),(\d{1,2})(?![\d,])")
 _ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b", re.I)
-_AND_A = re.compile(r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter|fourth|fifth)\b|(three)[\s-]quarters\b|(?=\d{1,4}/\d))", re.I)
+_AND_A = re.compile(
+    r"(?<=\d)\s+and\s+(?:(?:a|one)\s+(half|third|quarter|fourth|fifth)\b|(three)[\s-]quarters\b|(?=\d{1,4}/\d))", re.I
+)
 _PARTS = {"half": " 1/2", "third": " 1/3", "quarter": " 1/4", "fourth": " 1/4", "fifth": " 1/5", "three": " 3/4"}
 _TIMES_TEN = re.compile(r"(?<=\d)\s?[xX]\s?(?=\d)")
 
