@@ -93,7 +93,6 @@ def test_a_page_is_opened_for_the_task_that_was_asked_for(tmp_path: Path, capsys
         (["play", "guess", "--index", "-1"], "counts from 0"),
         (["play", "alfworld", "--index", "99999"], "--index 99999: there are only 10,000 such tasks, counted from 0"),
         (["open", "code", "--index", "99999"], "--index 99999: there are only"),
-        (["play", "webshop", "--index", "99999"], "--index 99999: there are only"),
         (["play", "search", "--index", "999999"], "--index 999999: there are only"),
         (["play", "code", "--split", "tst"], "no split is called"),
         (["play", "code", "--task-set", "cod"], "did you mean"),
