@@ -222,6 +222,8 @@ def test_an_answer_ends_the_game_and_is_what_rewards_read() -> None:
 
 def test_play_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(Environment):
+        needs: ClassVar[str] = "Java"
+
         async def reset(self, task: Task) -> str:
             await asyncio.sleep(0.3)
             return "ready"
@@ -235,7 +237,7 @@ def test_play_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins.register("envs", "test_slow", Slow)
     shown: list[str] = []
     play(find_world("test_slow"), Task("0", ()), lines("step x"), shown.append)
-    assert shown[0].startswith("waiting for test_slow to start: 0.05 s so far")
+    assert shown[0].startswith("waiting for test_slow to start (it needs Java): 0.05 s so far")
     assert any(text.startswith("waiting for test_slow to answer") for text in shown)
     assert "done" in shown
 

@@ -37,7 +37,8 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     with asyncio.Runner() as runner:
         game = TextGame(world, task)
         try:
-            runner.run(_while_waiting(game.open(), f"{world.name} to start", say))
+            needs = f" (it needs {world.needs})" if world.needs else ""
+            runner.run(_while_waiting(game.open(), f"{world.name} to start{needs}", say))
             say(game.opening())
             while not game.over:
                 try:

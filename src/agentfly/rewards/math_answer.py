@@ -63,7 +63,7 @@ _WRONG = re.compile(
     r"[^\w.\n]{0,4}(?:[a-z]{1,15}[^\w.\n]{1,3}){0,3}?(?:"
     r"(?:is|are|was|be|would be|must be|seems|looks)\s(?:(?:definitely|clearly|also|just)\s)?(?:wrong|incorrect|mistaken|false)"
     r"|(?:(?:is|are|was)\s(?:definitely\s|clearly\s)?not|isn['’]t|aren['’]t|wasn['’]t|cannot be|can['’]t be|could not be)\s"
-    r"(?:the\s|a\s)?(?:\w{1,10}\s)?(?:answer|right|correct|true|it|possible|valid|result)|\((?:wrong|incorrect|false|not)"
+    r"(?:the\s|a\s)?(?:\w{1,10}\s)?(?:answer|right|correct|true|it|possible|valid|result)|\((?:wrong|incorrect|false)"
     r")\b",
     re.I,
 )
@@ -75,12 +75,16 @@ _BOUND = re.compile(
     r"[^\w\n=]{0,4}(?:(?:or|equal|to|of|the|a)[^\w\n=]{1,4}){0,4}$",
     re.I,
 )
+_OPEN_END = re.compile(
+    r"\+|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b",
+    re.I,
+)
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
 _OFFER = re.compile(
     r"[^\w\n]{0,4}(?:[A-Za-z]{1,15}[^\w\n]{1,3}){0,3}?"
     r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b"
-    r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
-    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?\?\s?",
+    r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|could|might|may|be|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
+    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?",
     re.I,
 )
 _LIST = re.compile(r"\s?,\s?")
@@ -298,7 +302,7 @@ def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], li
     for index in order:
         if _is_denied(text, runs, index):
             continue
-        if _BOUND.search(_before(text, runs, index)) or text.startswith("+", runs[index][1]):
+        if _BOUND.search(_before(text, runs, index)) or _OPEN_END.match(_after(text, runs, index)):
             return []
         first = last = index
         while first > 0 and joined(first - 1):
