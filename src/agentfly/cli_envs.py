@@ -142,6 +142,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 
 def _task(arguments: argparse.Namespace, world: World) -> Any:
+    from .envs.task_sets import CountError
     from .envs.worlds import check_usable, tasks_of_world
 
     check_usable(world)
@@ -149,9 +150,12 @@ def _task(arguments: argparse.Namespace, world: World) -> Any:
     if index < 0:
         raise ConfigError(f"--index counts from 0, not {index}")
     drawn = arguments.task_set is None or not Path(arguments.task_set).suffix
-    tasks = tasks_of_world(world, arguments.task_set, arguments.split, index + 1 if drawn else None, arguments.seed)
+    try:
+        tasks = tasks_of_world(world, arguments.task_set, arguments.split, index + 1 if drawn else None, arguments.seed)
+    except CountError as error:
+        raise ConfigError(f"--index {index}: there are only {error.most or 0:,} such tasks, counted from 0") from error
     if index >= len(tasks):
-        raise ConfigError(f"--index {index}: there are only {len(tasks)} such tasks")
+        raise ConfigError(f"--index {index}: there are only {len(tasks):,} such tasks, counted from 0")
     return tasks[index]
 
 

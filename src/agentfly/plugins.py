@@ -35,6 +35,7 @@ EXTRAS = {
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",
+    "math_verify": "math-verify",
     "starlette": "serve",
     "uvicorn": "serve",
     "websockets": "serve",

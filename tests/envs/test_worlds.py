@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,11 @@ from typing import Any, ClassVar
 import pytest
 
 from agentfly import plugins
+from agentfly.envs.check_report import Report
 from agentfly.envs.play import play
 from agentfly.envs.worlds import describe_world, find_world, rewards_of_world, tasks_of_world, tools_of_world
 from agentfly.errors import ConfigError
+from agentfly.resources.spec import Environment
 from agentfly.rewards import reward
 from agentfly.testing import GuessEnv
 from agentfly.tools import tool
@@ -214,3 +218,60 @@ def test_an_answer_ends_the_game_and_is_what_rewards_read() -> None:
     task = tasks_of_world(world, "easy_code", "test", 1)[0]
     play(world, task, lines(f"answer {task.fields['answer']}"), shown.append)
     assert "code_answer: 1" in shown
+
+
+def test_play_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Environment):
+        needs: ClassVar[str] = "Java"
+
+        async def reset(self, task: Task) -> str:
+            await asyncio.sleep(0.3)
+            return "ready"
+
+        async def step(self, text: str) -> str:
+            """Wait and answer."""
+            await asyncio.sleep(0.3)
+            return "done"
+
+    monkeypatch.setattr("agentfly.envs.play.PATIENCE_S", 0.05)
+    plugins.register("envs", "test_slow", Slow)
+    shown: list[str] = []
+    play(find_world("test_slow"), Task("0", ()), lines("step x"), shown.append)
+    assert shown[0].startswith("waiting for test_slow to start (it needs Java): 0.05 s so far")
+    assert any(text.startswith("waiting for test_slow to answer") for text in shown)
+    assert "done" in shown
+
+
+def test_play_gives_up_at_once_where_its_words_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(Environment):
+        async def reset(self, task: Task) -> str:
+            await asyncio.sleep(600)
+            return ""
+
+        async def step(self, text: str) -> str:
+            """Never called."""
+            return ""
+
+    def say(text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("agentfly.envs.play.PATIENCE_S", 0.05)
+    plugins.register("envs", "test_stuck", Stuck)
+    began = time.monotonic()
+    with pytest.raises(BrokenPipeError):
+        play(find_world("test_stuck"), Task("0", ()), lines(), say)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(
+    ("figures", "shown"),
+    [
+        ({"start_s": 8.3659e-05}, "start 84 µs"),
+        ({"start_s": 0.0123, "steps_per_s": 123456.7}, "start 12 ms, steps 123,457/s"),
+        ({"start_s": 65.2, "memory_kb": 3.4}, "start 65 s, memory 3.4 KB"),
+        ({"memory_kb": 250_000.0, "steps_per_s": 0.25}, "memory 244 MB, steps 0.25/s"),
+        ({"start_s": 0.0, "memory_kb": -1.5}, "start 0 µs, memory -1.5 KB"),
+    ],
+)
+def test_figures_of_a_check_are_in_units_of_their_size(figures: dict[str, float], shown: str) -> None:
+    assert str(Report("w", [], figures)).endswith(f"  {shown}")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, RolloutError
 from ..resources import ResourceManager
@@ -23,7 +23,9 @@ from ..tools import Context, Tool, call_tools
 from ..types import Completion, Message, Outcome, Task, ToolCall, Trajectory, Turn
 from .worlds import World, check_usable, rewards_of_world, tools_of_world
 
+T = TypeVar("T")
 DAY_S = 86_400.0
+PATIENCE_S = 5.0
 STOP, HELP = ("quit", "exit"), ("help", "?")
 WORDS = "Write an action; `help` lists what is possible, `answer TEXT` gives a final answer, `quit` stops."
 
@@ -35,7 +37,8 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
     with asyncio.Runner() as runner:
         game = TextGame(world, task)
         try:
-            runner.run(game.open())
+            needs = f" (it needs {world.needs})" if world.needs else ""
+            runner.run(_while_waiting(game.open(), f"{world.name} to start{needs}", say))
             say(game.opening())
             while not game.over:
                 try:
@@ -47,12 +50,26 @@ def play(world: World, task: Task, ask: Callable[[str], str], say: Callable[[str
                 if line in HELP:
                     say(runner.run(game.help()))
                 elif line:
-                    say(runner.run(game.act(line)))
+                    say(runner.run(_while_waiting(game.act(line), f"{world.name} to answer", say)))
             for row in runner.run(game.score()):
                 say(row)
         finally:
             runner.run(game.close())
     return game.trajectory
+
+
+async def _while_waiting(work: Coroutine[Any, Any, T], what: str, say: Callable[[str], None]) -> T:
+    """The result of `work`. Says every `PATIENCE_S` seconds what is waited for: a simulator can take minutes, or hang."""
+    task, seconds = asyncio.ensure_future(work), 0.0
+    try:
+        while not (await asyncio.wait({task}, timeout=PATIENCE_S))[0]:
+            seconds += PATIENCE_S
+            say(f"waiting for {what}: {seconds:g} s so far (Ctrl-C stops)")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=PATIENCE_S)
 
 
 class TextGame:

@@ -17,6 +17,14 @@ DEFAULT_COUNTS = {"train": 4096, "validation": 200, "test": 400}
 MAX_COUNT = 10_000
 
 
+class CountError(ConfigError):
+    """More tasks are asked for than a task set has, or fewer than one. `most` is how many it has, or None."""
+
+    def __init__(self, text: str, most: int | None = None) -> None:
+        super().__init__(text)
+        self.most = most
+
+
 def check_split(split: str, known: Iterable[str] = SPLITS) -> str:
     """Return `split`. Raises ConfigError unless it is known."""
     if split not in known:
@@ -29,7 +37,8 @@ def check_count(split: str, count: int | None, *, most: int | None = None, defau
     known = default[check_split(split)]
     wanted = known if count is None else count
     if type(wanted) is not int or wanted < 1 or (most is not None and wanted > most):
-        raise ConfigError(f"tasks: count must be {'at least 1' if most is None else f'from 1 to {most}'}, not {count}.")
+        allowed = "at least 1" if most is None else f"from 1 to {most}"
+        raise CountError(f"tasks: count must be {allowed}, not {count}.", most)
     return wanted
 
 

@@ -1,109 +1,142 @@
 """Math equality: is the answer in the prediction the same value as the reference?
 
-Comes in: a prediction, prose and all, and the field `answer` (one or several). Goes out: 1 or 0. Numbers (1,234.5; 50%; 3
-1/2; 2.5e3), fractions, LaTeX (\\boxed, \\frac, \\sqrt, powers, \\text, degrees), tuples, intervals, sets and
-expressions with variables are compared by value; the rest as text. The answer is taken from the last \\boxed{}, else
-after the last "####" or "answer is", else the whole, else its last number.
+Comes in: a prediction, prose and all, and the field `answer` (one or several). Goes out: 1 or 0. The answer is taken from a
+JSON object with a key `answer`, else from <answer> tags, else from the last \\boxed{}, else after the last "####" or "answer
+is", else it is the whole text, else the last number of the last sentence that names one. A value that the text denies ("not
+18", "18 is wrong"), bounds ("at least 18") or offers beside another one ("18 or 19") is no answer.
 
-Only the last 20,000 characters of a prediction are read, in linear time, and no power is ever multiplied out beyond a
-bound. Units are not compared ("5 cm" is 5); 50% is 50 and 0.5, because data sets write both. Equations other than "x = ..."
-are compared side by side, not solved.
+Scale words count ("18 million", "2 dozen"), 18 cents are 0.18, and units of one dimension are converted; all other units are
+not compared ("5 cm" is 5). 50% is 50 and 0.5, because data sets write both. If the row has a `question` that asks in cents,
+dozens or thousands, a number in that unit is the number. Only the last 20,000 characters of a prediction are read, in linear
+time, and no power is multiplied out beyond a bound. Equations other than "x = ..." are compared side by side, not solved.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections import deque
-from fractions import Fraction
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .answers import alternatives
 from .function import FunctionReward
-from .math_parse import MAX_LENGTH, Expression, read_math
-from .math_value import is_rational, same_value, scaled
+from .math_compare import boxed_spans, is_answer, last_boxed, plain_signs, same_answer
+from .math_parse import MAX_LENGTH
+from .math_words import SCALES, is_significant, plain_numbers
+
+__all__ = ["extract_answer", "last_boxed", "math_equal", "same_answer", "tagged_answer"]
 
 MAX_PREDICTION = 20_000
-MAX_SET = 40  # unordered lists are compared pair by pair
-MAX_NESTING = 4
+MAX_JSON = 10_000
+MAX_PROSE = 1000  # characters around the last number
+AFTER_NUMBER = 300
+MAX_RUN = 200
+MAX_OFFERS = 8
 
-_BRACE = re.compile(r"\\(?:boxed|fbox)\s?\{|\\[{}]|[{}]")
-_CUE = re.compile(r"####|\banswer\s{0,3}(?:is|:|=)", re.I)
-_DOLLARS = re.compile(r"\$([^$]{1,200})\$|\\\(([^\\$]{1,200})\\\)")
-_NUMBER = re.compile(r"(?:(?<![\w)\]}.])[-−])?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?(?:\s?/\s?\d+)?\s?\\?%?")
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf|textit|mathbf|mbox|operatorname)\s?\{([^{}]*)\}")
-_TEXT_UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s?\{[^{}]*\}\s?(?:\^\s?\{?\d\}?)?")
-_SPACING = re.compile(r"\\[!,;: ]|\\q?quad\b|\\(?:left|right|displaystyle)\b|[$€£]|\\\$|\\[()]|~")
-_DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|°|\\degree\b")
-_NAME = re.compile(r"\s*(?:[A-Za-z](?:_\w|_\{\w{1,9}\})?(?:\s?\(\w\))?|\\[a-z]{2,10})\s*")
-_WORDS = re.compile(r"[A-Za-z ]+")
-_UNIT = re.compile(
-    r"(?P<value>.*\d\s?\)?)"
-    r"(?:\s+(?P<words>[A-Za-z]{2,}[A-Za-z /.^\d]*)"
-    r"|\s?(?:cm|mm|km|kg|mg|ml|ft|lbs?|oz|hrs?|min|mph|sec|m|s|h)(?:\s?(?:\^|\*\*)\s?\{?\d\}?)?)"
+_KEYS = ("answer", "final_answer", "finalanswer", "final answer", "result", "value", "solution", "output")
+_FENCE = re.compile(r"```[a-z]{0,10}\s*\n?([^`]{1,10000})```\s*$")
+_TAG = re.compile(r"<(?:final_)?answer>", re.I)
+_TAG_END = re.compile(r"</(?:final_)?answer>", re.I)
+_CUE = re.compile(r"####|\banswer\s{0,3}(?:(?:is|was|equals|(?:would|should|must)\sbe)\b|[:=])", re.I)
+_FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\(([^\\$]{1,200})\\\)")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s?\{([^{}]*)\}")
+_BOLD = re.compile(r"(?<![\w)])(?:\*\*|__)(?=\S)|(?<=\S)(?:\*\*|__)(?![\w(])")
+_RUN = re.compile(  # a number or a calculation, with the signs around it
+    r"(?:\d[eE][+-]?\d|\\(?:frac|dfrac|tfrac|sqrt|cdot|times|div|pi|left|right|pm|[gl]eq?|neq?|approx)\b|\\[$%]"
+    r"|[-+*/^(){}\[\]=%!:$€£¥\d.,'√<>~≠≈]|(?<=[\d=+\-*/^)}%]) (?=[\d=+\-*/^(\\$]))+"
 )
-_THOUSANDS = re.compile(r"[-+]?\s?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_SYMBOLS = {
-    "−": "-", "–": "-", "×": "*", "÷": "/", "·": "*", "π": r"\pi ", "∞": r"\infty ", "²": "^2", "³": "^3", "½": "(1/2)",
-    "¼": "(1/4)", "¾": "(3/4)", "∪": r"\cup ", "∈": r"\in ", "≈": "=", "\u00a0": " ", "\u202f": " ",
-}  # fmt: skip
-_REPLACED = str.maketrans(_SYMBOLS)
-_CLOSING = {"(": ")", "[": "]", r"\{": r"\}", "{": "}"}
+_LEAD = re.compile(r"(?:[=:,)\]}!' ]|\.(?!\d))*")
+_ARROW = re.compile(r"[=-]>|[→⇒∴]|\\[\[\]()]")
+_UNIT_POWER = re.compile(r"(?<=(?<![A-Za-z])[cmk]m)\^\{?[23]\}?|(?<=(?<![A-Za-z])m)\^\{?[23]\}?|(?<=ft|in|yd)\^\{?[23]\}?")
+_TERM = re.compile(r"(?<![A-Za-z])[b-zB-HJ-Z\d)]\s?$")  # a variable or a number, but not the words "a" and "I"
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(*])|\n")
+_GAP = 80
+_NOT = re.compile(
+    r"(?:\b(?:not|never|cannot|neither|nor|except|other than|rather than|instead of|anything but)\b|n['’]t\b|≠|!=|\\neq?\b)"
+    r"[^\w\n]{0,4}(?:(?:be|equals?|to|the|number|value|answer|exactly|actually|really|simply|quite|a|is|it|think|believe|correct|"
+    r"right|result|as|that|possibly)[^\w\n]{1,4}){0,6}$",
+    re.I,
+)
+_WRONG = re.compile(
+    r"[^\w.\n]{0,4}(?:[a-z]{1,15}[^\w.\n]{1,3}){0,3}?(?:"
+    r"(?:is|are|was|be|would be|must be|seems|looks)\s(?:(?:definitely|clearly|also|just)\s)?(?:wrong|incorrect|mistaken|false)"
+    r"|(?:(?:is|are|was)\s(?:definitely\s|clearly\s)?not|isn['’]t|aren['’]t|wasn['’]t|cannot be|can['’]t be|could not be)\s"
+    r"(?:the\s|a\s)?(?:\w{1,10}\s)?(?:answer|right|correct|true|it|possible|valid|result)|\((?:wrong|incorrect|false)"
+    r")\b",
+    re.I,
+)
+_BOUND = re.compile(
+    r"(?:\b(?:at least|at most|(?:more|less|fewer|greater|larger|smaller|bigger|higher|lower) than|over|under|above|below|"
+    r"(?<!rounds )(?<!sums )(?<!adds )(?<!comes )up to|almost|nearly|exceeds?|half|twice|double|triple|thrice|"
+    r"(?:square |cube )?root of|square of|cube of|reciprocal of|opposite of|negative of|inverse of|factorial of|third of|"
+    r"quarter of|percent of|times)\b|[<>≤≥±%]|\\[gl]eq?\b|\\pm\b|% of)"
+    r"[^\w\n=]{0,4}(?:(?:or|equal|to|of|the|a)[^\w\n=]{1,4}){0,4}$",
+    re.I,
+)
+_OPEN_END = re.compile(
+    r"\+|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b",
+    re.I,
+)
+_MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
+_OFFER = re.compile(
+    r"[^\w\n]{0,4}(?:[A-Za-z]{1,15}[^\w\n]{1,3}){0,3}?"
+    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b"
+    r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|could|might|may|be|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
+    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?",
+    re.I,
+)
+_LIST = re.compile(r"\s?,\s?")
+_BOX_GAP = re.compile(r"[\s$,\\()]{0,8}(?:or|and|,|\\text\{\s?(?:or|and)\s?\})?[\s$,\\()]{0,8}", re.I)
+_SUFFIX = re.compile(r"[ \-]?\\?([A-Za-z]+|[¢%])(?:[ \-]([A-Za-z]+|[¢%]))?")
+_MONEY = re.compile(r"\$|\bdollars?\b", re.I)
 
 
 @FunctionReward
-def math_equal(prediction: str, answer: Any) -> float:
+def math_equal(prediction: str, answer: Any, question: Any = "") -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
     answers = alternatives(answer)
     if prediction.strip() and prediction.strip() in answers:
         return 1.0
-    found = extract_answer(prediction)
-    return float(any(same_answer(found, _reference(one)) for one in answers))
+    found = find_answers(prediction)
+    if not found:
+        return 0.0
+    asked = _asked_unit(question, found) if isinstance(question, str) else None
+    plain = [asked.sub("", one) for one in found] if asked else found
+    return float(any(_agree(some, _reference(one)) for one in answers for some in {tuple(found), tuple(plain)}))
 
 
 def extract_answer(prediction: str) -> str:
-    """The part of a prediction that is its answer. Only the end is read: an answer comes last, and a ramble must not cost
-    more."""
+    """The part of a prediction that is its answer; empty if it has none."""
+    return " or ".join(find_answers(prediction))
+
+
+def find_answers(prediction: str, nesting: int = 0) -> list[str]:
+    """The answer of a prediction; several if it offers several, none if it denies what it names. Only the end is read: an
+    answer comes last, and a ramble must not cost more."""
     prediction = prediction[-MAX_PREDICTION:]
-    boxed = last_boxed(prediction)
+    inner = tagged_answer(prediction) if nesting < 3 else None
+    if inner is not None:
+        return find_answers(inner, nesting + 1)
+    boxed = _boxed_answers(prediction)
     if boxed is not None:
         return boxed
-    cue = _last(_CUE, prediction)
+    cue = next(iter(deque(_CUE.finditer(prediction), maxlen=1)), None)
     if cue is not None:
         rest = prediction[cue.end() :].lstrip(" \t\n:=*").partition("\n")[0].strip(" *")
         if rest:
-            number = _NUMBER.search(rest)
-            return rest if number is None or _is_math(rest) else number.group()
+            return _clause_answers(rest)
     whole = prediction.strip()
-    if "\n" not in whole and _is_math(whole):
-        return whole
-    formula = None
-    for found in _DOLLARS.finditer(whole):
-        text = found.group(1) or found.group(2)
-        formula = text if _is_math(text) else formula
-    if formula is not None:
-        return formula
-    number = _last(_NUMBER, whole)
-    return number.group() if number is not None else whole
+    if "\n" not in whole and is_answer(whole):
+        return [whole]
+    return _prose_answers(whole)
 
 
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
-
-
-def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{...} that is closed, nested braces included."""
-    open_braces: list[tuple[bool, int]] = []
-    last: str | None = None
-    for found in _BRACE.finditer(text):
-        token = found.group()
-        if token == "}":
-            if open_braces:
-                boxed, start = open_braces.pop()
-                if boxed:
-                    last = text[start : found.start()] if found.start() - start <= MAX_LENGTH else ""
-        elif not token.startswith(("\\{", "\\}")):
-            open_braces.append((len(token) > 1, found.end()))
-    return last
+def _agree(found: Sequence[str], reference: str) -> bool:
+    if len(found) == 1:
+        return same_answer(found[0], reference)
+    return all(same_answer(one, reference) for one in found) or same_answer(", ".join(found), reference)
 
 
 def _reference(answer: str) -> str:
@@ -111,147 +144,195 @@ def _reference(answer: str) -> str:
     return boxed if boxed is not None else answer.rpartition("####")[2]
 
 
-def same_answer(found: str, reference: str) -> bool:
-    """Whether two answers, without prose around them, are the same."""
-    if max(len(found), len(reference)) > MAX_LENGTH:
-        return found.strip() == reference.strip()
-    return _same(_clean(found), _clean(reference), 0)
+def _asked_unit(question: str, found: Iterable[str]) -> re.Pattern[str] | None:
+    """The scale word or "cents" of the answer, if the question asks in that unit."""
+    last = _SENTENCE.split(question.strip()[-MAX_LENGTH:])[-1].lower()
+    for word in {word.lower() for text in found for word in re.findall(r"[A-Za-z]{4,}|¢", text[:MAX_LENGTH])}:
+        stem = "cent" if word == "¢" else word.removesuffix("s")
+        named = re.search(rf"\b{stem}s?\b", last) or (
+            stem == "cent" and "cent" in question.lower() and not _MONEY.search(question)
+        )
+        if (stem in SCALES or stem == "cent") and named:
+            return re.compile(rf"\b{stem}s?\b|¢", re.I)
+    return None
 
 
-def _clean(text: str) -> str:
-    """Notation that does not change the value, taken away."""
-    text = text.translate(_REPLACED).replace("{,}", ",")
-    while (inner := last_boxed(text)) is not None and len(inner) < len(text):
-        text = inner
-    text = _DEGREES.sub("", _SPACING.sub("", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")))
-    text = re.sub(r"√\s?(\d+)", r"\\sqrt{\1}", text).replace("√", r"\sqrt")
-    unwrapped = _TEXT.fullmatch(text.strip())
-    text = unwrapped.group(1) if unwrapped else _TEXT_UNIT.sub("", text)
-    return text.strip().rstrip(".,;:").strip()
+def tagged_answer(text: str) -> str | None:
+    """What a JSON object, or the last pair of <answer> tags, gives as the answer."""
+    stripped = text.strip()
+    fenced = _FENCE.search(stripped)
+    for candidate in (stripped, fenced.group(1).strip() if fenced else "", stripped.rpartition("\n")[2].strip()):
+        if candidate.startswith("{") and candidate.endswith("}") and len(candidate) <= MAX_JSON:
+            value = _json_answer(candidate)
+            if value is not None:
+                return value
+    starts = list(_TAG.finditer(text))
+    if starts:
+        rest = text[starts[-1].end() :]
+        end = _TAG_END.search(rest)
+        return rest[: end.start()] if end else None
+    return None
 
 
-def _same(found: str, reference: str, nesting: int) -> bool:
-    if _as_text(found) == _as_text(reference):
-        return bool(reference)
-    if nesting > MAX_NESTING:
+def _json_answer(text: str) -> str | None:
+    try:
+        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, strict=False)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            return None
+    for _ in range(3):
+        if not isinstance(value, dict):
+            break
+        fields = {str(key).lower(): item for key, item in value.items()}
+        key = next((key for key in _KEYS if key in fields), None)
+        if key is None:
+            return None
+        unit = fields.get("unit", fields.get("units", ""))
+        value = fields[key]
+        if isinstance(unit, str) and unit and isinstance(value, (str, int, float)):
+            value = f"{value} {unit}"
+    else:
+        return None
+    items = value if isinstance(value, list) else [value]
+    if any(item is None or isinstance(item, (dict, list, bool)) for item in items):
+        return None
+    return ", ".join(map(str, items))
+
+
+def _boxed_answers(text: str) -> list[str] | None:
+    """The content of the last box, and of boxes that "and", "or" or a comma joins to it; None without a box."""
+    spans = boxed_spans(text)
+    if not spans:
+        return None
+    last = first = len(spans) - 1
+    while (
+        first > 0 and spans[first - 1][3] <= spans[first][0] and _BOX_GAP.fullmatch(text[spans[first - 1][3] : spans[first][0]])
+    ):
+        first -= 1
+    before, after = text[max(0, spans[first][0] - _GAP) : spans[first][0]], text[spans[last][3] : spans[last][3] + _GAP]
+    if _NOT.search(before) or _WRONG.match(after):
+        return []
+    if last - first >= MAX_OFFERS:
+        return []
+    contents = [text[start:end] if end - start <= MAX_LENGTH else "" for _, start, end, _ in spans[first:]]
+    after = after.lstrip(" $")
+    contents[-1] += _suffix(after)
+    other = _RUN.search(after)
+    if other and re.search(r"\d", other.group()) and _OFFER.fullmatch(after[: other.start()]):
+        contents.append(other.group().strip(" .,$"))
+    return contents
+
+
+def _clause_answers(rest: str) -> list[str]:
+    """The answers in the clause after "answer is"."""
+    clause = _SENTENCE.split(_tidy(rest[:MAX_PROSE]))[0].strip()
+    shown = clause.rstrip("!") if re.search(r"\d!+$", clause) else clause
+    if is_answer(shown):
+        return [shown]
+    runs = _runs(clause)
+    return _choose(clause, runs, range(len(runs)), lists=True) if runs else [rest]
+
+
+def _prose_answers(text: str) -> list[str]:
+    """The last number of the last sentence that names one and does not deny it; the whole text where no sentence has one."""
+    last = re.search(r"\d\D*$", text[-MAX_PREDICTION:])
+    end = len(text) if last is None else len(text) - len(last.group()) + AFTER_NUMBER
+    near = _tidy(text[max(0, end - MAX_PROSE) : end])
+    sentences = [sentence for sentence in _SENTENCE.split(near) if re.search(r"\d", sentence)]
+    formulas = _FORMULA.findall(sentences[-1] if sentences else near)
+    formula = "".join(formulas[-1]) if formulas else ""
+    if _is_formula(formula):
+        return [formula.strip()]
+    for sentence in sentences[:-4:-1]:
+        runs = _runs(sentence)
+        chosen = _choose(sentence, runs, reversed(range(len(runs))))
+        if chosen or not all(_is_denied(sentence, runs, i) for i in range(len(runs))):
+            return chosen
+    return [] if sentences else [text]
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a text between dollar signs is mathematics with variables, not the words between two amounts of money."""
+    if not re.search(r"[A-Za-z]", text) or text[:1].isspace() != text[-1:].isspace():
         return False
-    found, reference = _right_sides(found, reference)
-    for mark, ordered in (("=", True), (r"\cup", False), (",", False)):
-        left, right = _split(found, mark), _split(reference, mark)
-        if len(left) > 1 or len(right) > 1:
-            return _same_parts(left, right, ordered, nesting)
-    left_kind, left_parts = _sequence(found)
-    right_kind, right_parts = _sequence(reference)
-    if left_kind or right_kind:
-        return left_kind == right_kind and _same_parts(left_parts, right_parts, left_kind != r"\{", nesting)
-    return any(_same_trees(a, b) for a in _trees(found) for b in _trees(reference))
+    return not re.search(r"(?<![\\A-Za-z])[A-Za-z]{4}|\s[A-Za-z]{2,}\s", text) and is_answer(text)
 
 
-def _right_sides(found: str, reference: str) -> tuple[str, str]:
-    """ "x = 5" and "x \\in [1, 2]" say no more than their right sides; a working-out before "=" counts only where the
-    reference has none."""
-    sides = []
-    for text in (found, reference):
-        for mark in (r"\in ", "="):
-            name, _, value = text.partition(mark)
-            if value and mark not in value and _NAME.fullmatch(name):
-                text = value.strip()
-        sides.append(text)
-    if "=" in sides[0] and "=" not in sides[1]:
-        *working, value = sides[0].split("=")
-        if all(_WORDS.fullmatch(side) or any(is_rational(tree) for tree, _ in _trees(side.strip())) for side in working):
-            sides[0] = value.strip()
-    return sides[0], sides[1]
+def _tidy(text: str) -> str:
+    text = _TEXT.sub(r" \1 ", plain_signs(text))
+    return plain_numbers(_BOLD.sub("", _ARROW.sub(": ", _UNIT_POWER.sub("", text))))
 
 
-def _same_parts(left: list[str], right: list[str], ordered: bool, nesting: int) -> bool:
-    if len(left) != len(right):
-        return False
-    if ordered:
-        return all(_same(a, b, nesting + 1) for a, b in zip(left, right, strict=True))
-    if len(left) > MAX_SET:
-        return sorted(left) == sorted(right)
-    rest = list(right)
-    for a in left:
-        match = next((i for i, b in enumerate(rest) if _same(a, b, nesting + 1)), None)
-        if match is None:
-            return False
-        del rest[match]
-    return True
+def _runs(text: str) -> list[tuple[int, int]]:
+    """Where numbers and calculations stand in a sentence."""
+    spans = []
+    for found in _RUN.finditer(text):
+        result = max(found.start(), text.rfind("=", found.start(), found.end() - 1))
+        lead = _LEAD.match(text, result, found.end())
+        start = lead.end() if lead else result
+        run = text[start : found.end()].rstrip(".,:!=('[{ +*/-^")
+        if re.search(r"\d", run):
+            spans.append((start, start + len(run)))
+    return spans
 
 
-def _sequence(text: str) -> tuple[str, list[str]]:
-    """The bracket of a tuple, interval, list or set, with the kind of its end, and its parts; no bracket where it is not
-    one."""
-    for opening in _CLOSING:
-        if text.startswith(opening):
-            ending = next((end for end in _CLOSING.values() if text.endswith(end)), "")
-            inner = text[len(opening) : len(text) - len(ending)] if ending else ""
-            parts = _split(inner, ",", thousands=False) if _is_balanced(inner) else []
-            if len(parts) > 1 or (parts and opening != "("):
-                return (r"\{" if "{" in opening else opening + ending), parts
-    return "", []
+def _is_denied(text: str, runs: Sequence[tuple[int, int]], index: int) -> bool:
+    return bool(_NOT.search(_before(text, runs, index)) or _WRONG.match(_after(text, runs, index)))
 
 
-def _is_balanced(text: str) -> bool:
-    depth = 0
-    for letter in text:
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth < 0:
-            return False
-    return depth == 0
+def _before(text: str, runs: Sequence[tuple[int, int]], index: int) -> str:
+    start = runs[index - 1][1] if index else 0
+    return text[max(start, runs[index][0] - _GAP) : runs[index][0]]
 
 
-def _split(text: str, mark: str, thousands: bool = True) -> list[str]:
-    """Split at a mark outside all brackets; the comma of 1,234 is not one."""
-    if mark not in text or (thousands and mark == "," and _THOUSANDS.fullmatch(text)):
-        return [text]
-    parts, start, depth, position = [], 0, 0, 0
-    while position < len(text):
-        letter = text[position]
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0 and text.startswith(mark, position):
-            parts.append(text[start:position].strip())
-            position += len(mark)
-            start = position
-        else:
-            position += 1
-    return [*parts, text[start:].strip()]
+def _after(text: str, runs: Sequence[tuple[int, int]], index: int) -> str:
+    end = runs[index + 1][0] if index + 1 < len(runs) else len(text)
+    return text[runs[index][1] : min(end, runs[index][1] + _GAP)]
 
 
-def _same_trees(left: tuple[Expression, bool], right: tuple[Expression, bool]) -> bool:
-    (a, a_percent), (b, b_percent) = left, right
-    if same_value(a, b):
-        return True
-    if a_percent == b_percent:
-        return False
-    hundredth = Fraction(1, 100)
-    return bool(same_value(scaled(a, hundredth), b) if a_percent else same_value(a, scaled(b, hundredth)))
+def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], lists: bool = False) -> list[str]:
+    """The first run in the order that the text does not deny, with those that it offers beside it."""
+
+    def joined(left: int) -> bool:
+        gap = text[runs[left][1] : runs[left + 1][0]]
+        return len(gap) <= _GAP and "round" not in gap and bool(_OFFER.fullmatch(gap) or (lists and _LIST.fullmatch(gap)))
+
+    for index in order:
+        if _is_denied(text, runs, index):
+            continue
+        if _BOUND.search(_before(text, runs, index)) or _OPEN_END.match(_after(text, runs, index)):
+            return []
+        first = last = index
+        while first > 0 and joined(first - 1):
+            first -= 1
+        while last + 1 < len(runs) and joined(last):
+            last += 1
+        return [_amount(text, runs, i) for i in range(first, last + 1)] if last - first < MAX_OFFERS else []
+    return []
 
 
-def _trees(text: str) -> list[tuple[Expression, bool]]:
-    """The text as mathematics, and again without its unit where it has one; with each whether it is a percentage."""
-    percent = text.endswith("%")
-    if percent:
-        text = text.rstrip("%").rstrip("\\").strip()
-    tree = read_math(text)
-    found = [] if tree is None else [(tree, percent)]
-    unit = _UNIT.fullmatch(text) if len(text) <= 200 else None
-    if unit:
-        bare = read_math(unit.group("value").strip())
-        if bare is not None and is_rational(bare):
-            found.append((bare, percent or (unit.group("words") or "").startswith("percent")))
-    return found
+def _amount(text: str, runs: Sequence[tuple[int, int]], index: int) -> str:
+    """A run with its sign and the word after it that changes its value."""
+    start, end = runs[index]
+    number = text[start:end] if end - start <= MAX_RUN else ""
+    if number[:1] in ("-", "+") and _TERM.search(text[max(0, start - 4) : start]):
+        return ""  # the end of an expression with variables
+    if number[:1] in ("-", "+") and (number[1:2] == " " or text[start - 1 : start].isalpha()):
+        number = number[1:]  # a dash: COVID-19
+    if number.count("(") != number.count(")"):
+        number = number.strip("()")
+    sign = "-" if _MINUS.search(text[max(0, start - 12) : start]) else ""
+    return sign + number + _suffix(text[end : end + 40])
 
 
-def _is_math(text: str) -> bool:
-    """Whether a text is an answer by itself, not a sentence around one."""
-    if len(text) > MAX_LENGTH:
-        return False
-    text = _clean(text)
-    value = _right_sides(text, "")[0]
-    return all(_trees(part) or _sequence(part)[0] for piece in _split(value, r"\cup") for part in _split(piece, ","))
-
-
-def _as_text(text: str) -> str:
-    return re.sub(r"\s+", "", text).casefold()
+def _suffix(after: str) -> str:
+    """The words after a number that change its value, with a space before them."""
+    found = _SUFFIX.match(after)
+    if found is None:
+        return ""
+    words = [word for word in found.groups() if word and not after.startswith("-", found.end())]
+    kept = max((i + 1 for i, word in enumerate(words) if is_significant(word)), default=0)
+    joined = after[:1].isalpha() and not kept and len(found.group(1)) == 1  # "18x" is no number
+    return found.group(1) if joined else "".join(f" {word}" for word in words[:kept])

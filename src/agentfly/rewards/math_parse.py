@@ -25,6 +25,13 @@ _GREEK = (
     "pi", "alpha", "beta", "gamma", "delta", "theta", "lambda", "mu", "phi", "omega", "rho", "sigma", "infty", "varphi",
     "epsilon",
 )  # fmt: skip
+_ENGLISH = frozenset((  # never a product of variables
+    "or", "and", "to", "not", "no", "the", "is", "are", "was", "of", "per", "for", "but", "out", "we", "get", "got", "so", "he",
+    "she",
+    "it", "its", "has", "had", "did", "can", "you", "her", "his", "all", "any", "now", "via", "let", "if", "in", "on", "my",
+    "our",
+    "who", "how", "why", "yes", "too", "do", "go",
+))  # fmt: skip
 _TOKEN = re.compile(
     r"\s+"
     r"|(?P<num>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
@@ -99,7 +106,8 @@ def _add_word(tokens: list[tuple[str, str, bool]], word: str, spaced: bool) -> N
         tokens.append(("fn", word, spaced))
     elif word == "pi":
         tokens.append(("var", word, spaced))
-    elif len(word) <= 3:  # xy is x times y; a longer run of letters is a word, and a word is not mathematics
+    elif len(word) <= 3 and word.lower() not in _ENGLISH:
+        # xy is x times y; a longer run of letters is a word, and a word is not mathematics
         tokens.extend(("var", letter, spaced and i == 0) for i, letter in enumerate(word))
     else:
         raise _Unreadable

@@ -212,3 +212,25 @@ def test_a_line_that_is_not_there_and_a_row_without_a_game_are_refused(tmp_path:
         load_game(f"{path}#9")
     with pytest.raises(DataError, match="has the field 'game'"):
         open_game({"question": "?"})
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: text,
+        str.lower,
+        lambda text: text.replace("_bar_", "|").replace("_minus_", "-").replace("_dot_", "."),
+    ],
+)
+def test_a_walkthrough_of_raw_ids_is_read_as_commands_that_win(tmp_path: Path, written: Any) -> None:
+    desk = "Desk_bar__minus_00_dot_5"
+    raw = [f"go to {desk}", f"take Mug_bar_1 from {desk}", "move Mug_bar_1 to Shelf_bar_1"]
+    text = problem().replace("Desk_bar_1", desk)
+    path = write_lines(tmp_path / "games_valid_unseen.jsonl", row("a/b/c", pddl_problem=text, walkthrough=[*map(written, raw)]))
+    (game,) = map(load_game, find_games("test", path.parent))
+    assert game.walkthrough == ("go to desk 1", "take mug 2 from desk 1", "move mug 2 to shelf 1")
+    state = State(game)
+    for command in game.walkthrough:
+        assert command in state.admissible()
+        state.step(command)
+    assert state.won

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,25 @@ def test_the_recipe_reads_and_its_names_are_known():
     agent.check(train)
     assert list(agent.tools) == ["webshop_step"]
     assert (len(train), len(validation)) == (20, 5)
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "brief", "notes", "told"),
+    [
+        ("files", False, None, False),  # the original's pages, to the letter
+        ("files", True, None, True),
+        ("generated", False, None, True),
+        ("files", False, True, True),
+        ("generated", False, False, False),
+    ],
+)
+def test_a_line_about_an_action_without_effect_is_an_option(corner, goal, catalogue, brief, notes, told):
+    shop, shelves = WebShop(notes=notes), copy(corner)
+    shelves.name = catalogue
+    shop._visit = visit = Visit(shelves, goal, brief=brief)
+    result = asyncio.run(shop.step("click[nothing of the kind]"))
+    assert result.observation == (f"{visit.note}\n{visit.observation}" if told else visit.observation)
+    assert "nothing of the kind" in visit.note
+    assert shop.num_idle == 1
+    with pytest.raises(ConfigError, match="notes is true or false"):
+        WebShop(notes="no")

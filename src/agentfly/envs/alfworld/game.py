@@ -8,7 +8,7 @@ for a problem that cannot be played.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from sys import intern
@@ -183,7 +183,7 @@ def build(name: str, task: str, goal: HouseholdGoal, facts: Facts, where: str, w
             tuple(number for number, item in enumerate(receptacles) if item.kind == goal.target),
             tuple(number for number, item in enumerate(things) if item.kind == goal.lamp and item.abilities & SWITCH),
         ),
-        walkthrough=tuple(walkthrough),
+        walkthrough=tuple(_named(command, numbered) for command in walkthrough),
     )
 
 
@@ -276,6 +276,20 @@ def _names(keys: Sequence[str]) -> dict[str, str]:
             word = rest[-1]
         by_word.setdefault(word.lower(), []).append(key)
     return {key: intern(f"{word} {len(row) - at}") for word, row in by_word.items() for at, key in enumerate(row)}
+
+
+def _named(command: str, numbered: Mapping[str, str]) -> str:
+    """A command with names in place of ids: "go to Desk_bar__minus_01_dot_2" and "go to Desk|-01.2" are "go to desk 1"."""
+    if "_bar_" not in command and "|" not in command:
+        return command
+    names = {_plain_id(key): name for key, name in numbered.items()}
+    return " ".join(names.get(_plain_id(word), word) for word in command.split())
+
+
+def _plain_id(text: str) -> str:
+    for word, sign in (("_bar_", "|"), ("_minus_", "-"), ("_plus_", "+"), ("_dot_", "."), ("_comma_", ",")):
+        text = text.replace(word, sign)
+    return text.lower()
 
 
 @lru_cache(maxsize=64)

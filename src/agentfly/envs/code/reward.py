@@ -27,7 +27,7 @@ from ...rewards.answers import alternatives
 from ...rewards.code_execution import RUN_TESTS, count_reported, extract_code, output_lines, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
-from ...rewards.math_answer import math_equal
+from ...rewards.math_answer import math_equal, tagged_answer
 from ...types import Trajectory
 from .env import read_code
 from .isolated.run import count_isolated
@@ -53,14 +53,15 @@ def _main(given):
 )
 
 
-def _code_answer(prediction: str, answer: Any) -> float:
+def _code_answer(prediction: str, answer: Any, question: Any = "") -> float:
     """1 if the final answer is the expected one: the same number or list, or exactly the same word."""
-    return float(any(same(prediction, expected) for expected in alternatives(answer)))
+    return float(any(same(prediction, expected, question) for expected in alternatives(answer)))
 
 
-def same(found: str, expected: str) -> bool:
+def same(found: str, expected: str, question: Any = "") -> bool:
     """Whether two answers agree. Words must be equal to the letter; numbers, formulas and lists may be written differently."""
-    found, expected = _bare(found), _bare(expected)
+    inner = tagged_answer(found)
+    found, expected = _bare(found if inner is None else inner), _bare(expected)
     if not found or not expected:
         return False
     if found == expected:
@@ -70,7 +71,7 @@ def same(found: str, expected: str) -> bool:
         return left == right
     if "\\" not in expected and re.search(r"[^\W\d_]{2}", _MATH_WORDS.sub("", expected)):
         return False
-    return bool(math_equal(prediction=found, answer=expected))
+    return bool(math_equal(prediction=found, answer=expected, question=question))
 
 
 def _bare(text: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, DataError
-from ..task_sets import SplitName, check_split, split_of
+from ..task_sets import CountError, SplitName, check_split, split_of
 from .generated.easy import easy_questions
 from .generated.questions import Question, all_questions
 from .loaders import load_questions
@@ -76,7 +76,8 @@ def search_questions(
 def _rows(pool: Sequence[Question], corpus: str, split: str, count: int | None, seed: int) -> list[dict[str, Any]]:
     wanted = min(DEFAULT_COUNTS[split], len(pool)) if count is None else count
     if not 1 <= wanted <= len(pool):
-        raise ConfigError(f"tasks: {corpus} has {len(pool):,} questions of the split {split!r}, so count cannot be {count}.")
+        has = f"{corpus} has {len(pool):,} questions of the split {split!r}"
+        raise CountError(f"tasks: {has}, so count cannot be {count}.", len(pool))
     drawn = random.Random(f"{corpus} {split} {seed}").sample(pool, wanted)
     return [
         {

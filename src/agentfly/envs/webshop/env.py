@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ...errors import ConfigError, WorldError
 from ...resources.spec import Cost, Environment
 from ...types import Task, ToolResult
-from .catalogue.catalogue import Catalogue, is_open, open_catalogue
+from .catalogue.catalogue import MADE_HERE, Catalogue, is_open, open_catalogue
 from .catalogue.goals import read_row
 from .catalogue.nouns import NAMES
 from .shop.terminal import shown
@@ -24,14 +24,18 @@ class WebShop(Environment):
     """A shop of text pages: search, compare products, choose options, buy what the instruction asks for.
 
     `nouns` names the tagger that the score uses (see nouns.py); "auto" takes what comes with the data or is installed.
+    `notes` puts a line above the page if an action had no effect; None: except on the whole pages of WebShop's own files, which
+    are those of the original to the letter.
     """
 
     cost: ClassVar[Cost] = Cost(cpu=0.01, memory_mb=0.1, start_s=0.01)
 
-    def __init__(self, nouns: str = "auto") -> None:
+    def __init__(self, nouns: str = "auto", notes: bool | None = None) -> None:
         if nouns not in NAMES:
             raise ConfigError(f"WebShop: nouns is {', '.join(NAMES)}, not {nouns!r}")
-        self.tagger = nouns
+        if not isinstance(notes, bool | None):
+            raise ConfigError(f"WebShop: notes is true or false, not {notes!r}")
+        self.tagger, self.notes = nouns, notes
         self.num_steps = self.num_idle = 0
         self._visit: Visit | None = None
 
@@ -55,7 +59,9 @@ class WebShop(Environment):
         self.num_steps += 1
         self.num_idle += bool(visit.note)
         malformed = bool(visit.note) and read_action(action)[0] not in ("search", "click")
-        return ToolResult(observation=visit.told, reward=reward, done=done, error="bad_arguments" if malformed else None)
+        told = self.notes if self.notes is not None else visit.brief or visit.shelves.name in MADE_HERE
+        observation = visit.told if told else visit.observation
+        return ToolResult(observation=observation, reward=reward, done=done, error="bad_arguments" if malformed else None)
 
     @property
     def score(self) -> float:

@@ -1,6 +1,7 @@
 """Tools of the shop: `webshop_step(action)` and `webshop_browser(action, value)`.
 
-They return the next page; a first line says so if the action had no effect. Buying ends the chain. The score is left to the
+They return the next page. If an action had no effect, a first line says so, unless the environment's option `notes` is off.
+Buying ends the chain. The score is left to the
 rewards (`webshop_score`, `webshop_success`), so that it is counted once.
 """
 
