@@ -325,6 +325,7 @@ HAND_OVER = {
     "a choice of functions": "assert f(len if 1 else None) == 1",
     "a list of lambdas": "assert f([lambda: n for n in range(3)]) == 1",
     "a function to a method": "s = Stack()\ns.each(lambda x: x)\nassert s.n == 1",
+    "a function to a field's method": "class T:\n    def t(self):\n        self.s = Stack()\n        self.s.each(len)\nT().t()",
     "a function as an attribute": "s = Stack()\ns.key = lambda x: x\nassert s.n == 1",
     "a function to decorate": "@cached\ndef g(x): return x\nassert g(1) == 1",
     "a subclass": "class B(A):\n    pass\nassert B().n == 1",
@@ -344,6 +345,7 @@ SPLIT = {
     "a dict with a default": "from collections import defaultdict\nd = defaultdict(lambda: 0)\nassert f(d) == 1",
     "a function that is only called": "def g(x): return x + 1\nassert f(g(1)) == 2",
     "an array": "import numpy as np\nassert (f(np.zeros(3)) == 0).all()",
+    "a class of tests": "class T:\n    def same(self, x, y): assert x == y\n    def t(self): self.same(f(1), len)\nT().t()",
     "a generator": "assert f(x for x in range(3)) == 1",
 }
 

@@ -73,16 +73,16 @@ class RemoteObject:
         return isinstance(other, RemoteObject) and self._remote_judge.same(self._remote_number, other._remote_number)
 
     def __len__(self) -> int:
-        return _typed(self, "len", int)
+        return int(_typed(self, "len", int))
 
     def __bool__(self) -> bool:
-        return _typed(self, "truth", bool)
+        return bool(_typed(self, "truth", bool))
 
     def __str__(self) -> str:
-        return _typed(self, "str", str)
+        return str(_typed(self, "str", str))
 
     def __repr__(self) -> str:
-        return _typed(self, "repr", str)
+        return str(_typed(self, "repr", str))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(_typed(self, "iter", Iterator))

@@ -159,13 +159,16 @@ class _Source:
 
     def may_be_solution(self, node: ast.expr) -> bool:
         """Whether an expression can be a function, method or attribute of the solution. The tests' own are not."""
+        depth = 0
         while isinstance(node, ast.Attribute | ast.Subscript):
-            node = node.value
+            node, depth = node.value, depth + 1
         if not isinstance(node, ast.Name):
             return isinstance(node, ast.Call) and self.may_be_solution(node.func)
         if node.id in self.names:
             return True
-        if node.id in self.functions or node.id in self.classes or node.id in self.imported or node.id in ("self", "cls"):
+        if node.id in ("self", "cls"):
+            return depth > 1  # `self.stack.push`, not `self.assertEqual`
+        if node.id in self.functions or node.id in self.classes or node.id in self.imported:
             return False
         values = self.values.get(node.id)
         if values is None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ....errors import WorldError, blame
 from ..session import OVERRUN_S, CodeSession, session
@@ -119,7 +120,7 @@ async def _decide(solution: _Peer, judge: _Peer, code: str, tests: Sequence[str]
     return Verdict(len(numbers), str(verdict.get("because", "")))
 
 
-def _parse(text: str) -> dict[str, object]:
+def _parse(text: str) -> dict[str, Any]:
     """Returns a verdict. It comes from the judge's session, and has at most one number per test."""
     found = json.loads(base64.b64decode(text))
     return found if isinstance(found, dict) else {}

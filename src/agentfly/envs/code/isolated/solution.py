@@ -76,7 +76,8 @@ class Solution(PartSender):
 
 def _state(thing: Any) -> dict[str, Any] | None:
     """Returns the attributes of an object, or None if its class has no `==`."""
-    if isinstance(thing, type) or type(thing).__eq__ is object.__eq__:
+    default: Any = object.__eq__
+    if isinstance(thing, type) or type(thing).__eq__ is default:
         return None
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(thing, name)]
     return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots}}

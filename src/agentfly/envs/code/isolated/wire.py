@@ -100,8 +100,9 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     for date, (base, parts) in _DATES.items():
         if kind is base and getattr(value, "tzinfo", None) is None:
             return ["T", date, *(getattr(value, part) for part in parts)]
-    if kind is type and _TYPES.get(value.__name__) is value:
-        return ["y", value.__name__]
+    for name, known in _TYPES.items():
+        if value is known:
+            return ["y", name]
     if kind.__module__ == "numpy":
         return _pack_numpy(value, keep)
     if issubclass(kind, (Iterator, *_VIEWS)):
