@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 import threading
@@ -138,6 +139,21 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["eval", str(config), *options, "data.validation_count=3"]) == 0
     assert {"validation/success", "validation/pass_at_1", "validation/pass_at_2"} <= set(json.loads(figures.read_text()))
     assert main(["train", "--resume", str(tmp_path / "runs" / "one"), "train.steps=2"]) == 0
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    listed = capsys.readouterr().out
+    assert "one" in listed
+    assert "eval-one" in listed.replace("\n", "")
+    for name, count in (("chains.jsonl", 4 + 4 + 4 + 4 + 4), ("metrics.csv", 3)):
+        assert main(["export", str(tmp_path / "runs" / "one"), str(tmp_path / name)]) == 0
+        assert capsys.readouterr().out.startswith(f"{count} ")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["0", "1", "2"]
+    assert float(rows[1]["time/step_s"]) > 0
+    assert rows[0]["time/step_s"] == ""
+    assert main(["export", str(tmp_path / "runs" / "one"), str(tmp_path / "chains.txt")]) == 2
+    assert "to a .jsonl file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["--fast", "steps", "-x=1"])
