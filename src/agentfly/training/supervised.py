@@ -50,9 +50,9 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     directory = open_directory(config, None)
     directory.config.write_text(config.to_toml(), encoding="utf-8")
     store = RunStore(directory.database)
-    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
     progress = progress or Progress(config.train.steps)
     progress.directory = directory.path
+    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
     before = learner.evaluate(held)["eval/loss"]
     order = random.Random(config.seed)
     step, stopped = 0, False
