@@ -11,11 +11,16 @@ import argparse
 import csv
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
 
+if TYPE_CHECKING:
+    from .runs.store import RunStore, TrajectoryRow
+
 SPLITS = ("train", "validation")
+COMPARES_SIBLINGS = ("grpo", "dr_grpo", "rloo")
+"""The algorithms whose advantage is 0 if all chains of a task have the same reward."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -88,11 +93,33 @@ def run_show(arguments: argparse.Namespace) -> int:
     with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database) as store:
         skipped = {row.step: row.value for row in store.metrics("train/skipped")}
         found = list(zip(store.rows(**query), store.trajectories(**query), strict=True))
-    for row, trajectory in found:
-        show_trajectory(Console(), trajectory, why_untrained(trajectory, row.split, row.step, skipped))
+        reasons = [
+            why_untrained(trajectory, row.split, row.step, skipped) or _why_no_advantage(store, row)
+            for row, trajectory in found
+        ]
+    for (_, trajectory), reason in zip(found, reasons, strict=True):
+        show_trajectory(Console(), trajectory, reason)
     if not found:
         print("no trajectory matches")
     return 0
+
+
+def _why_no_advantage(store: RunStore, row: TrajectoryRow) -> str | None:
+    """Says if the chain's advantage is 0: its algorithm compares siblings, and all of them have the same reward."""
+    from .config import Config
+    from .types import Outcome
+
+    try:
+        config = Config.load(store.path.with_name("config.toml"))
+    except ConfigError:
+        return None
+    if config.algorithm not in COMPARES_SIBLINGS or config.loss.kl_coef or config.loss.entropy_coef:
+        return None
+    group = row.id.rpartition("-")[0]  # ids are t<step>-<task>-<chain>
+    rows = store.rows(step=row.step, split="train", limit=store.count(step=row.step, split="train"))
+    siblings = [each for each in rows if each.id.rpartition("-")[0] == group and each.reward is not None]
+    rewards = {each.total_reward for each in siblings if Outcome(each.outcome).trainable}
+    return "its siblings have the same reward, so its advantage is 0" if len(rewards) == 1 else None
 
 
 def run_export(arguments: argparse.Namespace) -> int:
@@ -116,7 +143,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write_metrics(store: Any, path: Path) -> int:
+def _write_metrics(store: RunStore, path: Path) -> int:
     """One row per step and one column per metric; an absent or infinite value is an empty cell."""
     steps: dict[int, dict[str, Any]] = {}
     for row in store.metrics():
