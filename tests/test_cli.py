@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from agentfly.cli import main
 from agentfly.runs import RunStore
+from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
 from tests.tiny import ROWS, save_tiny_model
 
 KINDS = {
@@ -127,10 +129,10 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "try next" in output
     assert main(["show", str(tmp_path / "runs" / "one"), "--limit", "2"]) == 0
     assert "assistant" in capsys.readouterr().out
-    for split, said in (("train", "step 1 was skipped"), ("validation", "a held-out task")):
+    for split in ("train", "validation"):
         assert main(["show", str(tmp_path / "runs" / "one"), "--split", split]) == 0
         shown = capsys.readouterr().out
-        assert ("and trained on" in shown) != (f"not trained on: {said}" in shown)
+        assert ("and trained on" in shown) != ("not trained on: " in shown)
     assert "not trained on: a held-out task" in shown
     checkpoint = tmp_path / "runs" / "one" / "checkpoints" / "step-000001"
     figures = tmp_path / "figures.json"
@@ -138,6 +140,43 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["eval", str(config), *options, "data.validation_count=3"]) == 0
     assert {"validation/success", "validation/pass_at_1", "validation/pass_at_2"} <= set(json.loads(figures.read_text()))
     assert main(["train", "--resume", str(tmp_path / "runs" / "one"), "train.steps=2"]) == 0
+    capsys.readouterr()
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    listed = capsys.readouterr().out
+    assert "one" in listed
+    assert "eval-one" in listed.replace("\n", "")
+    for name, count in (("chains.jsonl", 4 + 4 + 4 + 4 + 4), ("metrics.csv", 3)):
+        assert main(["export", str(tmp_path / "runs" / "one"), str(tmp_path / name)]) == 0
+        assert capsys.readouterr().out.startswith(f"{count} ")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["0", "1", "2"]
+    assert float(rows[1]["time/step_s"]) > 0
+    assert rows[0]["time/step_s"] == ""
+    assert main(["export", str(tmp_path / "runs" / "one"), str(tmp_path / "chains.txt")]) == 2
+    assert "to a .jsonl file" in capsys.readouterr().err
+
+
+def test_a_chain_whose_siblings_have_the_same_reward_was_not_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = Completion(text="Answer: 4", token_ids=[1], logprobs=[0.0], versions=[0])
+    config = tmp_path / "config.toml"
+    with RunStore(tmp_path / "run.db") as store:
+        store.add_metrics(1, {"train/skipped": 0.0})
+        for position, rewards in enumerate([(1.0, 1.0, None), (1.0, 0.0, 0.0)]):
+            for chain, reward in enumerate(rewards):
+                outcome = Outcome.WORLD_FAILURE if reward is None else Outcome.FINISHED
+                turns = [Turn([0], True, reply)]
+                stored = Trajectory(f"t1-{position}-{chain}", Task("7", ()), chain, [], turns, outcome, reward=reward)
+                store.add_trajectories(1, "train", [stored])
+    for algorithm, untrained in (("grpo", 2), ("rloo", 2), ("reinforce++", 0)):
+        config.write_text(f'algorithm = "{algorithm}"\n[data]\ntrain = "arithmetic"\n')
+        assert main(["show", str(tmp_path), "--limit", "9"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.count("not trained on: its siblings have the same reward, so its advantage is 0") == untrained
+        assert shown.count("and trained on") == 5 - untrained
+        assert shown.count("not trained on: the chain ended in world_failure") == 1
 
 
 @pytest.mark.parametrize("word", ["--fast", "steps", "-x=1"])

@@ -51,7 +51,7 @@ def test_a_public_name_can_be_imported(name: str) -> None:
 
 @pytest.mark.parametrize("command", BEFORE["commands"])
 def test_a_command_has_its_options(command: str) -> None:
-    known = options_of(cli._parser())
+    known = options_of(cli.make_parser())
     assert current(command) in known
     missing = {current(option) for option in BEFORE["commands"][command]} - known[current(command)]
     assert not missing, f"agentfly {command} has lost {sorted(missing)}"

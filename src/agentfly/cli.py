@@ -3,7 +3,7 @@
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--dry-run]      CONFIG: a .toml file or the name of a recipe
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
-    agentfly show RUN [--step N] [--outcome NAME]
+    agentfly runs | show | export                                 (see cli_runs.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, cli_envs, plugins
+from . import __version__, cli_envs, cli_runs, plugins
 from .envs.search.serve.command import add_command as add_search_server
 from .errors import AgentFlyError, ConfigError
 
@@ -107,13 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     _takes_config(sft)
     sft.set_defaults(run=_sft)
 
-    show = commands.add_parser("show", help="print trajectories of a run and mark the trained tokens")
-    show.add_argument("run_dir", metavar="RUN", help="the folder of the run")
-    show.add_argument("--step", type=int, help="only of this step")
-    show.add_argument("--outcome", help="only with this outcome, for example finished or world_failure")
-    show.add_argument("--split", choices=("train", "validation"), help="only of this split")
-    show.add_argument("--limit", type=int, default=1, help="how many to print (default 1)")
-    show.set_defaults(run=_show)
+    cli_runs.add_parsers(commands)
 
     recipes = commands.add_parser("recipes", help="list the recipes, or print one")
     recipes.add_argument("name", nargs="?", default="list", help="print this recipe: agentfly recipes quickstart > mine.toml")
@@ -287,23 +281,6 @@ def _sft(arguments: argparse.Namespace) -> int:
     result = sft(config, progress=Progress(config.train.steps, console=console))
     console.print(f"loss on held-out demonstrations: {result.before:.4f} before, {result.after:.4f} after", highlight=False)
     console.print(f"model: {result.checkpoint}", highlight=False, soft_wrap=True)
-    return 0
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from .runs import RunDirectory, RunStore
-    from .watch.tables import show_trajectory, why_untrained
-
-    query: Any = {name: getattr(arguments, name) for name in ("step", "split", "outcome", "limit")}
-    with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database) as store:
-        skipped = {row.step: row.value for row in store.metrics("train/skipped")}
-        found = list(zip(store.rows(**query), store.trajectories(**query), strict=True))
-    for row, trajectory in found:
-        show_trajectory(Console(), trajectory, why_untrained(trajectory, row.split, row.step, skipped))
-    if not found:
-        print("no trajectory matches")
     return 0
 
 

@@ -73,7 +73,7 @@ def _tune(
 ) -> SftResult:
     store = RunStore(directory.database)
     store.truncate_after(-1)
-    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name)
+    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
     trackers.truncate_after(-1)
     before = learner.evaluate(held)["eval/loss"]
     order = random.Random(config.seed)
