@@ -103,6 +103,10 @@ class HFRenderer:
         text = renderer.reply_text(before, reply, tools) if reply.tool_calls else reply.content
         return text, [*self.encode(text), renderer.stop_ids[0]]
 
+    def dialect_for(self, tools: Sequence[Mapping[str, Any]]) -> Dialect:
+        """The template that renders prompts with these tools, and the form in which it takes messages."""
+        return self._renderer(tools).dialect
+
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> _TemplateRenderer:
         if tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
