@@ -132,7 +132,12 @@ def _literal_calls(texts: _Texts) -> PythonCalls | None:
         return PythonCalls(marks=((opening, closing),), bare=False) if is_distinct(opening) and is_distinct(closing) else None
     found = re.match(r"\{zqkey:(.{1,32}?)zqvalue(.{1,32}?)\}", after)
     opening, closing = before.removesuffix("call:").strip(), after[found.end() :].strip() if found else ""
-    if found is None or found[1] != found[2] or not before.endswith("call:") or not (is_distinct(opening) and is_distinct(closing)):
+    if (
+        found is None
+        or found[1] != found[2]
+        or not before.endswith("call:")
+        or not (is_distinct(opening) and is_distinct(closing))
+    ):
         return None
     return GemmaCalls(marks=((opening, closing),), quote=found[1])
 

@@ -1,9 +1,9 @@
 """Chooses the parser of a chat template: the one that reads known calls back as the template writes them.
 
-    1. Known calls are rendered through the template (`Probe`).
-    2. Each parser of the kind "parsers" reads them. The best that reads all required calls is taken.
-    3. If none does, a parser is derived from the marks that the template writes (`derive`), and must read them, too.
-    4. A template that writes no calls at all (the reply brings its own text) is recognised by what it says about tools.
+1. Known calls are rendered through the template (`Probe`).
+2. Each parser of the kind "parsers" reads them. The best that reads all required calls is taken.
+3. If none does, a parser is derived from the marks that the template writes (`derive`), and must read them, too.
+4. A template that writes no calls at all (the reply brings its own text) is recognised by what it says about tools.
 """
 
 from __future__ import annotations

@@ -29,9 +29,7 @@ apriel = JsonCalls(
 )
 nemotron = JsonCalls(marks=(("<TOOLCALL>", "</TOOLCALL>"),))
 granite = JsonCalls(marks=(("<|tool_call|>", ""),), skip=("<|/tool_call|>",), drop=("<response>", "</response>"))
-cohere = JsonCalls(
-    marks=(("<|START_ACTION|>", "<|END_ACTION|>"),), key="parameters", thinking=COHERE_THINK, drop=COHERE_PROSE
-)
+cohere = JsonCalls(marks=(("<|START_ACTION|>", "<|END_ACTION|>"),), key="parameters", thinking=COHERE_THINK, drop=COHERE_PROSE)
 command_r = JsonCalls(
     marks=(("Action: ```json", "```"), ("Action:```json", "```")), key="parameters", thinking=COHERE_THINK, drop=COHERE_PROSE
 )
@@ -127,7 +125,12 @@ minimax_m3 = NestedCalls(token="]<]minimax[>[", thinking=(("<mm:think>", "</mm:t
 deepseek_dsml = invoke("｜DSML｜", "function_calls", "tool_calls")
 step3 = invoke(
     "steptml:",
-    drop=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
+    drop=(
+        "<｜tool_calls_begin｜>",
+        "<｜tool_call_begin｜>function<｜tool_sep｜>",
+        "<｜tool_call_end｜>",
+        "<｜tool_calls_end｜>",
+    ),
 )
 minicpm = TaggedCalls(
     opening="<function name=",

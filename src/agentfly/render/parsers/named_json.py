@@ -1,9 +1,9 @@
 """Formats in which the name stands between marks and the arguments are a JSON object after it.
 
-    <｜tool▁call▁begin｜>multiply<｜tool▁sep｜>{"a": 12}<｜tool▁call▁end｜>                                        deepseek
-    <|tool_call_begin|>functions.multiply:0<|tool_call_argument_begin|>{"a": 12}<|tool_call_end|>             kimi
-    [TOOL_CALLS]multiply[CALL_ID]9Ae3bDc2F[ARGS]{"a": 12}                                                     mistral
-    <function=multiply>{"a": 12}</function>                                                                   functionary
+<｜tool▁call▁begin｜>multiply<｜tool▁sep｜>{"a": 12}<｜tool▁call▁end｜>                                        deepseek
+<|tool_call_begin|>functions.multiply:0<|tool_call_argument_begin|>{"a": 12}<|tool_call_end|>             kimi
+[TOOL_CALLS]multiply[CALL_ID]9Ae3bDc2F[ARGS]{"a": 12}                                                     mistral
+<function=multiply>{"a": 12}</function>                                                                   functionary
 """
 
 from __future__ import annotations

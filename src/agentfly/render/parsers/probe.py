@@ -51,7 +51,12 @@ _ARGUMENTS = {
 }
 _PLAIN_CALL = ToolCall("find_rivers", _ARGUMENTS, "zqcall001")
 _NO_ARGUMENTS = ToolCall("get_time", {}, "zqcall002")
-_SPECIAL = {**_ARGUMENTS, "query": 'a "b" <c> & {d} [e] \\ é 漢 it\'s\ntwo lines', "tags": ["1", "true", "a, b"], "exact": False}
+_SPECIAL = {
+    **_ARGUMENTS,
+    "query": 'a "b" <c> & {d} [e] \\ é 漢 it\'s\ntwo lines',
+    "tags": ["1", "true", "a, b"],
+    "exact": False,
+}
 _SPACED = {**_ARGUMENTS, "query": "\n  indented\n", "limit": -12, "tags": []}
 
 REQUIRED = ((_PLAIN_CALL,), (_NO_ARGUMENTS,), (_PLAIN_CALL, _NO_ARGUMENTS))

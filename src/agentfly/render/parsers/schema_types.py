@@ -17,7 +17,9 @@ MAX_DEPTH = 64
 def type_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
     """Converts raw text to the types of the schema. A value that does not fit stays text, and the tool refuses it."""
     parameters = schema.get("function", schema).get("parameters") or {}
-    return replace(call, arguments={name: _typed(value, _property(parameters, name), parameters) for name, value in call.arguments.items()})
+    return replace(
+        call, arguments={name: _typed(value, _property(parameters, name), parameters) for name, value in call.arguments.items()}
+    )
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:

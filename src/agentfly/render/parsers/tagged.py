@@ -7,8 +7,8 @@
     </function>
       qwen3_coder                         minimax                                  glm
 
-Only the schema of the tool tells the number 12 from the text "12". Values are therefore returned as text (`typed` is false), and
-`type_arguments` converts them by the schema. A value ends at the first closing tag, so it cannot contain one.
+Only the schema of the tool tells the number 12 from the text "12". Values are therefore returned as text (`typed` is false),
+and `type_arguments` converts them by the schema. A value ends at the first closing tag, so it cannot contain one.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class TaggedCalls(CallParser):
                 continue
             reader.skip_space()
             if not reader.at(self.opening):
-                reader.add(broken("", f"after {mark} comes {self.opening}"))
+                reader.add(broken("", f"after {mark} comes {self.opening} and the name of a tool"))
 
     def _read(self, reader: ReplyReader) -> ToolCall:
         found = self.head.match(reader.text, reader.pos)
         name = clean_name(found["name"]) if found else ""
         if found is None or not name:
-            return self._give_up(reader, "", f"{self.opening} needs the name of a tool")
+            return self._give_up(reader, "", f"after {self.opening} comes the name of a tool")
         reader.pos = found.end()
         arguments: dict[str, Any] = {}
         while True:
@@ -71,7 +71,7 @@ class TaggedCalls(CallParser):
             start = self.key.match(reader.text, reader.pos)
             key = clean_name(start["key"]) if start else ""
             if start is None or not key:
-                return self._give_up(reader, name, f"{self.key_mark} needs the name of a parameter")
+                return self._give_up(reader, name, f"after {self.key_mark} comes the name of a parameter")
             reader.pos = start.end()
             if key in arguments:
                 return self._give_up(reader, name, f"the parameter {key!r} is given twice")
