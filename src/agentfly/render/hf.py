@@ -27,6 +27,7 @@ from .profile_glue import Prober, Profile
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
+from .template_marks import MarkFinder, Marks
 from .template_tokens import CUT, Codec
 
 _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
@@ -60,6 +61,12 @@ class HFRenderer:
                 "no end-of-turn token is known: the tokenizer has no eos token and the chat template ends a reply with none; "
                 "give stop_ids="
             )
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of thinking, calls, responses and results that the template writes, also those of its form for tools."""
+        own = self._renderer(()).marks
+        return own.merged(self._templates["tool_use"].marks) if "tool_use" in self._templates else own
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The ids of the first prompt, up to the beginning of the first reply. Raises ConfigError."""
@@ -140,6 +147,7 @@ class _TemplateRenderer:
         self.template = ChatTemplate(source, {"turn_end": turn_end, **tokenizer.special_tokens_map, **args})
         self.codec = Codec(tokenizer, self.template.written)
         self.dialect = Dialect(self.template, self.codec)
+        self.marks = MarkFinder(self.dialect, self.codec.control).find()
         found = end_of_turn(self.dialect, self.codec)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))

@@ -23,23 +23,13 @@ from typing import Any
 
 from ..types import Message, ToolCall
 from .template import ChatTemplate, TemplateRefused
+from .template_marks import PROBE_TOOLS
 from .template_reply import CHANNEL, THINKING, Parts, is_foreign, split
 from .template_tokens import CUT, Codec
 
 Tools = Sequence[Mapping[str, Any]] | None
 # 0 as asked; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined; 4 no marks in replies
 NUM_MANNERS = 5
-
-PROBE_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "zqtool",
-            "description": "A tool.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "X."}}, "required": ["x"]},
-        },
-    }
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +101,12 @@ class Dialect:
         for message, follower in zip_longest(messages, messages[1:]):
             if message.role == "assistant":
                 if manner >= 4:
-                    content = self._content(self._without_marks(message.content))
+                    content = self.text_content(self._without_marks(message.content))
                     entry, open_calls = {"role": "assistant", "content": content}, []
                 else:
                     entry, open_calls = self._write_reply(message, follower is not None and follower.role == "tool")
             else:
-                entry = {"role": message.role, "content": self._content(self._codec.guard(message.content))}
+                entry = {"role": message.role, "content": self.text_content(self._codec.guard(message.content))}
                 if message.role == "tool":
                     self._link(entry, message, open_calls)
                 elif message.name:
@@ -133,11 +123,11 @@ class Dialect:
         if apart and parts.thinking is not None:
             entry["reasoning_content"] = entry["thinking"] = guard(parts.thinking)
         if not structured:
-            entry["content"] = self._content(entry["content"])
+            entry["content"] = self.text_content(entry["content"])
             return entry, []
         # White space before a call is part of the notation of the call.
         text = entry["content"].rstrip()
-        entry["content"] = self._content(text) if text or not self.format.empty_is_none else None
+        entry["content"] = self.text_content(text) if text or not self.format.empty_is_none else None
         entry["tool_calls"] = [self._write_call(call, i) for i, call in enumerate(message.tool_calls)]
         return entry, [(call["id"], call["function"]["name"]) for call in entry["tool_calls"]]
 
@@ -172,7 +162,8 @@ class Dialect:
             return identity
         return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:9]
 
-    def _content(self, text: str) -> Any:
+    def text_content(self, text: str) -> Any:
+        """The text in the form in which the template expects contents."""
         return [{"type": "text", "text": text}] if self.format.parts else text
 
     # ---- probing ----

@@ -12,7 +12,8 @@ from typing import Any
 from ..types import Message, ToolCall
 from .profile_glue import without
 from .template import TemplateRefused
-from .template_dialect import PROBE_TOOLS, Dialect
+from .template_dialect import Dialect
+from .template_marks import PROBE_TOOLS
 from .template_reply import MARKS
 from .template_tokens import Codec
 
