@@ -41,7 +41,9 @@ _OBJECT = f'{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}'
 _COHERE = f'{{"tool_call_id": "{{{{ loop.index0 }}}}", "tool_name": "{_NAME}", "parameters": {_ARGUMENTS}}}'
 _RAW = "{{ v if v is string else v | tojson }}"
 _INVOKE = f'<invoke name="{_NAME}">\n' + _arguments(f'<parameter name="{{{{ k }}}}">{_RAW}</parameter>\n') + "</invoke>"
-_DSML_VALUE = '<｜DSML｜parameter name="{{ k }}" string="{{ \'true\' if v is string else \'false\' }}">' + _RAW + "</｜DSML｜parameter>\n"
+_DSML_VALUE = (
+    "<｜DSML｜parameter name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">" + _RAW + "</｜DSML｜parameter>\n"
+)
 _DSML = f'<｜DSML｜invoke name="{_NAME}">\n' + _arguments(_DSML_VALUE) + "</｜DSML｜invoke>\n"
 _GEMMA_MACRO = (
     "{% macro show(v, quote) %}{% if v is string %}{{ quote }}{{ v }}{{ quote }}{% elif v is mapping %}{{ '{' }}"
@@ -65,7 +67,8 @@ _HARMONY = _each(f"<|start|>assistant to=functions.{_NAME}<|channel|>commentary 
 _ATEM = _INVOKE.replace("<", "<atem:").replace("<atem:/", "</atem:")
 _MUSE = _each(f"<|start|>assistant to={_NAME}<|message|><atem:function_calls>\n{_ATEM}\n</atem:function_calls><|eot|>")
 _RECIPIENTS = (
-    "{% for m in messages %}<|head|>{{ m.role }}\n{% if m.role == 'assistant' %}{% if m.content %}>>>all\n{{ m.content }}{% endif %}"
+    "{% for m in messages %}<|head|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% if m.content %}>>>all\n{{ m.content }}{% endif %}"
     "{% for c in m.tool_calls or [] %}>>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}{% endfor %}"
     "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}{% if tools %}{% endif %}"
     "{% if add_generation_prompt %}<|head|>assistant\n>>>{% endif %}"
@@ -124,8 +127,7 @@ FORMATS = {
     "deepseek_dsml": _chat(f"\n\n<｜DSML｜function_calls>\n{_each(_DSML)}</｜DSML｜function_calls>"),
     "step3": _chat(_each(_STEP)),
     "minicpm": _chat(_each(f"\n{_CPM}")),
-    "gemma": _GEMMA_MACRO
-    + _chat(_each(f"<|tool_call>call:{_NAME}{{{{ show(c.function.arguments, '<|\"|>') }}}}<tool_call|>")),
+    "gemma": _GEMMA_MACRO + _chat(_each(f"<|tool_call>call:{_NAME}{{{{ show(c.function.arguments, '<|\"|>') }}}}<tool_call|>")),
     "function_gemma": _GEMMA_MACRO
     + _chat(_each(f"<start_function_call>call:{_NAME}{{{{ show(c.function.arguments, '<escape>') }}}}<end_function_call>")),
     "harmony": _MESSAGES.replace("CALLS", _HARMONY).replace("FINAL", "<|channel|>final"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentfly import plugins
-from agentfly.render.parsers import ParsedReply, get_parser, without_thinking
-from agentfly.render.parsers import type_arguments
+from agentfly.render.parsers import ParsedReply, get_parser, type_arguments, without_thinking
 from agentfly.render.parsers.reply import MAX_CALLS
 from agentfly.types import ToolCall
 

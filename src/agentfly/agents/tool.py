@@ -24,8 +24,8 @@ class ToolAgent(BaseAgent):
         agent = ToolAgent("Qwen/Qwen2.5-7B-Instruct", tools=[multiply], reward=exact)
 
     A reply such as `<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": 7}}</tool_call>` makes the call; a reply
-    without one is the answer, less its thinking. `parser` is "auto" (the one that reads what the chat template in use writes), a
-    name (`agentfly.plugins.names("parsers")`), or a function from the reply's text to a `ParsedReply`.
+    without one is the answer, less its thinking. `parser` is "auto" (the one that reads what the chat template in use
+    writes), a name (`agentfly.plugins.names("parsers")`), or a function from the reply's text to a `ParsedReply`.
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "tool"

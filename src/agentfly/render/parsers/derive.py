@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from ...types import ToolCall
 from .json_calls import JsonCalls
 from .literal_calls import GemmaCalls, PythonCalls
 from .named_json import NamedJson
+from .probe import common
 from .reply import CallParser
 from .strict_json import json_end
 from .tagged import TaggedCalls
@@ -60,10 +60,10 @@ def derive(write: Write) -> CallParser | None:
 
 
 def _lead(write: Write, texts: _Texts) -> str:
-    """What the template writes before every reply with calls, and before the words of one: empty thinking, not a mark of calls."""
+    """What the template writes before every reply with calls, and before the words of one: no mark of calls."""
     said = write(_FIRST, content=_SAID)
     head = said.partition(_SAID)[0] if said and _SAID in said else ""
-    return commonprefix((head, *(text for text in texts if text))) if head else ""
+    return common(head, *(text for text in texts if text)) if head else ""
 
 
 def _json_calls(texts: _Texts) -> JsonCalls | None:
@@ -82,7 +82,7 @@ def _json_calls(texts: _Texts) -> JsonCalls | None:
             return None
         between = texts.two[first[1] : texts.two.rfind("{", 0, second)]
         opening_again = _common_end(texts.one[:begin].rstrip(), between.rstrip())
-        closing = commonprefix((rest, between.strip()))
+        closing = common(rest, between.strip())
         closing = closing.strip() if opening_again.strip() else ""
         opening = opening_again.strip() or opening
     if not isinstance(item, dict) or not is_distinct(opening):
@@ -179,7 +179,7 @@ def _opening_and_closing(texts: _Texts, before: str, rest: str) -> tuple[str, st
     opening = _common_end(before, between).strip()
     gap = between[: len(between) - len(_common_end(before, between))]
     for start in range(len(gap)):
-        closing = commonprefix((rest, gap[start:].strip()))
+        closing = common(rest, gap[start:].strip())
         if closing.strip() and rest.startswith(closing) and gap[start:].strip().startswith(closing) and is_distinct(closing):
             return opening, closing.strip()
     return opening, ""
@@ -207,7 +207,7 @@ def _json_around(text: str, *words: str) -> tuple[int, int, Any] | None:
 
 
 def _common_end(a: str, b: str) -> str:
-    return commonprefix((a[::-1], b[::-1]))[::-1]
+    return common(a[::-1], b[::-1])[::-1]
 
 
 def _loose(text: str) -> str:

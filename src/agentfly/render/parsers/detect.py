@@ -80,7 +80,7 @@ def _choose(source: str, probe: Probe) -> Parser:
             return derived
     if best[1] is not None:
         return best[1]
-    if not probe.shows_calls:
+    if probe.drops_calls:
         for row in FAMILIES:
             if any(sign in source for sign in row.has) and not any(sign in source for sign in row.lacks):
                 found: Parser = plugins.resolve("parsers", row.parser)

@@ -1,10 +1,10 @@
 """Formats in which a reply is a sequence of messages, each with a header that names its channel or recipient.
 
-    <|channel|>analysis<|message|>I multiply.<|end|><|start|>assistant to=functions.multiply<|channel|>commentary json<|message|>
-    {"a": 12}<|call|>                                                                                              gpt-oss
+    <|channel|>analysis<|message|>I multiply.<|end|>
+    <|start|>assistant to=functions.multiply<|channel|>commentary json<|message|>{"a": 12}<|call|>        gpt-oss
 
-A message to a tool is a call; one in the channel `analysis`, or to `self`, is thinking; every other one is prose. The prompt ends
-with `<|start|>assistant`, and the end of the last message is not part of the text.
+A message to a tool is a call; one in the channel `analysis`, or to `self`, is thinking; every other one is prose. The prompt
+ends with `<|start|>assistant`, and the end of the last message is not part of the text.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Harmony(CallParser):
         body = body.strip()
         if body.startswith("{") and (end := json_end(body, 0))[1] and body[end[0] :].strip():
             return reader.add(broken(name, "there is other text after its JSON object"))
-        return reader.add(call_from_parts(name, body or "{}"))
+        return reader.add(call_from_parts(name, body))
 
     def _read_rest(self, reader: ReplyReader) -> None:
         rest = reader.text[reader.pos :]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from os.path import commonprefix
 from typing import Any
 
 from ...errors import ConfigError
@@ -76,8 +75,19 @@ class Probe:
 
     @property
     def shows_calls(self) -> bool:
-        """Whether the template writes a plain call at all."""
+        """Whether the template writes a plain call with its name and the keys of its arguments."""
         return bool(self.required) and self.required[0][1] == REQUIRED[0]
+
+    @property
+    def drops_calls(self) -> bool:
+        """Whether the template refuses calls, or renders a reply with calls as it does one without."""
+        texts = []
+        for calls in ((_PLAIN_CALL,), ()):
+            try:
+                texts.append(self._render([_USER, Message("assistant", _PLAIN, calls)], self._tools, False))
+            except ConfigError:
+                return True
+        return texts[0] == texts[1]
 
     def write(self, *calls: ToolCall, content: str = "") -> str | None:
         """The text of a reply with these calls, without its end of turn, or None if the template refuses or drops them."""
@@ -88,8 +98,8 @@ class Probe:
             plain = self._render([_USER, Message("assistant", _PLAIN)], self._tools, False)
         except ConfigError:
             return None
-        # The prompt may begin what these replies do not have (<think>), so the reply begins where both replies leave the prompt.
-        begin = min(len(commonprefix((prompt, shown))), len(commonprefix((prompt, plain))))
+        # The prompt may begin what these replies do not have (<think>): the reply begins where both replies leave the prompt.
+        begin = len(common(prompt, shown, plain))
         if begin < len(prompt) and (cut := _PART_OF_MARK.search(shown, 0, begin)):
             begin = cut.start()
         text = shown[begin:].removesuffix(plain.rpartition(_PLAIN)[2] or "\0")
@@ -120,6 +130,14 @@ class Probe:
             return bool(self._render([_USER], tools, True))
         except ConfigError:
             return False
+
+
+def common(*texts: str) -> str:
+    """The beginning that texts share."""
+    for at, letters in enumerate(zip(*texts, strict=False)):
+        if len(set(letters)) > 1:
+            return texts[0][:at]
+    return min(texts, key=len)
 
 
 def _reads(parser: Parser, text: str, calls: Sequence[ToolCall]) -> bool:

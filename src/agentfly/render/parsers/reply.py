@@ -1,7 +1,7 @@
 """`ReplyReader` walks a reply once from left to right and collects prose and calls; `CallParser` is the base of every parser.
 
-Thinking is neither prose nor call. Each parser has its marks of thinking, pairs of an opening and a closing mark. A template may
-open the thinking in the prompt, so text before a closing mark that nothing opened is thinking, too:
+Thinking is neither prose nor call. Each parser has its marks of thinking, pairs of an opening and a closing mark. A template
+may open the thinking in the prompt, so text before a closing mark that nothing opened is thinking, too:
 
     <think>plan</think>text    text        plan</think>text    text        text<think>cut off    text
 
@@ -23,7 +23,7 @@ Pairs = tuple[tuple[str, str], ...]
 THINK: Pairs = (("<think>", "</think>"),)
 MAX_CALLS = 64
 MAX_ATTEMPTS = 4 * MAX_CALLS
-MAX_BACK = 8
+MAX_BACK = 4
 MAX_NAME = 128
 
 _WORD = re.compile(r"[a-z]+")
