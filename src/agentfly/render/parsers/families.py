@@ -150,3 +150,40 @@ function_gemma = GemmaCalls(marks=(("<start_function_call>", "<end_function_call
 # Messages with a recipient.
 harmony = Harmony()
 muse = Harmony(inner=invoke("atem:", "function_calls"), typed=False)
+
+MODELS = {
+    "hermes": "Hermes, Qwen2.5, Qwen3, QwQ, Granite 4, Bielik",
+    "qwen": "another name of `hermes`",
+    "apriel": "Apriel, Hunyuan A13B, Jamba",
+    "nemotron": "Nemotron Nano 2",
+    "granite": "Granite 3, Phi-4 mini",
+    "cohere": "Command R7B, Command A, Cohere2",
+    "command_r": "Command R and R+",
+    "apertus": "Apertus",
+    "firefunction": "Firefunction",
+    "gigachat": "GigaChat 3",
+    "internlm": "InternLM 2.5",
+    "mistral": "Mistral, Ministral, Magistral, Devstral (list and name forms)",
+    "deepseek": "DeepSeek V3, R1, V3.1",
+    "kimi": "Kimi K2, K2 Thinking",
+    "functionary": "Functionary v3.1",
+    "functionary_v3_2": "Functionary v3.2",
+    "solar": "Solar Open",
+    "name_and_json": "GLM-4 and others with `<tool_call>NAME{...}</tool_call>`",
+    "qwen3_coder": "Qwen3-Coder, Nemotron 3, Step 3.5, MiMo",
+    "seed_oss": "Seed-OSS",
+    "glm": "GLM 4.5 to 4.7, Laguna, Hunyuan 3",
+    "minimax": "MiniMax M2",
+    "minimax_m3": "MiniMax M3",
+    "deepseek_dsml": "DeepSeek V3.2, V4",
+    "step3": "Step 3",
+    "minicpm": "MiniCPM 5",
+    "gemma": "Gemma 4",
+    "function_gemma": "FunctionGemma",
+    "harmony": "gpt-oss",
+    "muse": "Muse Glimmer",
+    "olmo3": "OLMo 3",
+    "pythonic": "Llama 3.2 and 4, LFM2, LFM2.5",
+    "llama3_json": "Llama 3.1 and 3.3, xLAM",
+}
+"""Models whose chat templates write the format, for the documentation."""
