@@ -27,7 +27,8 @@ from .profile_glue import Prober, Profile
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
-from .template_marks import MarkFinder, Marks
+from .template_guard import Guard
+from .template_marks import Marks
 from .template_tokens import CUT, Codec
 
 _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
@@ -143,12 +144,13 @@ class _TemplateRenderer:
         self.template = ChatTemplate(source, {"turn_end": turn_end, **tokenizer.special_tokens_map, **args})
         self.codec = Codec(tokenizer, self.template.written)
         self.dialect = Dialect(self.template, self.codec)
-        self.marks = MarkFinder(self.dialect, self.codec.control).find()
+        self.marks = self.dialect.marks
         found = end_of_turn(self.dialect, self.codec)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))
         self._stop_texts = {index: self.codec.text([index]) for index in self.stop_ids}
         self.codec.forbid_in_replies(turn_marks(self.dialect, self.codec, self._stop_texts.values()))
+        self._guard = Guard(self.dialect, self.dialect.finder)
         self._shaper = Shaper(self.dialect)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
         self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()

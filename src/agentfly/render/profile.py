@@ -66,17 +66,15 @@ class Shaper:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._skeletons = Skeletons(dialect.template.literals)
+        self._skeletons = Skeletons((*dialect.template.literals, *dialect.marks.in_replies))
 
     def of(self, messages: Sequence[Message]) -> list[Shape]:
-        return [
-            self._one(message, i + 1 < len(messages) and messages[i + 1].role == "tool") for i, message in enumerate(messages)
-        ]
+        return [self._one(message) for message in messages]
 
-    def _one(self, message: Message, answered: bool) -> Shape:
+    def _one(self, message: Message) -> Shape:
         if message.role != "assistant":
             return Shape(message.role, self._skeletons.of(message.content))
-        parts, structured = self._dialect.read(message, answered)
+        parts, structured = self._dialect.read(message)
         return Shape("assistant", self._skeletons.of(parts.head), len(message.tool_calls) if structured else 0)
 
     def unit(self, messages: Sequence[Message]) -> Unit:
