@@ -15,7 +15,6 @@ from ..types import Message
 from .template import TemplateRefused
 from .template_dialect import Dialect
 from .template_marks import ANSWER, CALL, NEXT, PROBE_TOOLS, RESULT, THOUGHT, TOOL, USER, VALUE, MarkFinder
-from .template_reply import Parts
 
 Form = tuple[bool, bool, bool]  # with a thought, with visible text, with calls
 _FORMS: tuple[Form, ...] = tuple((t, s, c) for c in (False, True) for t in (False, True) for s in (True, False) if s or c)
@@ -29,17 +28,20 @@ class Guard:
         self._marks = dialect.marks
         self._problems = {form: problem for form in _FORMS if (problem := self._problem(form))}
 
-    def check(self, parts: Parts, calls: bool) -> None:
+    def check(self, reply: Message) -> None:
         """Raises TemplateError if the template cannot show a reply of this form again."""
         if self._problems:
+            parts, calls = self._dialect.read(reply)
             problem = self._problems.get((parts.thinking is not None, bool(parts.content.strip()), calls))
             if problem:
                 raise _error(problem)
 
-    def check_restart(self, text: str, reply: Message, parts: Parts) -> None:
+    def check_restart(self, text: str, reply: Message) -> None:
         """Raises TemplateError if marks that stand around the visible text of the newest reply are doubled in a new prompt."""
-        content = parts.content.strip()
-        if not content or not self._marks.responses:
+        if not self._marks.responses:
+            return
+        content = self._dialect.read(reply)[0].content.strip()
+        if not content:
             return
         at = text.rfind(content)
         if at < 0:

@@ -416,7 +416,11 @@ class MarkFinder:
         form = self._says_calls or self._thinks_calls or self._calls
         if form is None or not openings:
             return ()
-        found = self._distinctive(openings[0])
+        opening = openings[0]
+        for other in openings[1:]:
+            # What stands before a call in one form only belongs to the text before it.
+            opening = self.units.common_end(opening, other) or opening
+        found = self._distinctive(opening)
         if not any(self._has_mark(mark) for mark in found):
             # The call begins with words; a mark may follow the name of the tool.
             at = form.words.index(TOOL)
