@@ -31,21 +31,35 @@ _BLOCK = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class RestartedPrompt:
-    """A prompt that was rendered for a chain: its text and ids, where tokenisation may be resumed, and its anchor.
+class _Anchor:
+    """The last message of a prompt: the text and the number of messages up to it, and the shapes of these messages.
 
-    `num_messages` messages are shown. The last of them is the anchor; its content ends at `end` (-1: not known).
+    The content of the message ends at `end` (-1: not known).
     """
 
     text: str
-    ids: list[int]
-    cuts: tuple[list[int], list[int]]
     num_messages: int
     history: History
+    end: int
+
+
+@dataclass(slots=True)
+class RestartedPrompt:
+    """The last prompt that was rendered for a chain: its ids, where tokenisation may be resumed, and its anchors.
+
+    The chain's next prompt takes over the lists and changes them, which saves a copy of all ids.
+    """
+
+    ids: list[int]
+    places: list[int]  # in the text, after control tokens
+    counts: list[int]  # the number of ids up to each place
+    anchors: tuple[_Anchor, ...]
     manner: int
     tools: Any
-    end: int = -1
-    older: RestartedPrompt | None = None
+
+    @property
+    def text(self) -> str:
+        return self.anchors[0].text
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +83,26 @@ class Restarter:
         self, last: RestartedPrompt | None, messages: Sequence[Message], history: History, tools: Any, manner: int, counts: bool
     ) -> RestartedPrompt:
         """The whole prompt. `last` is the chain's last one, `history` the shape of all messages. Raises TemplateRefused."""
-        text, tail, anchor = None, None, None
+        text = tail = None
         if last is not None and last.manner == manner and last.tools is tools and not counts:
-            for anchor in (last, last.older):
-                if anchor is not None and anchor.end >= 0 and last.text.startswith(anchor.text[: anchor.end]):
-                    text, tail = self._from_anchor(last, anchor, messages, tools, manner)
-                    if text is not None:
-                        break
+            for anchor in last.anchors:
+                kept = anchor.end >= 0 and (anchor is last.anchors[0] or last.text.startswith(anchor.text[: anchor.end]))
+                text, tail = self._from_anchor(last, anchor, messages, tools, manner) if kept else (None, None)
+                if text is not None:
+                    break
         if text is None:
             text = self._dialect.render_somehow(messages, tools, manner)
             tail = None if counts else self._tail(history, tools, manner)
-        ids, cuts = self._encode(text, last)
         end = len(text) - len(tail) if tail is not None and text.endswith(tail) and self._is_plain(messages[-1]) else -1
-        if last is not None:
-            last = replace(last, older=None)
-        return RestartedPrompt(text, ids, cuts, len(messages), history, manner, tools, end, last)
+        anchor = _Anchor(text, len(messages), history, end)
+        if last is None:
+            ids = self._codec.encode_start(text)
+            return RestartedPrompt(ids, *self._codec.cuts(text, ids, 0, 0), (anchor,), manner, tools)
+        self._encode(text, last)
+        return RestartedPrompt(last.ids, last.places, last.counts, (anchor, last.anchors[0]), manner, tools)
 
     def _from_anchor(
-        self, last: RestartedPrompt, anchor: RestartedPrompt, messages: Sequence[Message], tools: Any, manner: int
+        self, last: RestartedPrompt, anchor: _Anchor, messages: Sequence[Message], tools: Any, manner: int
     ) -> tuple[str | None, str | None]:
         if self._compares is None:
             self._compares = self._asks_equality()
@@ -94,7 +110,7 @@ class Restarter:
         if self._compares:
             return None, None
         shapes = tuple(self._shaper.of(new))
-        shown = last.num_messages - anchor.num_messages
+        shown = last.anchors[0].num_messages - anchor.num_messages
         key = (anchor.history, shapes, shown, manner, id(tools))
         window = self._windows.get(key)
         if window is None:
@@ -150,18 +166,19 @@ class Restarter:
             return True
         return same != different.replace("zqother", "zqsame")
 
-    def _encode(self, text: str, last: RestartedPrompt | None) -> tuple[list[int], tuple[list[int], list[int]]]:
-        """The ids of a prompt. Ids before the last control token that it shares with the last prompt are taken from there."""
-        if last is not None:
-            places, counts = last.cuts
-            at = bisect_right(places, common_length(text, last.text)) - 1
-            if at >= 0:
-                ids = last.ids[: counts[at]]
-                rest = self._codec.encode(text[places[at] :], ids[-1])
-                more = self._codec.cuts(text, rest, places[at], len(ids))
-                return ids + rest, (places[: at + 1] + more[0], counts[: at + 1] + more[1])
-        ids = self._codec.encode_start(text)
-        return ids, self._codec.cuts(text, ids, 0, 0)
+    def _encode(self, text: str, last: RestartedPrompt) -> None:
+        """Changes the ids of the last prompt to those of a text, from the last control token that both texts share."""
+        at = bisect_right(last.places, common_length(text, last.text)) - 1
+        if at < 0:
+            ids = self._codec.encode_start(text)
+            place = count = 0
+        else:
+            place, count = last.places[at], last.counts[at]
+            ids = self._codec.encode(text[place:], last.ids[count - 1])
+        places, counts = self._codec.cuts(text, ids, place, count)
+        last.ids[count:] = ids
+        last.places[at + 1 :] = places
+        last.counts[at + 1 :] = counts
 
 
 def _after_last(text: str, messages: Sequence[Message]) -> str | None:

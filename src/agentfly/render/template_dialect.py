@@ -29,6 +29,7 @@ from .template_tokens import CUT, Codec
 Tools = Sequence[Mapping[str, Any]] | None
 # 0 as asked; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined; 4 no marks in replies
 NUM_MANNERS = 5
+_MAX_READ = 256  # size limit of the cache of replies that were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,22 @@ class Dialect:
         self.format = TemplateFormat()
         self.marks = Marks()
         self._reader = ReplyReader(self.marks)
+        self._read: dict[int, tuple[Message, Parts, bool]] = {}
         self._ask()
         self.finder = MarkFinder(self, codec.control)
         self.marks = self.finder.find()
         self._reader = ReplyReader(self.marks)
+        self._read.clear()
         self._ask_thinking()
 
     def read(self, message: Message) -> tuple[Parts, bool]:
         """The parts of a reply, and whether its calls are passed as structured calls."""
-        return self._reader.read(message, self.format.calls)
+        known = self._read.get(id(message))
+        if known is None or known[0] is not message:
+            if len(self._read) >= _MAX_READ:
+                self._read.clear()
+            known = self._read[id(message)] = message, *self._reader.read(message, self.format.calls)
+        return known[1], known[2]
 
     def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int) -> str:
         """The text of the messages in one manner. Raises TemplateRefused."""

@@ -40,6 +40,7 @@ class Codec:
         marks = {token: index for token, index in self.control.items() if token in written or token in special}
         self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         self._mark_ids = marks
+        self._known_ids = frozenset(marks.values())
         self._pattern = _any_of(self.control)
         self._turn_pattern = _any_of(())
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
@@ -87,7 +88,7 @@ class Codec:
 
         These are the ends of control tokens, which no other token spans. `ids` are those of the text after `start`.
         """
-        known = set(self._mark_ids.values())
+        known = self._known_ids
         found = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
         counts = [num_before + at + 1 for at, index in enumerate(ids) if index in known]
         if [index for _, index in found] != [ids[count - num_before - 1] for count in counts]:
