@@ -141,7 +141,13 @@ class Probes:
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
+        # Some templates show a thought only in a later turn. If this one does, every reply is rendered in a later turn.
+        self._earlier: tuple[Message, ...] = ()
         self.fields = self._find_fields()
+        if not self.fields:
+            self._earlier = (Message("user", "zqfirst"), Message("assistant", "zqreply"))
+            self.fields = self._find_fields()
+            self._earlier = self._earlier if self.fields else ()
 
     def _find_fields(self) -> tuple[str, ...]:
         """The keys in which the template looks for a thought. More than one only if no single key serves every reply."""
@@ -179,17 +185,19 @@ class Probes:
         user = Message("user", USER)
         calls = tuple(replace(CALL, id=f"zqd{i:05d}q") for i in range(num_calls))
         # The messages after the reply are written behind a reply with the same calls, for their links to these calls.
-        written = self.writer.write([user, Message("assistant", "" if calls else ANSWER, calls), *after], 0)
-        return self.render([written[0], self.entry(thought, said, num_calls, fields), *written[2:]], bool(num_calls), generate)
+        reply = Message("assistant", "" if calls else ANSWER, calls)
+        written = self.writer.write([*self._earlier, user, reply, *after], 0)
+        written[len(self._earlier) + 1] = self.entry(thought, said, num_calls, fields)
+        return self.render(written, bool(num_calls), generate)
 
     def content(self, text: str, after: Sequence[Message] = ()) -> str | None:
         """The rendering of a reply with this content."""
-        written = self.writer.write([Message("user", USER), Message("assistant", ANSWER), *after], 0)
-        written[1]["content"] = self.writer.text_content(text)
+        written = self.writer.write([*self._earlier, Message("user", USER), Message("assistant", ANSWER), *after], 0)
+        written[len(self._earlier) + 1]["content"] = self.writer.text_content(text)
         return self.render(written, False, bool(after))
 
     def prompt(self, generate: bool, tools: bool = False) -> str:
-        return self.render(self.writer.write([Message("user", USER)], 0), tools, generate) or ""
+        return self.render(self.writer.write([*self._earlier, Message("user", USER)], 0), tools, generate) or ""
 
     def render(self, written: Sequence[Mapping[str, Any]], tools: bool, generate: bool) -> str | None:
         try:
@@ -240,7 +248,7 @@ class MarkFinder:
         self._says_calls = _form(probe(False, True, 1), ANSWER, VALUE)
         self._thinks_calls = _form(probe(True, False, 1), THOUGHT, VALUE)
         self._openers = self._find_openers()
-        self._base = self._find_base()
+        self.base = self._find_base()
 
     def find(self) -> Marks:
         thinking, header = self._thinking()
@@ -304,7 +312,7 @@ class MarkFinder:
         if form is None:
             return (), ""
         behind = form.gap(THOUGHT) or ""
-        opening = form.lead.removeprefix(self._base).strip()
+        opening = form.lead.removeprefix(self.base).strip()
         closing = self.units.before(behind, self._openers).strip()
         if not opening:
             # Every reply has marks of thinking, also one without a thought: the opening is the last mark before the thought.
@@ -356,7 +364,7 @@ class MarkFinder:
     def _empty_thinking(self) -> tuple[tuple[str, str], ...]:
         """The marks of an empty thought in front of every reply or prompt; what the template is given as a thought it drops."""
         for text in (self._plain.lead if self._plain else "", self.probes.prompt(True)):
-            units = [unit for unit in self.units.of(text.removeprefix(self._base)) if unit.strip()]
+            units = [unit for unit in self.units.of(text.removeprefix(self.base)) if unit.strip()]
             for opening, closing in pairwise(units):
                 if self.units.is_mark(opening) and self.units.is_mark(closing) and _words([opening], [closing]):
                     return ((opening, closing),)
@@ -374,13 +382,14 @@ class MarkFinder:
     def _response_opening(self, closing: str) -> str:
         if self._plain is None:
             return ""
-        lead = self._plain.lead.removeprefix(self._base)
+        lead = self._plain.lead.removeprefix(self.base)
         return (lead.rpartition(closing)[2] if closing else lead).lstrip()
 
     def _response_closings(self, end: str) -> tuple[str, ...]:
         """The texts after the visible text: up to the end of the turn and, if that is another one, up to a call."""
         text = self._behind_answer()
-        found = [text.partition(end)[0].strip() if end else ""]
+        shared = text.partition(end)[0] if end else self.units.common(text, self._until_next())
+        found = [self.units.before(shared, self._openers).strip()]
         gap = self._says_calls.gap(ANSWER, TOOL) if self._says_calls else None
         if gap is not None:
             found.append(self.units.common(gap, text).strip())
@@ -399,7 +408,7 @@ class MarkFinder:
         elif self._thinks_calls is not None and (gap := self._thinks_calls.gap(THOUGHT, TOOL)) is not None:
             openings.append(gap.strip().removeprefix(closing).strip().removeprefix(header))
         if self._calls is not None:
-            lead = self._calls.lead.removeprefix(self._base)
+            lead = self._calls.lead.removeprefix(self.base)
             openings.append(lead.rpartition(closing)[2] if closing else lead)
         return openings
 
@@ -407,7 +416,11 @@ class MarkFinder:
         form = self._says_calls or self._thinks_calls or self._calls
         if form is None or not openings:
             return ()
-        found = self._distinctive(openings[0])
+        opening = openings[0]
+        for other in openings[1:]:
+            # What stands before a call in one form only belongs to the text before it.
+            opening = self.units.common_end(opening, other) or opening
+        found = self._distinctive(opening)
         if not any(self._has_mark(mark) for mark in found):
             # The call begins with words; a mark may follow the name of the tool.
             at = form.words.index(TOOL)
@@ -425,7 +438,7 @@ class MarkFinder:
     def _distinctive(self, opening: str) -> list[str]:
         """The marks of an opening, each with as many units after it as are needed for a text that no plain reply has."""
         forms = [form for form in (self._plain, self._thinks) if form is not None]
-        others = [form.lead.removeprefix(self._base) + "\0" + "\0".join(form.gaps) for form in forms]
+        others = [form.lead.removeprefix(self.base) + "\0" + "\0".join(form.gaps) for form in forms]
         units = self.units.of(opening.strip())
         found: list[str] = []
         at = next((at for at, unit in enumerate(units) if self.units.is_mark(unit)), len(units))
@@ -462,9 +475,7 @@ class MarkFinder:
     def _ends(self) -> tuple[str, str]:
         """The control tokens that end a plain reply and a reply with a call."""
         inner = self._inner_tokens()
-        later = _form(self.probes.reply(False, True, 0, (Message("user", NEXT),)), ANSWER, NEXT)
-        last = self._behind_answer()
-        plain = self._end(last, (later.gap(ANSWER) or "") if later else "", inner)
+        plain = self._end(self._behind_answer(), self._until_next(), inner)
         if self._calls is None:
             return plain, plain
         twice = _form(self.probes.reply(False, False, 2), VALUE)
@@ -477,6 +488,11 @@ class MarkFinder:
         answered = _form(self.probes.reply(False, False, 1, (result,)), VALUE, RESULT)
         behind = (answered.gap(VALUE) or "") if answered else ""
         return plain, self._end(self._calls.gaps[-1], behind, inner)
+
+    def _until_next(self) -> str:
+        """The text between a plain reply and the next user message."""
+        later = _form(self.probes.reply(False, True, 0, (Message("user", NEXT),)), ANSWER, NEXT)
+        return (later.gap(ANSWER) or "") if later else ""
 
     def _inner_tokens(self) -> set[str]:
         """The control tokens between the parts of one reply: sampling goes on after them."""
