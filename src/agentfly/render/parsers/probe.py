@@ -38,7 +38,11 @@ _OPTIONS = {"type": "object", "properties": {"deep": {**_DEEP, "description": "Z
 PROBE_TOOLS = [_tool("find_rivers", **_FLAT, options=_OPTIONS), _tool("get_time")]
 _SCHEMAS = {tool["function"]["name"]: tool for tool in PROBE_TOOLS}
 # Some templates cannot write the schema of a nested object, or of a tool without parameters.
-_TOOL_LISTS: tuple[list[dict[str, Any]], ...] = (PROBE_TOOLS, [_tool("find_rivers", query=_FLAT["query"]), _tool("get_time", zone=_FLAT["query"])], [])
+_TOOL_LISTS: tuple[list[dict[str, Any]], ...] = (
+    PROBE_TOOLS,
+    [_tool("find_rivers", query=_FLAT["query"]), _tool("get_time", zone=_FLAT["query"])],
+    [],
+)
 
 _ARGUMENTS = {
     "query": "rivers of Peru",
