@@ -135,6 +135,8 @@ def _rendering(dialect: Any) -> Render:
 class _NoTokens:
     """Stands in for a tokenizer: no text is a control token."""
 
+    control: Mapping[str, int] = {}
+
     def guard(self, text: str) -> str:
         return text
 
