@@ -101,8 +101,10 @@ def agents_table() -> str:
     return table(("name", "class", "how it acts"), ([code(n), code(c), _says("agents", n)] for n, c in classes.items()))
 
 
-def parser_names() -> str:
-    return ", ".join(code(name) for name in plugins.BUILTIN["parsers"]) + ".\n"
+def parsers_table() -> str:
+    from agentfly.render.parsers.families import MODELS
+
+    return table(("parser", "models"), ([code(name), MODELS[name]] for name in plugins.BUILTIN["parsers"]))
 
 
 def foreign_table(*libraries: str) -> Callable[[], str]:
@@ -202,7 +204,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "loss_always": loss_always,
     "rooms": rooms_table,
     "agents": agents_table,
-    "parser_names": parser_names,
+    "parser_names": parsers_table,
     "from_agentfly": foreign_table("AgentFly (original)"),
     "from_trl": foreign_table("transformers", "PEFT", "TRL"),
     "from_verl": foreign_table("verl"),

@@ -4,7 +4,8 @@
     |-- ConfigError          the user's config, data or call is wrong; stops the program, if possible before the run
     |   |-- UnknownName      no object has this name; the message suggests similar names
     |   |-- MissingExtra     an optional package is not installed; the message gives the pip command
-    |   `-- DataError        a row of the data set is malformed; the message gives its index
+    |   |-- DataError        a row of the data set is malformed; the message gives its index
+    |   `-- TemplateError    a chat template doubles or loses marks of a reply; the message names them
     |-- InvariantError       a guarantee of the framework does not hold, for example about training data; stops the run
     |-- StorageError         a file of the run cannot be written or read, as on a full disk; stops the run, checkpoints stay
     |-- RewardError          a reward function raised, or returned no valid score; stops the run
@@ -41,6 +42,10 @@ class MissingExtra(ConfigError):
 
 class DataError(ConfigError):
     """A row of the data set is malformed."""
+
+
+class TemplateError(ConfigError):
+    """A chat template doubles or loses marks of a reply."""
 
 
 class InvariantError(AgentFlyError):

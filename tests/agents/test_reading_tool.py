@@ -79,13 +79,17 @@ def test_raw_values_are_typed_by_the_schema():
     assert unknown.calls[0].arguments["a"] == "12"
 
 
+NAMED = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}\n{% endfor %}{{ tools }}"
+)
+
+
 @pytest.mark.parametrize(
     "renderer",
     [
-        SimpleNamespace(chat_template="{{ tools }}[TOOL_CALLS]"),
-        SimpleNamespace(
-            tokenizer=SimpleNamespace(chat_template={"default": "{{ messages }}", "tool_use": "[TOOL_CALLS]{{ tools }}"})
-        ),
+        SimpleNamespace(chat_template=NAMED),
+        SimpleNamespace(tokenizer=SimpleNamespace(chat_template={"default": "{{ messages }}", "tool_use": NAMED})),
     ],
 )
 def test_auto_takes_the_parser_that_belongs_to_the_template(renderer):
@@ -95,10 +99,19 @@ def test_auto_takes_the_parser_that_belongs_to_the_template(renderer):
 
 
 def test_a_template_that_cannot_be_read_stops_the_run_before_it_starts():
-    with pytest.raises(ConfigError, match="not known here"):
-        make_plan(agent(renderer=SimpleNamespace(chat_template="{{ tools }}<|channel|>")))
+    with pytest.raises(ConfigError, match="not known here: give parser= one of .*, or a function"):
+        make_plan(
+            agent(renderer=SimpleNamespace(chat_template="{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"))
+        )
     with pytest.raises(UnknownName, match="did you mean 'mistral'"):
         agent(parser="mistrall")
+
+
+def test_a_fenced_call_counts_only_for_a_tool_of_the_agent():
+    fenced = '```json\n{"name": "multiply", "arguments": {"a": 12, "b": 7}}\n```'
+    assert bare(agent().parse(Completion(text=fenced))) == [("multiply", {"a": 12, "b": 7})]
+    other = fenced.replace("multiply", "add")
+    assert agent().parse(Completion(text=other)) == Action(answer=other)
 
 
 def test_a_custom_parser_is_a_function_of_the_text():

@@ -29,6 +29,11 @@ SPECIAL = [
     "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
     "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "[gMASK]",
     "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
+    "<|TURN|>", "<|END_TURN|>", "<|SYSTEM|>", "<|USER|>", "<|BOT|>", "<|START_THINKING|>", "<|END_THINKING|>",
+    "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESULT|>", "<|END_RESULT|>",
+    "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "<|begin|>", "<|content|>", "<|think|>", "<|tool_calls|>",
+    "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>", "<|calls|>", "<|flush|>",
+    "<|tool_response|>", "<|bot|>", "<|eos:x|>",
 ]
 # fmt: on
 PLAIN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]  # added tokens that are not special, as Qwen has them
@@ -59,7 +64,7 @@ def _trained() -> str:
         "The user asks the assistant to multiply and add numbers with a tool; the result is said in a system message.\n\n"
     ] * 4
     trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIAL, show_progress=False
+        vocab_size=450, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=SPECIAL, show_progress=False
     )
     tokenizer.train_from_iterator(text, trainer)
     return str(tokenizer.to_str())
@@ -126,6 +131,47 @@ def _counting(thought: str, said: str, calls: Sequence[ToolCall]) -> str:
     return said + "".join(f"<tool_call>{c.name}{json.dumps(c.arguments)}</tool_call>" for c in calls)
 
 
+def _wrapped(thought: str, said: str, calls: Sequence[ToolCall]) -> str:
+    head = f"<|START_THINKING|>{thought}<|END_THINKING|>" if thought else ""
+    if not calls:
+        return f"{head}<|START_RESPONSE|>{said}<|END_RESPONSE|>"
+    texts = [f'\n    {{"tool_name": "{c.name}", "parameters": {json.dumps(c.arguments)}}}' for c in calls]
+    return f"{head}<|START_ACTION|>[{','.join(texts)}\n]<|END_ACTION|>"
+
+
+def _sections(thought: str, said: str, calls: Sequence[ToolCall]) -> str:
+    def section(tag: str, text: str, *more: str) -> str:
+        return f"<|open|>{' '.join([tag, *more])}<|sep|>{text}<|close|>{tag}<|sep|>"
+
+    texts = []
+    for i, call in enumerate(calls):
+        values = [section("argument", json.dumps(value), f'key="{key}"') for key, value in call.arguments.items()]
+        texts.append(section("call", "".join(values), f'tool="{call.name}"', f'index="{i + 1}"'))
+    # The prompt has opened the thought.
+    parts = f"{thought}<|close|>think<|sep|>" + section("response", said) + (section("tools", "".join(texts)) if texts else "")
+    return f"{parts}<|close|>message<|sep|>"
+
+
+def _segments(thought: str, said: str, calls: Sequence[ToolCall]) -> str:
+    parts = [f"<|think|>{thought}"] if thought else []
+    parts += [f"<|content|>{said}"] if said else []
+    texts = [
+        f"<|tool_call:begin|>{c.id}<|tool_call:name|>{c.name}<|tool_call:args|>{json.dumps(c.arguments)}<|tool_call:end|>"
+        for c in calls
+    ]
+    parts += ["<|tool_calls|>" + "".join(texts)] if calls else []
+    return "<|end|><|begin|>assistant".join(parts)
+
+
+def _tagged(thought: str, said: str, calls: Sequence[ToolCall]) -> str:
+    texts = []
+    for call in calls:
+        values = [f"<key:x>{key}</key:x><value:x>{value}</value:x>\n" for key, value in call.arguments.items()]
+        texts.append(f"<call:x>{call.name}<sep:x>\n{''.join(values)}</call:x>\n")
+    # The prompt has opened the thought.
+    return f"{thought}</think:x>{said}" + (f"<calls:x>\n{''.join(texts)}</calls:x>" if calls else "")
+
+
 @dataclass(frozen=True)
 class Family:
     """A template and its model's habits. `ends` are the end-of-turn tokens after a plain reply and after calls."""
@@ -137,6 +183,7 @@ class Family:
     says_with_calls: bool = True
     max_calls: int = 2
     native: bool = True  # knows tools
+    field: str = ""  # the key of the thought; without one the thought is a part of the content
 
     def end(self, calls: Sequence[ToolCall]) -> str:
         return self.ends[bool(calls)]
@@ -148,11 +195,9 @@ class Family:
             entry: dict[str, Any] = {"role": message.role, "content": message.content}
             if message.role == "assistant" and self.native:
                 thought, said = parts[i]
-                entry["content"] = self.reply(thought, said, ()) if thought or self.name != "gptoss" else said
-                if self.name == "gptoss":
-                    entry["content"] = "" if message.tool_calls else said
-                    if thought:
-                        entry["thinking"] = thought
+                entry["content"] = said if self.field else self.reply(thought, said, ())
+                if self.field and thought:
+                    entry[self.field] = thought
                 if message.tool_calls:
                     if self.name == "deepseek":
                         entry["content"] = entry["content"] or None
@@ -181,9 +226,14 @@ FAMILIES = {
         Family("mistral", _mistral, ("</s>", "</s>"), thinks=False),
         Family("gemma", _hermes, ("<end_of_turn>", "<end_of_turn>"), max_calls=0, native=False),
         Family("deepseek", _deepseek, ("<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>")),
-        Family("gptoss", _gptoss, ("<|return|>", "<|call|>"), says_with_calls=False, max_calls=1),
+        Family("gptoss", _gptoss, ("<|return|>", "<|call|>"), says_with_calls=False, max_calls=1, field="thinking"),
         Family("glm", _glm, ("<|user|>", "<|observation|>")),
         Family("counting", _counting, ("<|im_end|>", "<|im_end|>"), thinks=False),
+        Family("wrapped", _wrapped, ("<|END_TURN|>", "<|END_TURN|>"), says_with_calls=False, field="reasoning_content"),
+        Family("sections", _sections, ("<|end_of_msg|>", "<|end_of_msg|>"), field="reasoning_content"),
+        Family("segments", _segments, ("<|flush|>", "<|calls|>"), field="reasoning"),
+        Family("tagged", _tagged, ("<|eos:x|>", "<|eos:x|>"), field="reasoning_content"),
+        Family("trailing", _hermes, ("<|end|>", "<|end|>"), max_calls=0, native=False),
     )
 }
 

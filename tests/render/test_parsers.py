@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentfly import plugins
-from agentfly.render.parsers import ParsedReply, get_parser, without_thinking
-from agentfly.render.parsers.qwen3_coder import type_arguments
+from agentfly.render.parsers import ParsedReply, get_parser, type_arguments, without_thinking
 from agentfly.render.parsers.reply import MAX_CALLS
 from agentfly.types import ToolCall
 
@@ -40,10 +38,6 @@ def only_error(reply: ParsedReply) -> ToolCall:
     assert reply.calls[0].error is not None
     assert reply.calls[0].arguments == {}
     return reply.calls[0]
-
-
-def test_every_family_has_an_example_here():
-    assert set(ONE_CALL) | {"qwen3_coder"} == set(plugins.BUILTIN["parsers"])
 
 
 @pytest.mark.parametrize("family", ONE_CALL)
@@ -206,14 +200,14 @@ def test_coder_calls_without_the_outer_tag_and_without_parameters_are_read():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("<tool_call>\nf()\n</tool_call>", "after <tool_call> comes <function=NAME>"),
-        ("<function=f", "<function=NAME> needs the name of a tool"),
+        ("<tool_call>\nf()\n</tool_call>", "after <tool_call> comes <function= and the name of a tool"),
+        ("<function=f", "after <function= comes the name of a tool"),
         ("<function=f><parameter=a>1", "the parameter 'a' is not closed with </parameter>"),
         (
             "<function=f><parameter=a>1<parameter=b>2</parameter></function>",
             "the parameter 'a' is not closed with </parameter>",
         ),
-        ("<function=f><parameter=>1</parameter></function>", "<parameter=NAME> needs the name of a parameter"),
+        ("<function=f><parameter=>1</parameter></function>", "after <parameter= comes the name of a parameter"),
         ("<function=f>" + "<parameter=a>1</parameter>" * 2 + "</function>", "the parameter 'a' is given twice"),
         ("<function=f><parameter=a>1</parameter>", "it is not closed with </function>, or has text outside its parameters"),
     ],

@@ -1,108 +1,112 @@
-"""Which parser belongs to which chat template."""
+"""Which parser belongs to which chat template, and what a renderer adds: the tools and the marks of thinking."""
 
 from __future__ import annotations
 
-import json
-from datetime import datetime
-from pathlib import Path
-
 import pytest
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from parser_formats import FORMATS, written
+from render_families import make_tokenizer, template_text
 
 from agentfly.errors import ConfigError, UnknownName
-from agentfly.render.parsers import ParsedReply, detect_parser, get_parser
+from agentfly.render import HFRenderer
+from agentfly.render.parsers import ParsedReply, detect_parser, find_parser, get_parser
+from agentfly.render.parsers.reply import CallParser
+from agentfly.types import ToolCall
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "chat_templates"
-EXPECTED = {
-    "Qwen-Qwen2.5-7B-Instruct": "hermes",
-    "Qwen-QwQ-32B": "hermes",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
-    "ibm-granite-granite-4.0": "hermes",
-    "Qwen3-Coder": "qwen3_coder",
-    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
-    "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
-    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
-    "unsloth-mistral-Devstral-Small-2507": "mistral",
-    "LFM2-8B-A1B": "pythonic",
-    "LFM2.5-8B-A1B": "pythonic",
-    "deepseek-ai-DeepSeek-V3.1": "deepseek",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
-    "GLM-4.6": None,
-    "MiniMax-M3": None,
-    "deepseek-ai-DeepSeek-V3.2": None,
-    "openai-gpt-oss-120b": None,
-    "google-gemma-2-2b-it": None,
+CALL = ToolCall("search", {"query": "rivers", "limit": 3})
+OWN = {  # the templates of the renderer's tests
+    "qwen25": "hermes",
+    "qwen3": "hermes",
+    "llama3": "llama3_json",
+    "mistral": "mistral",
+    "gptoss": "harmony",
+    "glm": "name_and_json",
+    "counting": "name_and_json",
 }
+
+
+def found(renderer: object) -> CallParser:
+    parser = find_parser(renderer, ["search"])
+    assert isinstance(parser, CallParser)
+    return parser
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_template_is_known_by_how_it_writes_calls(name: str):
+    assert detect_parser(template_text(name)) == OWN[name]
 
 
 @pytest.mark.parametrize(
     ("template", "parser"),
     [
-        ('{% for tool in tools %}...{% endfor %}<tool_call>\n{"name": ...}\n</tool_call>', "hermes"),
-        ("{{ tools }}<tool_call>\n<function=name>\n<parameter=p>", "qwen3_coder"),
-        ("{{ tools }}<|python_tag|>", "llama3_json"),
-        ("[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]", "mistral"),
-        ("{{ tools }}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "deepseek"),
-        ("List of tools: <|tool_list_start|>[{{ tools }}]<|tool_list_end|>", "pythonic"),
+        (
+            "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}List of tools: <|tool_list_start|>{{ tools }}",
+            "pythonic",
+        ),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }} Write functools[{...}].", "firefunction"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }} Write <tool_call>{...}</tool_call>.", "hermes"),
     ],
 )
-def test_a_template_is_known_by_its_marks(template: str, parser: str):
+def test_a_template_that_writes_no_calls_is_known_by_what_it_says_about_them(template: str, parser: str):
     assert detect_parser(template) == parser
 
 
 def test_a_template_without_tools_is_an_error_that_says_what_to_do():
-    with pytest.raises(ConfigError, match="says nothing about tools: use ReactAgent"):
-        detect_parser("{% for message in messages %}<|im_start|>{{ message.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match="says nothing about tools: use ReactAgent, or give a parser by name or function"):
+        detect_parser(template_text("chatml"))
 
 
-def test_a_format_that_is_not_known_is_an_error_that_lists_the_parsers():
-    with pytest.raises(ConfigError, match="not known here: give parser= one of deepseek, hermes"):
-        detect_parser("{{ tools }}<tool_call>{function-name}\n<arg_key>{arg-key}</arg_key>")
+def test_a_format_that_is_not_known_is_an_error_that_lists_the_parsers_and_offers_a_function():
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}"
+    with pytest.raises(ConfigError, match=r"give parser= one of apertus, .*qwen3_coder.*, or a function from the reply's text"):
+        detect_parser(template)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_published_templates_are_recognised_or_refused(name: str):
-    path = PUBLISHED / f"{name}.jinja"
-    if not path.is_file():
-        pytest.skip("the published templates are not here")
-    if EXPECTED[name] is None:
-        with pytest.raises(ConfigError):
-            detect_parser(path.read_text(encoding="utf-8"))
-    else:
-        assert detect_parser(path.read_text(encoding="utf-8")) == EXPECTED[name]
+def test_formats_with_the_same_marks_are_told_apart():
+    lists = FORMATS["hermes"].replace("<tool_call>", "<tool_calls>[").replace("</tool_call>", "]</tool_calls>")
+    assert detect_parser(lists) == "apriel"
+    assert detect_parser(FORMATS["functionary"]) == "functionary"
+    assert detect_parser(FORMATS["qwen3_coder"]) == "qwen3_coder"
+    assert detect_parser(FORMATS["glm"]) == "glm"
 
 
-WRITES_NO_CALLS = {"LFM2-8B-A1B"}  # its template leaves the text of a call to the reply
+def test_the_template_in_use_counts_and_not_the_one_of_the_tokenizer():
+    renderer = HFRenderer(make_tokenizer(template_text("qwen25")), chat_template=FORMATS["functionary"])
+    text = written("functionary", CALL)
+    assert [call.arguments for call in found(renderer)(text).calls] == [CALL.arguments]
+    own = HFRenderer(make_tokenizer(template_text("qwen25")))
+    assert not found(own)(text).calls
 
 
-def render(template: str, messages: list[dict], tools: list[dict]) -> str:
-    """As transformers does it."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
-    environment.globals["strftime_now"] = datetime(2025, 1, 1).strftime
-    source = template.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-    return environment.from_string(source).render(messages=messages, tools=tools, bos_token="", eos_token="</s>")
+def test_the_template_for_tools_counts():
+    tokenizer = make_tokenizer(None)
+    tokenizer.chat_template = {"default": template_text("chatml"), "tool_use": FORMATS["kimi"]}
+    assert [call.name for call in found(HFRenderer(tokenizer))(written("kimi", CALL)).calls] == ["search"]
 
 
-@pytest.mark.parametrize("name", [name for name, parser in EXPECTED.items() if parser and name not in WRITES_NO_CALLS])
-def test_what_a_published_template_writes_is_read_back(name: str):
-    path = PUBLISHED / f"{name}.jinja"
-    if not path.is_file():
-        pytest.skip("the published templates are not here")
-    template = path.read_text(encoding="utf-8")
-    parameters = {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}, "required": ["city"]}
-    schema = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": parameters}}
-    call = {"type": "function", "id": "9Ae3bDc2F", "function": {"name": "weather", "arguments": {"city": "São Paulo {[<"}}}
-    messages = [
-        {"role": "user", "content": "How is the weather?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    written = render(template, messages, [schema])
-    reply = written.rpartition("How is the weather?")[2]
-    for turn in ("[/INST]", "<|end_header_id|>", "<｜Assistant｜>", "<|im_start|>assistant"):
-        reply = reply.partition(turn)[2] or reply
-    (found,) = get_parser(detect_parser(template))(reply).calls
-    assert (found.name, found.arguments, found.error) == ("weather", {"city": "São Paulo {[<"}, None)
+THINKING = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- if m.reasoning_content %}<acme:muse>{{ m.reasoning_content }}</acme:muse>{% endif %}{{ m.content or '' }}"
+    "{%- for c in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n'
+    "{%- endfor %}{% if tools %}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\nOPENED{% endif %}"
+)
+
+
+def test_the_marks_of_thinking_are_those_of_the_template():
+    parser = found(HFRenderer(make_tokenizer(THINKING.replace("OPENED", ""))))
+    call = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+    assert ("<acme:muse>", "</acme:muse>") in parser.thinking
+    assert parser(f"<acme:muse>{call}</acme:muse>84") == ParsedReply("84")
+    assert parser(f"{call}</acme:muse>84") == ParsedReply("84")
+    assert parser(f"<acme:muse>plan</acme:muse>{call}").calls == (ToolCall("search"),)
+
+
+def test_thinking_that_the_prompt_opens_lasts_until_it_is_closed():
+    parser = found(HFRenderer(make_tokenizer(THINKING.replace("OPENED", "<acme:muse>\n"))))
+    call = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+    assert parser.opened == "</acme:muse>"
+    assert parser(f"I could write {call}") == ParsedReply("")
+    assert parser(f"plan</acme:muse>{call}").calls == (ToolCall("search"),)
 
 
 def test_a_parser_is_found_by_name_or_taken_as_it_is():

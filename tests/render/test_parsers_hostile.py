@@ -5,44 +5,57 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parser_formats import FORMATS, written
 
-from agentfly.render.parsers import ParsedReply, get_parser
-from agentfly.render.parsers.reply import MAX_CALLS
+from agentfly.render.parsers import ParsedReply, find_parser, get_parser
+from agentfly.render.parsers.reply import MAX_CALLS, CallParser
+from agentfly.types import ToolCall
 
-FAMILIES = ["hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic", "deepseek"]
-DEEP = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>"
-
-# How a call begins, per family; hostile text follows, and it is repeated whole as well.
-OPENINGS = {
-    "hermes": ["", "<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": '],
-    "qwen3_coder": ["", "<tool_call><function=f>", "<function=f><parameter=a>"],
-    "llama3_json": ["", '{"name": "f", "parameters": ', "<|python_tag|>{}"],
-    "mistral": ["", "[TOOL_CALLS][", '[TOOL_CALLS]f[ARGS]{"a": '],
-    "pythonic": ["", "[f(a=", "<|tool_call_start|>[f(a="],
-    "deepseek": ["", DEEP, DEEP + '{"a": '],
+CALL = ToolCall("search", {"query": "rivers of Peru", "limit": 3}, "zqcall001")
+DERIVED = {
+    "derived_json": FORMATS["hermes"].replace("tool_call>", "acme>"),
+    "derived_name": FORMATS["functionary"].replace("<function", "<acme").replace("</function", "</acme"),
+    "derived_tags": FORMATS["qwen3_coder"]
+    .replace("<function", "<acme")
+    .replace("</function", "</acme")
+    .replace("parameter", "acme_in"),
 }
-UNITS = [
-    *("<tool_call>", "</tool_call>", '<tool_call>{"', '<tool_call>{\\"</tool_call>', '<tool_call>{"a</tool_call>'),
-    *("<tool_call>{}</tool_call>", "<think>", "</think>", "<think></think>", "[", "{", "{}", '{"a":', "\\", '"', '\\"', "'"),
-    *("[f(", '[f(a="', "[f(a='''", "[f(a=1)]", "[f(a='\\n", "<|tool_call_start|>[f(a='<|tool_call_end|>", "<function=f>"),
-    *("<function=f><parameter=a>", "<parameter=a></parameter>", "[TOOL_CALLS]", "[TOOL_CALLS][{", '[TOOL_CALLS]f[ARGS]{"'),
-    *(
-        "<｜tool▁call▁begin｜>",
-        DEEP,
-        DEEP + "{",
-        '<|python_tag|>{"',
-        '{"name": "f", "parameters": {}};',
-        " ",
-        "1",
-        "-",
-        "\ud800",
-    ),
-]
+FAMILIES = [*FORMATS, *DERIVED]
+
+
+@lru_cache
+def parser_of(family: str) -> CallParser:
+    found = find_parser(DERIVED[family]) if family in DERIVED else get_parser(family)
+    assert isinstance(found, CallParser)
+    return found
+
+
+@lru_cache
+def openings(family: str) -> list[str]:
+    """How a call begins: nothing, up to its name, up to inside its first argument. Hostile text follows."""
+    text = written(DERIVED.get(family, family), CALL)
+    return ["", text[: text.index("search")], text[: text.index("rivers")]]
+
+
+@lru_cache
+def units(family: str) -> list[str]:
+    """Texts that are repeated: marks of this format, of thinking, and what starts strings and nesting."""
+    text = written(DERIVED.get(family, family), CALL)
+    thinking = [mark for pair in parser_of(family).thinking for mark in pair]
+    opened, closed = text[: text.index("rivers")], parser_of(family).thinking[0][1]
+    return [
+        *(text, text[: text.index("search")], opened, opened + closed, f"{opened}{text}{closed}", text[text.index("Peru") :]),
+        *(*thinking, "".join(thinking), text.partition("search")[0] + '{"' + closed, '{"' + closed, "[f(a='" + closed),
+        *("[", "{", "{}", '{"a":', "\\", '"', '\\"', "[f(", "[f(a='''", "[f(a=1)]", "```json\n{", '```{"a":"', "a\n{"),
+        *(" ", "1", "\ud800"),
+    ]
 
 
 def check(reply: ParsedReply) -> None:
@@ -64,20 +77,10 @@ def check(reply: ParsedReply) -> None:
 @pytest.mark.timeout(120)  # a quadratic parser needs minutes for the first of these
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_megabyte_of_anything_is_read(family: str):
-    parse = get_parser(family)
-    for unit in (
-        "<tool_call>",
-        "<think>",
-        "[",
-        "\\",
-        '"',
-        '{"a":',
-        "[f(a='\\n",
-        "[TOOL_CALLS]",
-        DEEP,
-        "<function=f><parameter=a>",
-    ):
-        check(parse(OPENINGS[family][-1] + unit * (1_000_000 // len(unit))))
+    parse = parser_of(family)
+    _, named, opened = openings(family)
+    for unit in (named or opened, opened + parse.thinking[0][1], '{"a":', "[f(a='\\n"):
+        check(parse(opened + unit * (1_000_000 // len(unit))))
 
 
 class Counted(str):
@@ -123,11 +126,11 @@ def effort(parse: Callable[[str], Any], text: str) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_twice_the_text_is_at_most_twice_the_work(family: str):
-    parse = get_parser(family)
-    for opening in OPENINGS[family]:
-        for unit in UNITS:
+    parse = parser_of(family)
+    for opening in openings(family)[::2]:
+        for unit in filter(None, units(family)):
             once, twice = (effort(parse, opening + unit * (size // len(unit))) for size in SIZES)
-            assert twice < 2.2 * once + SLACK, (opening, unit, once, twice)
+            assert twice < 2.8 * once + SLACK, (opening, unit, once, twice)
 
 
 def test_the_count_of_work_sees_a_parser_that_is_quadratic():
@@ -137,15 +140,13 @@ def test_the_count_of_work_sees_a_parser_that_is_quadratic():
 
     once, twice = (effort(rescan, "x" * size) for size in SIZES)
     assert twice > 3.5 * once
-    assert twice > 1.5 * (2.2 * once + SLACK)
+    assert twice > 1.2 * (2.8 * once + SLACK)
 
 
 pieces = st.one_of(
-    st.sampled_from(UNITS),
-    st.sampled_from([opening for openings in OPENINGS.values() for opening in openings]),
-    st.sampled_from(
-        ["</function>", "</parameter>", "<｜tool▁call▁end｜>", "<|tool_call_end|>", "[ARGS]", "[CALL_ID]", "}}", ")]", ", "]
-    ),
+    st.sampled_from(sorted({unit for family in FAMILIES for unit in units(family)})),
+    st.sampled_from([opening for family in FAMILIES for opening in openings(family)]),
+    st.sampled_from(["</function>", "</parameter>", "[ARGS]", "[CALL_ID]", "<|message|>", ">>>f\n", "}}", ")]", ", ", "```"]),
     st.sampled_from(
         ['"name"', '"arguments"', '"parameters"', ":", "f", "true", "null", "NaN", "1e999", "0x1", "```json\n", "\n"]
     ),
@@ -154,11 +155,13 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(pieces, max_size=40).map("".join))
+@settings(max_examples=60, deadline=None)
+@given(st.lists(pieces, max_size=30).map("".join))
 def test_no_text_makes_a_parser_raise(text: str):
     for family in FAMILIES:
-        check(get_parser(family)(text))
+        parser = parser_of(family)
+        check(parser(text))
+        check(replace(parser, opened=parser.thinking[0][1], names=frozenset({"f"}))(text))
 
 
 values = st.recursive(
@@ -168,26 +171,24 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(max_size=10), values, max_size=4), st.booleans())
 def test_whatever_arguments_are_written_are_read_back(arguments: dict[str, Any], escaped: bool):
-    written = json.dumps(arguments, ensure_ascii=escaped)
+    body = json.dumps(arguments, ensure_ascii=escaped)
     texts = {
-        "hermes": f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>',
-        "llama3_json": f'{{"name": "f", "parameters": {written}}}',
-        "mistral": f"[TOOL_CALLS]f[ARGS]{written}",
-        "deepseek": f"{DEEP}{written}<｜tool▁call▁end｜>",
+        "hermes": f'<tool_call>\n{{"name": "f", "arguments": {body}}}\n</tool_call>',
+        "llama3_json": f'{{"name": "f", "parameters": {body}}}',
+        "mistral": f"[TOOL_CALLS]f[ARGS]{body}",
+        "deepseek": f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{body}<｜tool▁call▁end｜>",
     }
     for family, text in texts.items():
-        if "</think>" not in text:
-            (call,) = get_parser(family)(text).calls
-            assert (call.name, call.error, call.arguments) == ("f", None, arguments), family
+        (call,) = get_parser(family)(text).calls
+        assert (call.name, call.error, call.arguments) == ("f", None, arguments), family
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), values, max_size=4))
 def test_whatever_arguments_python_writes_are_read_back(arguments: dict[str, Any]):
     text = "[f(" + ", ".join(f"{name}={value!r}" for name, value in arguments.items()) + ")]"
-    if "</think>" not in text:
-        (call,) = get_parser("pythonic")(text).calls
-        assert (call.error, call.arguments) == (None, arguments)
+    (call,) = get_parser("pythonic")(text).calls
+    assert (call.error, call.arguments) == (None, arguments)

@@ -102,7 +102,7 @@ class Play:
     def step(self, number: int, turn: Turn) -> None:
         family = self.family
         calls = calls_of(min(turn.num_calls, family.max_calls), number) if self.tools and turn.stopped else ()
-        thought = turn.thought if family.thinks and (family.says_with_calls or not calls or family.name == "gptoss") else ""
+        thought = turn.thought if family.thinks and (family.says_with_calls or not calls or family.field) else ""
         said = "" if calls and not (family.says_with_calls and turn.num_calls == 1) else turn.said
         reply = family.reply(thought, said, calls)
         end = family.end(calls)

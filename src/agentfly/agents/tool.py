@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigError
-from ..render.parsers import ParsedReply, Parser, detect_parser, get_parser
-from ..render.parsers.qwen3_coder import type_arguments
+from ..render.parsers import ParsedReply, Parser, find_parser, fit_parser, get_parser, type_arguments
 from ..types import Action, Completion, Engine, ToolCall
 from .base import BaseAgent
 
@@ -25,8 +24,8 @@ class ToolAgent(BaseAgent):
         agent = ToolAgent("Qwen/Qwen2.5-7B-Instruct", tools=[multiply], reward=exact)
 
     A reply such as `<tool_call>{"name": "multiply", "arguments": {"a": 12, "b": 7}}</tool_call>` makes the call; a reply
-    without one is the answer, less its thinking. `parser` is "auto" (by the chat template), a name
-    (`agentfly.plugins.names("parsers")`), or a function from the reply's text to a `ParsedReply`.
+    without one is the answer, less its thinking. `parser` is "auto" (the one that reads what the chat template in use
+    writes), a name (`agentfly.plugins.names("parsers")`), or a function from the reply's text to a `ParsedReply`.
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "tool"
@@ -34,15 +33,19 @@ class ToolAgent(BaseAgent):
 
     def __init__(self, model: str | Path | Engine = "", *, parser: str | Parser = "auto", **options: Any) -> None:
         super().__init__(model, **options)
-        self._parser: Parser | None = None if parser == "auto" else get_parser(parser)
+        self._given: Parser | None = None if parser == "auto" else get_parser(parser)
+        self._parser: Parser | None = None
 
     @property
     def parser(self) -> Parser:
-        """The parser of replies. With "auto" the first access opens the model and reads its chat template."""
+        """The parser of replies. The first access opens the model and renders known calls through its chat template."""
         if self._parser is None:
-            # A chat server parses the calls itself, and a renderer may have no template: use the most common format.
-            template = _template_of(self.renderer) if self.tools else None
-            self._parser = get_parser("hermes" if template is None else detect_parser(template))
+            source = _source_of(self.renderer) if self.tools else None
+            if self._given is not None or source is None:
+                # A chat server parses the calls itself, and a renderer may have no template: use the most common format.
+                self._parser = fit_parser(self._given or get_parser("hermes"), source, self.tools)
+            else:
+                self._parser = find_parser(source, self.tools)
         return self._parser
 
     def check_model(self) -> None:
@@ -71,8 +74,10 @@ class ToolAgent(BaseAgent):
         return reply
 
 
-def _template_of(renderer: Any) -> str | None:
-    """Returns the chat template for prompts with tools."""
+def _source_of(renderer: Any) -> Any:
+    """The renderer if it can render probes, else the text of its chat template for prompts with tools, else None."""
+    if hasattr(renderer, "dialect_for"):
+        return renderer
     template = getattr(renderer, "chat_template", None) or getattr(getattr(renderer, "tokenizer", None), "chat_template", None)
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")

@@ -24,9 +24,12 @@ from ..errors import ConfigError, InvariantError
 from ..types import Completion, Extension, Message
 from .profile import History, Shaper, TurnShape, Unit, is_id, thinned, turn_shape
 from .profile_glue import Prober, Profile
+from .restart import RestartedPrompt, Restarter
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
+from .template_guard import Guard
+from .template_marks import Marks
 from .template_tokens import CUT, Codec
 
 _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
@@ -60,6 +63,12 @@ class HFRenderer:
                 "no end-of-turn token is known: the tokenizer has no eos token and the chat template ends a reply with none; "
                 "give stop_ids="
             )
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of thinking, calls, responses and results that the template writes, also those of its form for tools."""
+        own = self._renderer(()).marks
+        return own.merged(self._templates["tool_use"].marks) if "tool_use" in self._templates else own
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The ids of the first prompt, up to the beginning of the first reply. Raises ConfigError."""
@@ -97,11 +106,16 @@ class HFRenderer:
     ) -> tuple[str, list[int]]:
         """A demonstration's reply as text and as the ids that a policy would have sampled for it, end of turn included.
 
-        Tool calls are written as the template writes them; without any, the content is the reply.
+        Tool calls, and the marks around the visible text, are written as the template writes them.
         """
         renderer = self._renderer(tools)
-        text = renderer.reply_text(before, reply, tools) if reply.tool_calls else reply.content
-        return text, [*self.encode(text), renderer.stop_ids[0]]
+        written = bool(reply.tool_calls or renderer.marks.responses)
+        text = renderer.reply_text(before, reply, tools) if written else reply.content
+        return text, [*self.encode(text), renderer.end_ids[bool(reply.tool_calls)]]
+
+    def dialect_for(self, tools: Sequence[Mapping[str, Any]]) -> Dialect:
+        """The template that renders prompts with these tools, and the form in which it takes messages."""
+        return self._renderer(tools).dialect
 
     def _renderer(self, tools: Sequence[Mapping[str, Any]]) -> _TemplateRenderer:
         if tools and "tool_use" in self._templates:
@@ -123,6 +137,7 @@ class _Chain:
     unit: Unit
     last: Message
     end: int
+    last_prompt: RestartedPrompt | None = None  # of the last restart
 
     def is_at(self, messages: Sequence[Message], at: int) -> bool:
         return self.at == at and self.reply is messages[at] and self.first is messages[0]
@@ -136,12 +151,18 @@ class _TemplateRenderer:
         self.template = ChatTemplate(source, {"turn_end": turn_end, **tokenizer.special_tokens_map, **args})
         self.codec = Codec(tokenizer, self.template.written)
         self.dialect = Dialect(self.template, self.codec)
+        self.marks = self.dialect.marks
         found = end_of_turn(self.dialect, self.codec)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))
+        # The ends of a plain reply and of a reply with calls, for demonstrations.
+        other = [*eos, *self.stop_ids]
+        self.end_ids = tuple([self.codec.control[mark], *other][0] if mark else [*other, -1][0] for mark in self.marks.ends)
         self._stop_texts = {index: self.codec.text([index]) for index in self.stop_ids}
         self.codec.forbid_in_replies(turn_marks(self.dialect, self.codec, self._stop_texts.values()))
+        self._guard = Guard(self.dialect, self.dialect.finder)
         self._shaper = Shaper(self.dialect)
+        self._restarter = Restarter(self.dialect, self.codec, self._shaper)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
         self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
@@ -155,11 +176,14 @@ class _TemplateRenderer:
             shown = self.dialect.render([*before, reply], tools or None, False, 0).replace(CUT, "")
         except TemplateRefused as refused:
             raise _refusal(before, refused) from refused
-        if not shown.startswith(prompt):
+        units = self.dialect.finder.units
+        kept = units.common(prompt, shown)
+        # The prompt may end with an empty thought that the template does not repeat; an open one must be closed by the reply.
+        if kept != prompt and not any(prompt[len(kept) :].rstrip().endswith(closing) for _, closing in self.marks.thinking):
             raise ConfigError(
                 "the chat template does not show a reply with tool calls where it asks for one: give the reply as plain text"
             )
-        text = shown[len(prompt) :]
+        text = shown[len(kept) :]
         ends = [at for stop in self._stop_texts.values() if (at := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text.rstrip()
 
@@ -174,17 +198,19 @@ class _TemplateRenderer:
     def extend(self, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]) -> Extension:
         reply, new = messages[at], messages[at + 1 :]
         _refuse_images(new)
-        history = self._history(messages, at)
+        self._guard.check(reply)
+        history, last = self._history(messages, at)
         turn = turn_shape(self._shaper, reply, new)
         unit = thinned((turn.reply, *turn.new))
-        _remember(self._chains, id(reply), _Chain(reply, messages[0], at, history, unit, messages[-1], len(messages)))
+        chain = _Chain(reply, messages[0], at, history, unit, messages[-1], len(messages), last)
+        _remember(self._chains, id(reply), chain)
         shown = self._guarded(tools)
         try:
             profile, num_control = self._profile(history, turn, reply, new, stop, shown)
             if profile.counts:
-                return self._ask_in_full(profile, messages, at, stop, tools)
+                return self._ask_in_full(profile, chain, messages, at, stop, tools)
             if profile.restarts:
-                return Extension(self.full(messages, tools, profile.manner), restarts=True)
+                return self._restart(profile, chain, messages, tools)
             values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
             if profile.glue is None or not self._fits(profile, values):
                 text = self._prober.text(profile, history.messages(), values, shown)
@@ -226,8 +252,25 @@ class _TemplateRenderer:
         words = self.template.words
         return not any(values[word] in words for word in profile.names)
 
+    def _restart(
+        self, profile: Profile, chain: _Chain, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> Extension:
+        history = chain.history.then(chain.unit)
+        prompt = self._restarter.prompt(
+            chain.last_prompt, messages, history, self._guarded(tools), profile.manner, profile.counts
+        )
+        self._guard.check_restart(prompt.text, chain.reply)
+        chain.last_prompt = prompt
+        return Extension(list(prompt.ids), restarts=True)
+
     def _ask_in_full(
-        self, profile: Profile, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]
+        self,
+        profile: Profile,
+        chain: _Chain,
+        messages: Sequence[Message],
+        at: int,
+        stop: int | None,
+        tools: Sequence[Mapping[str, Any]],
     ) -> Extension:
         """For templates that count messages or calls: renders the whole conversation and returns its last part."""
         reply, new, turn = messages[at], messages[at + 1 :], profile.turn
@@ -236,22 +279,22 @@ class _TemplateRenderer:
         names = {word: value for word, value in turn.values(reply, new).items() if word not in turn.content_words()}
         seen = self._prober.look(profile.manner, list(messages[:at]), turn, names, text, shown)
         if seen.restarts:
-            return Extension(self.full(messages, tools, profile.manner), restarts=True)
+            return self._restart(profile, chain, messages, tools)
         values = turn.values(reply, new)
         tail = self._prober.text(replace(profile, gap=seen.gap), list(messages[:at]), values, shown)
         return Extension(self.codec.encode(tail, stop))
 
-    def _history(self, messages: Sequence[Message], at: int) -> History:
-        """The shapes before the reply: those cached at the chain's previous reply, and the turn since then."""
+    def _history(self, messages: Sequence[Message], at: int) -> tuple[History, RestartedPrompt | None]:
+        """The shapes before the reply, cached at the previous one if the chain is known, and the last prompt of the chain."""
         before = at - 1
         while before >= 0 and messages[before].role != "assistant":
             before -= 1
         known = self._chains.pop(id(messages[before]), None) if before >= 0 else None
         if known is not None and known.is_at(messages, before):
             if known.end == at and known.last is messages[at - 1]:
-                return known.history.then(known.unit)
-            return known.history.then(self._shaper.unit(messages[before:at]))
-        return self._shaper.history(messages[:at])
+                return known.history.then(known.unit), known.last_prompt
+            return known.history.then(self._shaper.unit(messages[before:at])), None
+        return self._shaper.history(messages[:at]), None
 
     def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
         """The tools with cuts. Equal tools give the same object; the cache is keyed by identity first and by text second."""

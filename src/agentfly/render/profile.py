@@ -45,20 +45,27 @@ class History:
         return History(self.opening, (*[known for known in self.units if known != unit], unit))
 
     def messages(self, times: int = 1) -> list[Message]:
-        """Placeholder messages of this history, with each kind of turn repeated `times`. Results answer calls in order."""
-        made: list[Message] = []
-        ids: list[str] = []
-        # Each message has a different word: some templates find the last user message by comparing messages.
-        for n, shape in enumerate([*self.opening, *(shape for unit in self.units for _ in range(times) for shape in unit)]):
-            content = fill_skeleton(shape.skeleton, lambda _, n=n: f"zqh{n}")  # type: ignore[misc]
-            if shape.role == "assistant":
-                ids = [f"zqh{i:05d}q" for i in range(shape.num_calls)]
-                made.append(Message("assistant", content, tuple(ToolCall("zqtool", {"x": "zqv"}, i) for i in ids)))
-            elif shape.role == "tool" and ids:
-                made.append(Message("tool", content, name="zqtool", tool_call_id=ids.pop(0) if len(ids) > 1 else ids[0]))
-            else:
-                made.append(Message(shape.role, content))
-        return made
+        """Placeholder messages of this history, with each kind of turn repeated `times`."""
+        return placeholders([*self.opening, *(shape for unit in self.units for _ in range(times) for shape in unit)], "zqh")
+
+
+def placeholders(shapes: Sequence[Shape], word: str) -> list[Message]:
+    """Messages of these shapes. Results answer calls in order.
+
+    Each message has a different word, because some templates find the last user message by comparing messages.
+    """
+    made: list[Message] = []
+    ids: list[str] = []
+    for n, shape in enumerate(shapes):
+        content = fill_skeleton(shape.skeleton, lambda _, n=n: f"{word}{n}z")  # type: ignore[misc]
+        if shape.role == "assistant":
+            ids = [f"{word}{i:05d}q" for i in range(shape.num_calls)]
+            made.append(Message("assistant", content, tuple(ToolCall("zqtool", {"x": "zqv"}, i) for i in ids)))
+        elif shape.role == "tool" and ids:
+            made.append(Message("tool", content, name="zqtool", tool_call_id=ids.pop(0) if len(ids) > 1 else ids[0]))
+        else:
+            made.append(Message(shape.role, content))
+    return made
 
 
 class Shaper:
@@ -66,17 +73,15 @@ class Shaper:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._skeletons = Skeletons(dialect.template.literals)
+        self._skeletons = Skeletons((*dialect.template.literals, *dialect.marks.in_replies))
 
     def of(self, messages: Sequence[Message]) -> list[Shape]:
-        return [
-            self._one(message, i + 1 < len(messages) and messages[i + 1].role == "tool") for i, message in enumerate(messages)
-        ]
+        return [self._one(message) for message in messages]
 
-    def _one(self, message: Message, answered: bool) -> Shape:
+    def _one(self, message: Message) -> Shape:
         if message.role != "assistant":
             return Shape(message.role, self._skeletons.of(message.content))
-        parts, structured = self._dialect.read(message, answered)
+        parts, structured = self._dialect.read(message)
         return Shape("assistant", self._skeletons.of(parts.head), len(message.tool_calls) if structured else 0)
 
     def unit(self, messages: Sequence[Message]) -> Unit:

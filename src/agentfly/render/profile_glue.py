@@ -22,7 +22,6 @@ from ..types import Message
 from .profile import History, TurnShape, is_content, is_id
 from .template import TemplateRefused
 from .template_dialect import NUM_MANNERS, Dialect, Tools, squeeze
-from .template_reply import THINKING
 
 _STAND_IN = re.compile(r"(zq[cnm]\d+[cnm]qz|zq[de]\d{5}q)")
 
@@ -88,6 +87,9 @@ class Prober:
     def __init__(self, dialect: Dialect, stops: Sequence[str], special: Iterable[str]) -> None:
         self.dialect = dialect
         self._special = tuple(special)
+        # A call is written in the template's notation, but no thought and no response may appear that was not sampled.
+        marks = dialect.marks
+        self._added = [squeeze(text) for pair in (*marks.thinking, *marks.responses) for text in pair[1:] if squeeze(text)]
         self._stops = re.compile("|".join(map(re.escape, sorted(stops, key=len, reverse=True))) or r"(?!)")
 
     def profile(self, history: History, turn: TurnShape, plain: TurnShape, stop: str | None, tools: Tools) -> Profile:
@@ -149,7 +151,7 @@ class Prober:
             return False
         calls = [at for word in turn.reply_words()[-turn.reply.num_calls :] if (at := shown.find(word, len(kept))) >= 0]
         added = shown[len(kept) : min(calls)] if turn.reply.num_calls and calls else ""
-        return not any(closing in added for _, closing in THINKING)
+        return not any(mark in added for mark in self._added)
 
     def text(self, profile: Profile, history: list[Message], values: Mapping[str, str], tools: Tools) -> str:
         """The text after the reply with real contents, rendered by the template. Raises TemplateRefused."""

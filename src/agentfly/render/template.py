@@ -4,7 +4,7 @@ A template that refuses its input (`raise_exception`, or an error in it) raises 
 they run in Jinja's sandbox on plain data, with a fixed clock, so that a prompt does not change at midnight.
 
 `literals` are the strings that the template searches for in contents ("</think>", "<tool_response>"); `words` are the strings
-it compares whole values with (roles, tool names).
+it compares whole values with (roles, tool names); `message_keys` are names of fields that may hold the thought of a reply.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ class ChatTemplate:
         self.no_tools: list[Any] | None = None  # the value of `tools` if there are none; some templates need a list
         self.literals = tuple(sorted(set(_literals(tree))))
         self.words = frozenset(_words(tree))
+        self.message_keys = frozenset(_thought_keys(tree))
         # All text that the template can write, to find the added tokens that it uses as marks.
         self.written = "\0".join(
             [node.data for node in tree.find_all(nodes.TemplateData)]
@@ -131,6 +132,13 @@ def _literals(tree: nodes.Template) -> Iterator[str]:
 def _words(tree: nodes.Template) -> Iterator[str]:
     for compare in tree.find_all(nodes.Compare):
         yield from _strings(compare)
+
+
+def _thought_keys(tree: nodes.Template) -> Iterator[str]:
+    """The names of attributes and keys that may hold the thought of a reply."""
+    names = [node.attr for node in tree.find_all(nodes.Getattr)]
+    names += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str) and node.value.isidentifier()]
+    return (name for name in names if any(part in name.lower() for part in ("reason", "think", "thought", "tool_plan")))
 
 
 def sources(tokenizer: Any, chat_template: str | None) -> dict[str, str]:

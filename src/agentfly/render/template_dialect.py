@@ -18,28 +18,18 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any
 
 from ..types import Message, ToolCall
 from .template import ChatTemplate, TemplateRefused
-from .template_reply import CHANNEL, THINKING, Parts, is_foreign, split
+from .template_marks import PROBE_TOOLS, MarkFinder, Marks
+from .template_reply import Parts, ReplyReader
 from .template_tokens import CUT, Codec
 
 Tools = Sequence[Mapping[str, Any]] | None
 # 0 as asked; 1 calls as text; 2 tools and later system messages as user messages; 3 same roles joined; 4 no marks in replies
 NUM_MANNERS = 5
-
-PROBE_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "zqtool",
-            "description": "A tool.",
-            "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "X."}}, "required": ["x"]},
-        },
-    }
-]
+_MAX_READ = 256  # size limit of the cache of replies that were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +45,8 @@ class TemplateFormat:
     tool_role: bool = True
     tool_needs_call: bool = False
     thinking_field: bool = False  # thinking apart from the content
+    one_text: bool = False  # thinking or visible text before a call, not both
+    calls_alone: bool = False  # a call is shown only without visible text
     joins: bool = False  # never two messages of the same role in a row
 
 
@@ -65,19 +57,24 @@ class Dialect:
         self.template = template
         self._codec = codec
         self.format = TemplateFormat()
+        self.marks = Marks()
+        self._reader = ReplyReader(self.marks)
+        self._read: dict[int, tuple[Message, Parts, bool]] = {}
         self._ask()
+        self.finder = MarkFinder(self, codec.control)
+        self.marks = self.finder.find()
+        self._reader = ReplyReader(self.marks)
+        self._read.clear()
+        self._ask_thinking()
 
-    def read(self, message: Message, answered: bool) -> tuple[Parts, bool]:
-        """The parts of a reply, and whether its calls are passed as structured calls. `answered`: a tool message follows."""
-        structured = bool(message.tool_calls) and self.format.calls
-        if structured and is_foreign(message):
-            structured = (
-                answered
-                and self.format.tool_needs_call
-                and all(call.error is None and call.name for call in message.tool_calls)
-            )
-            return split(message.content, False), structured
-        return split(message.content, structured), structured
+    def read(self, message: Message) -> tuple[Parts, bool]:
+        """The parts of a reply, and whether its calls are passed as structured calls."""
+        known = self._read.get(id(message))
+        if known is None or known[0] is not message:
+            if len(self._read) >= _MAX_READ:
+                self._read.clear()
+            known = self._read[id(message)] = message, *self._reader.read(message, self.format.calls)
+        return known[1], known[2]
 
     def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int) -> str:
         """The text of the messages in one manner. Raises TemplateRefused."""
@@ -108,36 +105,44 @@ class Dialect:
             messages = _join(messages)
         written: list[dict[str, Any]] = []
         open_calls: list[tuple[str, str]] = []  # (id, name) of calls that wait for their result
-        for message, follower in zip_longest(messages, messages[1:]):
+        called = False  # whether the last reply has structured calls
+        for message in messages:
             if message.role == "assistant":
                 if manner >= 4:
-                    content = self._content(self._without_marks(message.content))
+                    content = self.text_content(self._without_marks(message.content))
                     entry, open_calls = {"role": "assistant", "content": content}, []
                 else:
-                    entry, open_calls = self._write_reply(message, follower is not None and follower.role == "tool")
+                    entry, open_calls = self._write_reply(message)
+                called = bool(open_calls)
             else:
-                entry = {"role": message.role, "content": self._content(self._codec.guard(message.content))}
-                if message.role == "tool":
+                entry = {"role": message.role, "content": self.text_content(self._codec.guard(message.content))}
+                if message.role == "tool" and habits.tool_needs_call and not called:
+                    entry["role"] = "user"  # The call is plain text, so its result is, too.
+                elif message.role == "tool":
                     self._link(entry, message, open_calls)
                 elif message.name:
                     entry["name"] = self._codec.guard(message.name)
             written.append(entry)
         return written
 
-    def _write_reply(self, message: Message, answered: bool) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    def _write_reply(self, message: Message) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         guard = self._codec.guard_reply
-        parts, structured = self.read(message, answered)
-        channels = CHANNEL in parts.head
-        apart = channels or (parts.thinking is not None and self.format.thinking_field)
-        entry: dict[str, Any] = {"role": "assistant", "content": guard(parts.content if apart else parts.head)}
-        if apart and parts.thinking is not None:
-            entry["reasoning_content"] = entry["thinking"] = guard(parts.thinking)
+        parts, structured = self.read(message)
+        apart = parts.wrapped or (parts.thinking is not None and self.format.thinking_field)
+        thinking, content = (parts.thinking, parts.content) if apart else (None, parts.head)
+        if structured and thinking and content and self.format.one_text:
+            thinking, content = f"{thinking}\n{content}", ""
+        if structured and self.format.calls_alone:
+            content = ""
+        entry: dict[str, Any] = {"role": "assistant", "content": guard(content)}
+        if thinking is not None:
+            entry |= dict.fromkeys(self.marks.fields, guard(thinking))
         if not structured:
-            entry["content"] = self._content(entry["content"])
+            entry["content"] = self.text_content(entry["content"])
             return entry, []
         # White space before a call is part of the notation of the call.
         text = entry["content"].rstrip()
-        entry["content"] = self._content(text) if text or not self.format.empty_is_none else None
+        entry["content"] = self.text_content(text) if text or not self.format.empty_is_none else None
         entry["tool_calls"] = [self._write_call(call, i) for i, call in enumerate(message.tool_calls)]
         return entry, [(call["id"], call["function"]["name"]) for call in entry["tool_calls"]]
 
@@ -172,7 +177,8 @@ class Dialect:
             return identity
         return hashlib.sha256(identity.encode("utf-8", "replace")).hexdigest()[:9]
 
-    def _content(self, text: str) -> Any:
+    def text_content(self, text: str) -> Any:
+        """The text in the form in which the template expects contents."""
         return [{"type": "text", "text": text}] if self.format.parts else text
 
     # ---- probing ----
@@ -188,7 +194,6 @@ class Dialect:
         self._ask_calls(user)
         reply = Message("assistant", "zqreply")
         self._try(joins=True, shows=[user, reply, user, user], words=["zquser"])
-        self._ask_thinking(user)
 
     def _ask_calls(self, user: Message) -> None:
         call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
@@ -206,37 +211,65 @@ class Dialect:
         if not self._shows([user, called, replace(result, tool_call_id=long.id)], ["zqresult"], PROBE_TOOLS):
             self.format = replace(self.format, nine_ids=self.format.calls)
             self._try(tool_role=False, shows=[user, called, result], words=["zqresult"], tools=PROBE_TOOLS)
-        uncalled = [user, Message("assistant", "zqreply"), result]
-        needs = self.format.tool_role and not self._shows(uncalled, ["zqresult"], PROBE_TOOLS)
-        self.format = replace(self.format, tool_needs_call=needs and self.format.calls)
+        if not (self.format.tool_role and self.format.calls):
+            return
+        frames = [self._frame([user, reply, result]) for reply in (called, Message("assistant", "zqreply"))]
+        self.format = replace(self.format, tool_needs_call=frames[0] != frames[1])
 
-    def _ask_thinking(self, user: Message) -> None:
+    def _frame(self, turn: list[Message]) -> tuple[str, str] | None:
+        """The text around the second of two results, up to the nearest words; None if the template does not show it."""
+        user, reply, result = turn
+        again = replace(result, content="zqsecond")
+        try:
+            written = self.write([user, reply, result, reply, again], 0)
+            text = self.template.render(written, PROBE_TOOLS, True)
+        except TemplateRefused:
+            return None
+        before, found, after = text.partition("zqsecond")
+        mark = max(before.rfind("zqreply"), before.rfind("zqvalue"))
+        return (before[mark:].rpartition(">")[0][-40:], after) if found else None
+
+    def _ask_thinking(self) -> None:
         """Chooses the form of thinking (in the content, or a separate field) that is rendered as sampled in more places."""
-        source = self.template.source
-        opening, closing = next((pair for pair in THINKING if pair[1] in source), THINKING[0])
-        call = (ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q"),) if self.format.calls and self.format.tool_role else ()
-        after = Message("tool", "zqresult", tool_call_id="zqd00000q") if call else user
+        probes = self.finder.probes
+        refused = probes.reply(True, True, 1) is None and probes.reply(True, False, 1) is not None
+        alone = "zqvalue" not in (probes.reply(False, True, 1) or "zqvalue")
+        self.format = replace(self.format, one_text=refused, calls_alone=alone and self.format.calls)
+        if not self.marks.thinking:
+            return
+        opening, closing = self.marks.thinking[0]
+        response = self.marks.responses[0][0] if self.marks.responses else ""
+        user = Message("user", "zquser")
+        thought = f"\nzqthought\n{closing}{self.marks.header}"
+        turns = [(f"{thought}{response}\n\nzqanswer", (), replace(user, content="zqnext"))]
+        if self.format.calls and self.format.tool_role:
+            call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
+            turns.append((thought, (call,), Message("tool", "zqresult", tool_call_id=call.id)))
 
-        def kept(field: bool) -> int:
+        def kept(field: bool) -> tuple[int, int, int]:
+            """How often the thought stays as sampled, its closing mark is doubled (negative), and the thought is shown."""
             self.format = replace(self.format, thinking_field=field)
             try:
                 prompt = squeeze(self.template.render(self.write([user], 0), PROBE_TOOLS, True))
             except TemplateRefused:
-                return 0
-            head = "" if prompt.endswith(squeeze(opening)) else squeeze(opening)
-            wanted = prompt + f"{head}zqthought{closing}zqanswer"
-            reply = Message("assistant", f"{head}\nzqthought\n{closing}\n\nzqanswer", call)
-            count = 0
-            for rest, generate in (((after,), True), ((), False)):
-                try:
-                    text = self.template.render(self.write([user, reply, *rest], 0), PROBE_TOOLS, generate)
-                except TemplateRefused:
-                    continue
-                count += squeeze(text).startswith(wanted)
-            return count
+                return 0, 0, 0
+            head = "" if prompt.endswith(squeeze(opening)) else opening
+            count = doubled = found = 0
+            for text, calls, after in turns:
+                reply = Message("assistant", head + text, calls)
+                for rest, generate in (((after,), True), ((), False)):
+                    try:
+                        shown = self.template.render(self.write([user, reply, *rest], 0), PROBE_TOOLS, generate)
+                    except TemplateRefused:
+                        continue
+                    count += squeeze(shown).startswith(prompt + squeeze(head + text))
+                    found += "zqthought" in shown
+                    doubled += _until(shown.partition("zquser")[2], "zqanswer", "zqvalue").count(closing) > 1
+            return count, -doubled, found
 
         inside, apart = kept(False), kept(True)
-        self.format = replace(self.format, thinking_field=apart > inside)
+        framed = bool(self.marks.fields and (self.marks.responses or self.marks.header))
+        self.format = replace(self.format, thinking_field=apart > inside or (apart == inside and framed))
 
     def _try(self, *, shows: list[Message], words: list[str], tools: Tools = None, **option: bool) -> None:
         """Changes an option if the template shows the words only with the change."""
@@ -261,6 +294,12 @@ class Dialect:
             return self.template.render(self.write([Message("user", "Hello")], 0), tools, False)
         except TemplateRefused:
             return ""
+
+
+def _until(text: str, *words: str) -> str:
+    for word in words:
+        text = text.partition(word)[0]
+    return text
 
 
 def squeeze(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Splits a reply into thinking, visible text and calls, and finds the skeleton of a text: its marks without its words.
+"""Splits a reply into thinking, visible text and calls with the marks of its template, and finds the skeleton of a text.
 
-Templates with fields such as `tool_calls` or `reasoning_content` need the parts. The calls are not parsed here; the message has
-them already. The time is linear in the text.
+Templates with fields such as `tool_calls` or `reasoning_content` need the parts without the marks, because they write the marks
+themselves. The calls are not parsed here; the message has them already. The time is linear in the text.
 """
 
 from __future__ import annotations
@@ -11,105 +11,123 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..types import Message
-
-# The marks of thinking of different model families.
-THINKING = (
-    ("<think>", "</think>"),
-    ("<mm:think>", "</mm:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel>thought", "<channel|>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|inner_prefix|>", "<|inner_suffix|>"),
-)
-# The beginnings of calls. The text before the first of them is the visible reply.
-CALLS = (
-    "<tool_call>",
-    "<tool_calls>",
-    "<|tool_call>",
-    "<|tool_call|>",
-    "<|tool_call_start|>",
-    "<|tool_calls_section_begin|>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜DSML｜function_calls>",
-    "<|START_ACTION|>",
-    "<|tool_calls_prefix|>",
-    "<|python_tag|>",
-    "<function=",
-    "[TOOL_CALLS]",
-    "]<]minimax[>[<tool_call>",
-    "<|start|>assistant<|channel|>commentary to=",
-    "<|channel|>commentary to=",
-    "<|start|>assistant to=",
-    " to=functions.",
-)
-# Channel marks, for replies that are several messages in one (`<|channel|>analysis<|message|>...`).
-CHANNEL, MESSAGE, END = "<|channel|>", "<|message|>", "<|end|>"
-CHANNELS = (
-    "<|start|>assistant<|channel|>final<|message|>",
-    "<|channel|>analysis<|message|>",
-    "<|channel|>final<|message|>",
-    "<|channel|>commentary<|message|>",
-    "<|end|>",
-)
-MARKS = tuple(tag for pair in THINKING for tag in pair) + CHANNELS
+from ..types import Message, ToolCall
+from .template_marks import Marks
 
 Skeleton = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """`head` is the exact text before the calls; `thinking` and `content` are its parts."""
+    """`head` is the exact text before the calls; `thinking` and `content` are its parts, without marks.
+
+    `wrapped`: marks of a response stand around the visible text in `head`.
+    """
 
     head: str
     thinking: str | None
     content: str
+    wrapped: bool = False
 
 
-def split(text: str, calls: bool) -> Parts:
-    """The parts of a reply. With `calls`, the text after the first mark of a call is left out, as the message has the calls."""
-    head = text
-    if calls:
-        found = [at for at in (text.find(mark) for mark in CALLS) if at >= 0]
-        if found:
-            head = text[: min(found)]
-        elif text.lstrip()[:1] in ("{", "["):
-            head = ""
-    if CHANNEL in head:
-        return _split_channels(head, calls)
-    for opening, closing in THINKING:
-        if closing in head:
-            before, _, content = head.partition(closing)
-            return Parts(head, before.rpartition(opening)[2].strip("\n"), content.strip("\n"))
-    return Parts(head, None, head)
+class ReplyReader:
+    """Splits the replies of one template."""
 
+    def __init__(self, marks: Marks) -> None:
+        self.marks = marks
+        self._openings = sorted({pair[0] for pair in marks.responses if pair[0].strip()}, key=len, reverse=True)
+        self._closings = sorted({pair[1] for pair in marks.responses if pair[1]}, key=len, reverse=True)
+        # The mark directly before the visible text, for a part of a reply that begins with other marks.
+        self._last_opening = next(iter(re.findall(r"<[^<>\s]+>\s*$", self._openings[0])), "").strip() if self._openings else ""
 
-def _split_channels(head: str, calls: bool) -> Parts:
-    thinking: list[str] = []
-    content: list[str] = []
-    before, *parts = head.split(CHANNEL)
-    if before.strip():
-        content.append(before)
-    for part in parts:
-        channel, _, body = part.partition(MESSAGE)
-        (content if channel.strip() == "final" else thinking).append(body.partition(END)[0])
-    if calls:
-        # These templates accept a single text before a call.
-        return Parts(head, "\n".join(thinking + content) or None, "")
-    return Parts(head, "\n".join(thinking) or None, "\n".join(content))
+    def read(self, message: Message, structured: bool) -> tuple[Parts, bool]:
+        """The parts of a reply, and whether its calls have the notation of the template.
 
+        Calls in another notation (Action: ... Input: ...), and calls that could not be parsed, stay in the text.
+        """
+        text, calls = message.content, message.tool_calls
+        thinking, rest = self._split_thinking(text)
+        if not (structured and calls):
+            return self._parts(text, rest, thinking), False
+        if any(call.error is not None or not call.name for call in calls):
+            return self._parts(text, rest, thinking), False
+        start = self._call_start(rest, calls[0])
+        if start is None:
+            if all(call.name in text and all(_written(value) in text for value in call.arguments.values()) for call in calls):
+                return self._parts(text, rest, thinking), False
+            start = len(rest)
+        return self._parts(text[: len(text) - len(rest) + start], rest[:start], thinking), True
 
-def is_foreign(message: Message) -> bool:
-    """Whether the calls have a notation that no template uses (Action: ... Input: ...), or could not be parsed."""
-    text = message.content
-    if any(call.error is not None or not call.name for call in message.tool_calls):
-        return True
-    if any(mark in text for mark in CALLS) or text.lstrip()[:1] in ("{", "["):
-        return False
-    return all(
-        call.name in text and all(_written(value) in text for value in call.arguments.values()) for call in message.tool_calls
-    )
+    def _split_thinking(self, text: str) -> tuple[str | None, str]:
+        """The thought of a reply, None if it has none, and the text after it."""
+        for opening, closing in self.marks.thinking:
+            if closing not in text:
+                continue
+            thoughts: list[str] = []
+            rest = text
+            while closing in rest:
+                before, _, after = rest.partition(closing)
+                before = self._without_header(before)
+                if before.startswith(opening):
+                    before = before[len(opening) :]
+                elif thoughts or opening in before or any(mark in before for mark in self.marks.in_replies):
+                    break  # Words, or another part of the reply, stand before the thought.
+                thoughts.append(before.strip("\n"))
+                rest = after
+            if thoughts:
+                return "\n".join(thoughts), rest
+        return None, text
+
+    def _without_header(self, text: str) -> str:
+        return text.lstrip().removeprefix(self.marks.header).lstrip() if self.marks.header else text.lstrip()
+
+    def _parts(self, head: str, said: str, thinking: str | None) -> Parts:
+        header = self.marks.header
+        if header:
+            pieces = [self._unwrapped(piece) for piece in said.split(header)]
+            content = "\n".join(piece for piece in pieces if piece.strip())
+        else:
+            content = self._unwrapped(said)
+        wrapped = content != said and content.strip() != said.strip()
+        if thinking is not None or wrapped:
+            content = content.strip("\n")
+        return Parts(head, thinking, content, wrapped)
+
+    def _unwrapped(self, text: str) -> str:
+        """The visible text without the marks of a response."""
+        if not (self._openings or self._closings):
+            return text
+        bare = text.lstrip()
+        for opening in self._openings:
+            mark = opening if opening.rstrip().isalnum() else opening.rstrip()
+            if bare.startswith(mark):
+                text = bare[len(mark) :]
+                break
+        else:
+            if self._last_opening and self._last_opening in bare and bare.startswith(("<", "[")):
+                text = bare.partition(self._last_opening)[2]
+        bare = text.rstrip()
+        for closing in (*self._closings, *(pair[1] for pair in self.marks.thinking if self.marks.header)):
+            if bare.endswith(closing):
+                return bare[: -len(closing)]
+        return text
+
+    def _call_start(self, rest: str, call: ToolCall) -> int | None:
+        """Where the calls begin in the text after the thought, or None if the template's notation of calls is not in it."""
+        found = [at for mark in self.marks.calls if (at := rest.find(mark)) >= 0]
+        named = [at for lead in self.marks.named_calls if (at := self._named(rest, lead, call.name)) >= 0]
+        if not found and not named:
+            return 0 if rest.lstrip()[:1] in ("{", "[") else None
+        start = min(found + named)
+        if self.marks.header and (at := rest.rfind(self.marks.header, start, max(found + named))) >= 0:
+            # Another part of the reply stands between the first mark and the call.
+            start = at + len(self.marks.header)
+        return start
+
+    def _named(self, rest: str, lead: str, name: str) -> int:
+        if lead:
+            return rest.find(lead + name)
+        return 0 if rest.lstrip().startswith(name) else -1
 
 
 def _written(value: object) -> str:
@@ -124,9 +142,9 @@ def _written(value: object) -> str:
 class Skeletons:
     """Finds skeletons: the marks that matter to one template, and "" for each run of words between them."""
 
-    def __init__(self, literals: Iterable[str]) -> None:
-        self._marks = tuple(sorted({*literals, *MARKS}, key=len, reverse=True))
-        self._pattern = re.compile("|".join(map(re.escape, self._marks)))
+    def __init__(self, marks: Iterable[str]) -> None:
+        self._marks = tuple(sorted(set(marks), key=len, reverse=True))
+        self._pattern = re.compile("|".join(map(re.escape, self._marks)) or r"(?!)")
 
     def of(self, text: str) -> Skeleton:
         """The skeleton of a text, at most its first and last six pieces, which bounds the number of shapes."""

@@ -36,6 +36,11 @@ class Codec:
         }
         self.special = frozenset(token.content for token in added.values() if token.special or token.content in special)
         self.control_ids = frozenset(self.control.values())
+        # The control tokens at which a prompt may be cut: those that the template writes.
+        marks = {token: index for token, index in self.control.items() if token in written or token in special}
+        self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
+        self._mark_ids = marks
+        self._known_ids = frozenset(marks.values())
         self._pattern = _any_of(self.control)
         self._turn_pattern = _any_of(())
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
@@ -77,6 +82,18 @@ class Codec:
             return self._continue(text, after)
         first, *rest = text.split(CUT)
         return self._append(self._continue(first, after), rest)
+
+    def cuts(self, text: str, ids: Sequence[int], start: int, num_before: int) -> tuple[list[int], list[int]]:
+        """Places in a text after `start` where tokenisation may be resumed, and the number of ids up to each of them.
+
+        These are the ends of control tokens, which no other token spans. `ids` are those of the text after `start`.
+        """
+        known = self._known_ids
+        found = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
+        counts = [num_before + at + 1 for at, index in enumerate(ids) if index in known]
+        if [index for _, index in found] != [ids[count - num_before - 1] for count in counts]:
+            return [], []
+        return [place for place, _ in found], counts
 
     def num_control(self, ids: Iterable[int]) -> int:
         control = self.control_ids

@@ -1,53 +1,44 @@
-"""Tool-call parsers: split a reply into prose and calls, with one file per model family.
+"""Tool-call parsers: split a reply into prose and calls, one row of a table per model family.
 
 A parser never raises and takes linear time on any text: a call that cannot be parsed becomes a `ToolCall` whose `error` is
-shown to the model. The kind "parsers" of `agentfly.plugins` lists the names. `detect_parser` chooses one by the chat
-template of the model and raises ConfigError if the format is unknown.
+shown to the model. The kind "parsers" of `agentfly.plugins` lists the names. `find_parser` chooses one by rendering known calls
+through the chat template of the model, and raises ConfigError if none reads them back.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 from ... import plugins
 from ...errors import ConfigError
-from .reply import ParsedReply, Parser, after_thinking, without_thinking
+from .detect import Signs, find_parser, fit_parser
+from .reply import CallParser, ParsedReply, Parser, after_thinking, without_thinking
+from .schema_types import type_arguments
 
-__all__ = ["ParsedReply", "Parser", "after_thinking", "detect_parser", "get_parser", "without_thinking"]
-
-
-class Signs(NamedTuple):
-    """A chat template of this family contains one of `has` and none of `lacks`."""
-
-    parser: str
-    has: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-
-
-# The first row that fits decides. Other formats write <tool_call>, too, with another content.
-FAMILIES = (
-    Signs("qwen3_coder", ("<function=",)),
-    Signs("deepseek", ("<｜tool▁call▁begin｜>",)),
-    Signs("mistral", ("[TOOL_CALLS]",)),
-    Signs("pythonic", ("<|tool_call_start|>", "<|tool_list_start|>", "<|python_start|>", "List of tools: [", "func_name1(")),
-    Signs("hermes", ("<tool_call>",), lacks=("<arg_key>", "<invoke", "DSML")),
-    Signs("llama3_json", ("<|python_tag|>", '{"name": function name, "parameters":')),
-)
+__all__ = [
+    "ParsedReply",
+    "Parser",
+    "Signs",
+    "after_thinking",
+    "detect_parser",
+    "find_parser",
+    "fit_parser",
+    "get_parser",
+    "type_arguments",
+    "without_thinking",
+]
 
 
 def detect_parser(chat_template: str) -> str:
-    """The name of the parser for a chat template. Raises ConfigError if its format is unknown."""
-    for row in FAMILIES:
-        if any(sign in chat_template for sign in row.has) and not any(sign in chat_template for sign in row.lacks):
-            return row.parser
-    known = ", ".join(plugins.names("parsers"))
-    if "tools" not in chat_template:
-        raise ConfigError(
-            "the model's chat template says nothing about tools: use ReactAgent, or give a parser by name or function"
-        )
-    raise ConfigError(
-        f"the tool calls of the model's chat template are in a format not known here: give parser= one of {known}"
-    )
+    """The name of the parser for the text of a chat template, or "derived". Raises ConfigError if its format is unknown."""
+    found = find_parser(chat_template)
+    if not isinstance(found, CallParser):
+        return next(name for name in plugins.names("parsers") if plugins.resolve("parsers", name) is found)
+    for name in plugins.BUILTIN["parsers"]:
+        parser = plugins.resolve("parsers", name)
+        if parser == replace(found, thinking=parser.thinking, opened=parser.opened, names=None):
+            return name
+    return "derived"
 
 
 def get_parser(parser: str | Parser) -> Parser:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 MAX_DEPTH = 64
@@ -70,15 +70,15 @@ def json_kind(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "a number")
 
 
-def json_end(text: str, start: int, stop: str = "") -> tuple[int, bool]:
+def json_end(text: str, start: int, *stops: str) -> tuple[int, bool]:
     """Where the object or list that begins at `start` ends, and whether it is complete.
 
-    An incomplete value ends at the first `stop` outside a string, or at the end of the text. Braces and `stop` inside
+    An incomplete value ends at the first of `stops` outside a string, or at the end of the text. Braces and stops inside
     strings are ignored. Takes one pass.
 
         {"a": "}"} tail  ->  10, True        {"a": [1 </tool_call>  ->  9, False
     """
-    marks = _marks(stop)
+    marks = _marks(stops)
     depth, at = 0, start
     while found := marks.search(text, at):
         mark, at = found[0], found.end()
@@ -97,9 +97,9 @@ def json_end(text: str, start: int, stop: str = "") -> tuple[int, bool]:
     return len(text), False
 
 
-@cache
-def _marks(stop: str) -> re.Pattern[str]:
-    return re.compile(re.escape(stop) + "|" + _MARKS.pattern) if stop else _MARKS
+@lru_cache(maxsize=256)
+def _marks(stops: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join([*map(re.escape, stops), _MARKS.pattern])) if stops else _MARKS
 
 
 def _string_end(text: str, at: int) -> int:

@@ -1,0 +1,113 @@
+"""Compares what a template makes of a reply with the reply itself: no mark may be doubled or lost.
+
+Each form of a reply (text, thinking, calls) that the template writes is read back as if a model had sampled it, twice in one
+conversation, and rendered again. If the marks of the second rendering differ, the form is refused with `TemplateError` when
+a chain needs it. Marks that the template itself leaves out of earlier replies (old thinking) are missing in both renderings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from ..errors import TemplateError
+from ..types import Message
+from .template import TemplateRefused
+from .template_dialect import Dialect
+from .template_marks import ANSWER, CALL, NEXT, PROBE_TOOLS, RESULT, THOUGHT, TOOL, USER, VALUE, MarkFinder
+
+Form = tuple[bool, bool, bool]  # with a thought, with visible text, with calls
+_FORMS: tuple[Form, ...] = tuple((t, s, c) for c in (False, True) for t in (False, True) for s in (True, False) if s or c)
+
+
+class Guard:
+    """Knows the forms of replies whose marks a template doubles or loses."""
+
+    def __init__(self, dialect: Dialect, finder: MarkFinder) -> None:
+        self._dialect, self._finder = dialect, finder
+        self._marks = dialect.marks
+        self._problems = {form: problem for form in _FORMS if (problem := self._problem(form))}
+
+    def check(self, reply: Message) -> None:
+        """Raises TemplateError if the template cannot show a reply of this form again."""
+        if self._problems:
+            parts, calls = self._dialect.read(reply)
+            problem = self._problems.get((parts.thinking is not None, bool(parts.content.strip()), calls))
+            if problem:
+                raise _error(problem)
+
+    def check_restart(self, text: str, reply: Message) -> None:
+        """Raises TemplateError if marks that stand around the visible text of the newest reply are doubled in a new prompt."""
+        if not self._marks.responses:
+            return
+        content = self._dialect.read(reply)[0].content.strip()
+        if not content:
+            return
+        at = text.rfind(content)
+        if at < 0:
+            return
+        for opening, closing in self._marks.responses:
+            for mark, doubled in (
+                (opening.strip(), text[:at].rstrip().endswith(opening.strip() * 2)),
+                (closing, text[at + len(content) :].lstrip().startswith(closing * 2)),
+            ):
+                if mark and doubled and reply.content.count(mark) < 2:
+                    raise _error(f"{mark!r} stands twice around a reply that has it once")
+
+    def _problem(self, form: Form) -> str | None:
+        thought, said, calls = form
+        finder, template = self._finder, self._dialect.template
+        sampled = self._sampled(thought, said, calls)
+        entry = finder.probes.entry(thought, said, int(calls))
+        if sampled is None:
+            return None
+        if calls:
+            after = [Message("tool", RESULT, name=TOOL, tool_call_id=CALL.id)]
+        else:
+            after = [Message("user", NEXT)]
+        reply = Message("assistant", sampled, (replace(CALL),) if calls else ())
+        conversation = [Message("user", USER), reply, *after, replace(reply), *(replace(message) for message in after)]
+        tools = PROBE_TOOLS if calls else None
+        try:
+            read = self._dialect.write(conversation, 0)
+            direct = [entry if message["role"] == "assistant" else message for message in read]
+            wanted = template.render(direct, tools, True)
+            shown = template.render(read, tools, True)
+        except TemplateRefused:
+            return None
+        return self._difference(wanted, shown)
+
+    def _sampled(self, thought: bool, said: bool, calls: bool) -> str | None:
+        """What a model samples for a reply of this form: the template's text after the prompt, up to the end of turn."""
+        probes = self._finder.probes
+        text = probes.reply(thought, said, int(calls))
+        words = [word for word in (THOUGHT, ANSWER, VALUE) if text and word in text]
+        if text is None or not words or (calls and VALUE not in words):
+            return None
+        prompt = probes.prompt(True, tools=calls)
+        text = text[len(prompt) :] if prompt and text.startswith(prompt) else text.removeprefix(self._finder.base)
+        if sorted(words, key=text.find) != words:
+            return None  # The template moves the visible text behind the calls, where no model writes it.
+        behind = text.rfind(words[-1]) + len(words[-1])
+        end = self._marks.ends[calls]
+        at = text.find(end, behind) if end else -1 if calls else behind
+        return text[:at] if at >= 0 else text.rstrip()
+
+    def _difference(self, wanted: str, shown: str) -> str | None:
+        units = self._finder.units
+        right, seen = (Counter(unit for unit in units.of(text) if units.is_mark(unit)) for text in (wanted, shown))
+        doubled, lost = list((seen - right).elements()), list((right - seen).elements())
+        if not doubled and not lost:
+            return None
+        return "; ".join(
+            f"{names[0]!r} is {what} when the reply is rendered again"
+            for names, what in ((doubled, "doubled"), (lost, "lost"))
+            if names
+        )
+
+
+def _error(problem: str) -> TemplateError:
+    return TemplateError(
+        f"the chat template does not show this kind of reply as the model wrote it: {problem}. Give another template with "
+        "chat_template=, or variables with template_args= (such as enable_thinking=False) under which replies have another form"
+    )
