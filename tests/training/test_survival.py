@@ -252,6 +252,7 @@ def test_a_checkpoint_may_be_a_link(tmp_path: Path) -> None:
         '{"sha256": {"trainer.pt": "0"}, "bytes": 3}',
         '{"sha256": {"trainer.pt": "0"}, "bytes": {"trainer.pt": "many"}}',
         '{"step": 3, "files": ["a"]}',
+        '{"step": 3, "sha256": {"trainer.pt": "f77f9bb0b9ba8b6fde15e9b6b1b4e4b4"}}',
         "[" * 100_000,
         b"\xff\xfe\x00",
     ],
@@ -264,6 +265,11 @@ def test_a_foreign_manifest_is_a_broken_checkpoint_and_the_run_goes_on_from_an_o
     path.write_bytes(manifest if isinstance(manifest, bytes) else manifest.encode())
     assert broken_files(path.parent) == [MANIFEST]
     assert latest_checkpoint(tmp_path).name == "step-000001"
+
+
+def test_a_checkpoint_that_was_given_the_name_of_a_later_step_does_not_count(run: Path) -> None:
+    (run / "checkpoints" / "step-000002").rename(run / "checkpoints" / "step-000009")
+    assert latest_checkpoint(run).name == "step-000003"
 
 
 def test_a_manifest_of_the_first_version_is_read(run: Path) -> None:
