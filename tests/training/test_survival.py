@@ -176,8 +176,10 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_one(tmp
     if child == 0:
         owner = shutil if moment == "rmtree" else os
         setattr(owner, moment, lambda *_, **__: os._exit(9))
-        make_checkpoint(tmp_path, 2, "new")
-        os._exit(0)
+        try:
+            make_checkpoint(tmp_path, 2, "new")
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     newest, broken = find_checkpoint(tmp_path)
     assert newest is not None
@@ -213,8 +215,10 @@ def test_a_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(tmp_path
     child = os.fork()
     if child == 0:
         setattr(shutil, "rmtree", lambda *_, **__: os._exit(9))  # noqa: B010 - mypy
-        make_checkpoint(tmp_path, 2, keep=1)
-        os._exit(0)
+        try:
+            make_checkpoint(tmp_path, 2, keep=1)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000002"]
     sweep(tmp_path)
@@ -392,22 +396,25 @@ def test_the_lock_of_a_killed_trainer_is_free_though_a_process_that_it_forked_li
     reader, writer = os.pipe()
     trainer = os.fork()
     if trainer == 0:
-        with RunDirectory(tmp_path).lock():
-            if os.fork() == 0:
-                os.write(writer, b"%d " % os.getpid())
+        try:
+            with RunDirectory(tmp_path).lock():
+                if (grandchild := os.fork()) != 0:
+                    os.write(writer, b"%d" % grandchild)
                 time.sleep(60)
-                os._exit(0)
-            time.sleep(60)
+        finally:
+            os._exit(0)
     grandchild = int(os.read(reader, 20))
-    with pytest.raises(ConfigError, match=f"process {trainer} on"), RunDirectory(tmp_path).lock():
-        pass
-    os.kill(trainer, signal.SIGKILL)
-    os.waitpid(trainer, 0)
     try:
+        with pytest.raises(ConfigError, match=f"process {trainer} on"), RunDirectory(tmp_path).lock():
+            pass
+        os.kill(trainer, signal.SIGKILL)
+        os.waitpid(trainer, 0)
         with RunDirectory(tmp_path).lock():
             assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     finally:
         os.kill(grandchild, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
     assert not (tmp_path / "run.lock").exists()
 
 
