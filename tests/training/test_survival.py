@@ -176,8 +176,10 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_one(tmp
     if child == 0:
         owner = shutil if moment == "rmtree" else os
         setattr(owner, moment, lambda *_, **__: os._exit(9))
-        make_checkpoint(tmp_path, 2, "new")
-        os._exit(0)
+        try:
+            make_checkpoint(tmp_path, 2, "new")
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     newest, broken = find_checkpoint(tmp_path)
     assert newest is not None
@@ -213,8 +215,10 @@ def test_a_kill_while_an_old_checkpoint_is_removed_leaves_no_half_of_it(tmp_path
     child = os.fork()
     if child == 0:
         setattr(shutil, "rmtree", lambda *_, **__: os._exit(9))  # noqa: B010 - mypy
-        make_checkpoint(tmp_path, 2, keep=1)
-        os._exit(0)
+        try:
+            make_checkpoint(tmp_path, 2, keep=1)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000002"]
     sweep(tmp_path)
@@ -252,6 +256,7 @@ def test_a_checkpoint_may_be_a_link(tmp_path: Path) -> None:
         '{"sha256": {"trainer.pt": "0"}, "bytes": 3}',
         '{"sha256": {"trainer.pt": "0"}, "bytes": {"trainer.pt": "many"}}',
         '{"step": 3, "files": ["a"]}',
+        '{"step": 3, "sha256": {"trainer.pt": "f77f9bb0b9ba8b6fde15e9b6b1b4e4b4"}}',
         "[" * 100_000,
         b"\xff\xfe\x00",
     ],
@@ -264,6 +269,11 @@ def test_a_foreign_manifest_is_a_broken_checkpoint_and_the_run_goes_on_from_an_o
     path.write_bytes(manifest if isinstance(manifest, bytes) else manifest.encode())
     assert broken_files(path.parent) == [MANIFEST]
     assert latest_checkpoint(tmp_path).name == "step-000001"
+
+
+def test_a_checkpoint_that_was_given_the_name_of_a_later_step_does_not_count(run: Path) -> None:
+    (run / "checkpoints" / "step-000002").rename(run / "checkpoints" / "step-000009")
+    assert latest_checkpoint(run).name == "step-000003"
 
 
 def test_a_manifest_of_the_first_version_is_read(run: Path) -> None:
@@ -386,22 +396,25 @@ def test_the_lock_of_a_killed_trainer_is_free_though_a_process_that_it_forked_li
     reader, writer = os.pipe()
     trainer = os.fork()
     if trainer == 0:
-        with RunDirectory(tmp_path).lock():
-            if os.fork() == 0:
-                os.write(writer, b"%d " % os.getpid())
+        try:
+            with RunDirectory(tmp_path).lock():
+                if (grandchild := os.fork()) != 0:
+                    os.write(writer, b"%d" % grandchild)
                 time.sleep(60)
-                os._exit(0)
-            time.sleep(60)
+        finally:
+            os._exit(0)
     grandchild = int(os.read(reader, 20))
-    with pytest.raises(ConfigError, match=f"process {trainer} on"), RunDirectory(tmp_path).lock():
-        pass
-    os.kill(trainer, signal.SIGKILL)
-    os.waitpid(trainer, 0)
     try:
+        with pytest.raises(ConfigError, match=f"process {trainer} on"), RunDirectory(tmp_path).lock():
+            pass
+        os.kill(trainer, signal.SIGKILL)
+        os.waitpid(trainer, 0)
         with RunDirectory(tmp_path).lock():
             assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     finally:
         os.kill(grandchild, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
     assert not (tmp_path / "run.lock").exists()
 
 

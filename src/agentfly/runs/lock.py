@@ -120,7 +120,7 @@ def _alive(owner: dict[str, Any]) -> bool:
         return False
     except OSError:
         return True
-    return _process(pid) == owner.get("process", "")
+    return bool(_process(pid) == owner.get("process", ""))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -122,6 +122,8 @@ def broken_files(checkpoint: Path) -> list[str]:
         sums, sizes = manifest["sha256"], manifest.get("bytes", {})
         shaped = STATE in sums and all(isinstance(item, str) for pair in sums.items() for item in pair)
         sizes = {name: int(sizes.get(name, -1)) for name in sums}  # -1: older manifests have no sizes
+        own_name = CHECKPOINT.fullmatch(checkpoint.name)
+        shaped = shaped and (own_name is None or int(own_name[1]) == manifest["step"])  # else it was renamed
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [MANIFEST]
     if not shaped:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -59,7 +60,8 @@ class StopSignals:
         assert task is not None
         # In a notebook the loop runs in another thread: an end at once would end the notebook.
         self._exits = threading.current_thread() is threading.main_thread()
-        with self.calling(lambda: loop.call_soon_threadsafe(task.cancel)):
+        waking = _woken_by_signals(loop) if self._exits else nullcontext()
+        with waking, self.calling(lambda: loop.call_soon_threadsafe(task.cancel)):
             if self.received is not None:  # between the last line of the caller and this one
                 raise asyncio.CancelledError
             yield
@@ -85,3 +87,23 @@ class StopSignals:
         restored = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live display hides the cursor
         os.write(2, f"{restored}\nstopped at once; {self._kept()}\n".encode())
         os._exit(128 + number)
+
+
+@contextmanager
+def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """While the body runs, a signal wakes the loop, so that its handler runs.
+
+    A signal that arrives after Python's last check and before the system call in which the loop waits does not interrupt the
+    call: without the wake-up, its handler would run at the next event, which may be minutes away.
+    """
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        loop.add_reader(reader, reader.recv, 4096)
+        former = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(former)
+            loop.remove_reader(reader)
