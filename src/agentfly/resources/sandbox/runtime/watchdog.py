@@ -31,8 +31,8 @@ from .isolation import IsolationPlan
 from .usage import SOCKET_BYTES, Files, Hidden, Proc, cpu_ns
 
 SWEEP_S = 0.03
-MOST_BUSY = 4
-"""A sweep that took t seconds is followed by at least `MOST_BUSY` * t seconds of rest."""
+REST, LONG_REST = 4, 40
+"""A sweep that took t seconds is followed by at least `REST` * t seconds without one, `LONG_REST` * t if all sessions idled."""
 USED_NS = 200_000
 """A session is checked when its processes have used this much CPU time since its last check, or are others than then."""
 REMOVE_S = 0.02
@@ -133,9 +133,9 @@ class WatchdogProcess:
             self.deliver()
             now = time.monotonic()
             if self.proc is not None and now >= sweep_at:
-                self.sweep()
+                rest = REST if self.sweep() else LONG_REST
                 spent = time.monotonic() - now
-                sweep_at = now + spent + max(SWEEP_S, MOST_BUSY * spent)
+                sweep_at = now + spent + max(SWEEP_S, rest * spent)
             self.remove()
 
     # ---- messages ----
@@ -212,14 +212,17 @@ class WatchdogProcess:
 
     # ---- sweeps ----
 
-    def sweep(self) -> None:
+    def sweep(self) -> bool:
+        """Checks the sessions that have run. Returns whether there were any."""
         self.list_members()
+        active = False
         for watched in list(self.sessions.values()):
             used = {pid: cpu_ns(pid) for pid in watched.pids}
             same = used.keys() == watched.used.keys()
             if same and sum(used.values()) - sum(watched.used.values()) < USED_NS:
                 continue
             watched.used = used
+            active = True
             try:
                 why = self.judge(watched)
             except Hidden:
@@ -230,6 +233,7 @@ class WatchdogProcess:
             if why:
                 self.kill(watched, why)
         self.count_user_processes()
+        return active
 
     def judge(self, watched: Watched) -> str | None:
         """Returns why the session must end, None if it is within its limits."""
