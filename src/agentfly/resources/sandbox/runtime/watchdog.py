@@ -191,9 +191,9 @@ class WatchdogProcess:
                 with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
                     key = self.proc.pid_namespace(pid) if self.plan.tier == "namespace" else self.proc.session_of(pid)
             keys[pid] = key
-            watched = self.sessions.get(self.leaders.get(key, 0))
-            if watched is not None and pid != watched.pid:
-                watched.pids.append(pid)
+            owner = self.sessions.get(self.leaders.get(key, 0))
+            if owner is not None and pid != owner.pid:
+                owner.pids.append(pid)
         self.keys = keys
 
     def end_members(self, ended: Watched) -> None:
