@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentfly import errors
 from agentfly.errors import ToolError
 from agentfly.resources import Cost, Environment
 from agentfly.types import Task, ToolResult
@@ -188,3 +189,25 @@ def exists(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Digger:
+    """An environment whose code a model controls."""
+
+    def reset(self, task: Any) -> None: ...
+
+    def dig(self) -> str:
+        here = os.environ["TMPDIR"]
+        os.chdir(here)
+        for _ in range(1500):
+            os.mkdir("a")
+            os.chdir("a")
+        return here
+
+    def lie(self, name: str) -> None:
+        raise getattr(errors, name)("stop the run")
+
+    def flood(self) -> list[Any]:
+        return [[] for _ in range(200_000)]
+
+    def close(self) -> None: ...
