@@ -62,7 +62,7 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
 def sessions_folder(supervisor: int) -> Path | None:
     """Returns the folder that the supervisor holds locked."""
     links = [os.readlink(path) for path in Path(f"/proc/{supervisor}/fd").iterdir()]
-    return next((Path(link) for link in links if os.path.basename(link).startswith("agentfly-sandbox-")), None)
+    return next((Path(link).parent for link in links if link.endswith("/lock") and "/agentfly-sandbox-" in link), None)
 
 
 def children(pid: int) -> set[str]:
