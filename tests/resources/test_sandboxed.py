@@ -19,7 +19,7 @@ from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.tools import tool
 from tests.sandbox.conftest import kernel_forbids
 
-from .worlds import TASK, Board, Curious, Worker
+from .worlds import TASK, Board, Curious, Digger, Worker
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
@@ -133,6 +133,22 @@ def test_a_tier_that_does_not_work_is_refused_and_no_weaker_one_is_used(monkeypa
     monkeypatch.setattr(SandboxServer, "_launch", fail)
     with pytest.raises(ConfigError, match="the sandbox tier 'namespace' cannot be had here"):
         asyncio.run(lend(spec_of(Board, placement="sandbox"), ("read",)))
+
+
+@pytest.mark.parametrize("name", ["ConfigError", "InvariantError", "RewardError"])
+def test_an_environment_in_the_sandbox_cannot_stop_the_run(name: str) -> None:
+    with pytest.raises(WorldError, match=f"{name}: stop the run"):
+        asyncio.run(lend(spec_of(Digger, placement="sandbox"), ("lie", name)))
+
+
+def test_an_environment_in_the_sandbox_cannot_send_millions_of_values() -> None:
+    with pytest.raises(WorldError, match="more than 100000 values"):
+        asyncio.run(lend(spec_of(Digger, placement="sandbox"), ("flood",)))
+
+
+def test_deep_folders_of_a_worker_process_are_removed() -> None:
+    (folder,) = asyncio.run(lend(spec_of(Digger, placement="process"), ("dig",)))
+    assert not os.path.exists(folder)
 
 
 def test_a_bundled_world_plays_in_the_sandbox() -> None:

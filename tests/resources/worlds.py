@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentfly import errors
 from agentfly.errors import ToolError
 from agentfly.resources import Cost, Environment
 from agentfly.testing import GuessEnv
@@ -213,3 +214,25 @@ class Shaky(GuessEnv):
     def close(self) -> None:
         self._fault()
         super().close()
+
+
+class Digger:
+    """An environment whose code a model controls."""
+
+    def reset(self, task: Any) -> None: ...
+
+    def dig(self) -> str:
+        here = os.environ["TMPDIR"]
+        os.chdir(here)
+        for _ in range(1500):
+            os.mkdir("a")
+            os.chdir("a")
+        return here
+
+    def lie(self, name: str) -> None:
+        raise getattr(errors, name)("stop the run")
+
+    def flood(self) -> list[Any]:
+        return [[] for _ in range(200_000)]
+
+    def close(self) -> None: ...

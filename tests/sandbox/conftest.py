@@ -87,6 +87,14 @@ def patient(namespace: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @pytest.fixture(scope="module")
+def bare_landlock(secret_in_the_trainer: None) -> Iterator[Bench]:
+    """As on a machine that allows neither mounts nor cgroups."""
+    made = bench("landlock", limits=SMALL, cgroup=False, mounts=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
 def landlock(secret_in_the_trainer: None) -> Iterator[Bench]:
     made = bench("landlock", limits=SMALL)
     yield made

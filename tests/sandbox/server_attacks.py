@@ -72,7 +72,8 @@ def flood():
         send(b"\\0" * 65536)
 timer = threading.Timer(0.1, flood); timer.daemon = True; timer.start()""", ends=True),
     Attack("half a reply when no cell runs", """
-timer = threading.Timer(0.1, send, [head(sizes=(0, 0, 9000, 0, 0, 0, 0, 0))]); timer.daemon = True; timer.start()""", ends=True),
+timer = threading.Timer(0.1, send, [head(sizes=(0, 0, 9000, 0, 0, 0, 0, 0))])
+timer.daemon = True; timer.start()""", ends=True),
     Attack("half a reply and an exit", "send(head(sizes=(0, 0, 9000, 0, 0, 0, 0, 0)) + b'x'); os._exit(3)", ends=True),
     Attack("a child that keeps the connection open and talks on it", """
 def chatter():
@@ -83,7 +84,7 @@ background(chatter)
 os._exit(0)""", ends=True),
     Attack("reading the cells of the trainer", """
 thread = threading.Thread(target=lambda: [os.read(CHANNEL, 65536) for _ in range(99)], daemon=True); thread.start()"""),
-    Attack("a stopped session", "os.kill(os.getpid(), signal.SIGSTOP); os.killpg(0, signal.SIGSTOP)\ntime.sleep(60)", timeout_s=1),
+    Attack("a stopped session", "os.kill(os.getpid(), 19); os.killpg(0, signal.SIGSTOP)\ntime.sleep(60)", timeout_s=1),
 ]  # fmt: skip
 
 SERVER = [

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .attacks import ATTACKS, PRELUDE, Attack
+from .attacks import ATTACKS, PRELUDE, PROCESSES, Attack
 from .conftest import Bench
 
 by_name = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
@@ -72,6 +72,17 @@ def test_it_is_stopped_by_landlock(landlock: Bench, host: dict[str, Any], attack
     if not attack.landlock:
         pytest.skip("the call succeeds without effect: another test checks the effect")
     result = landlock.cell(program(attack, host))
+    assert "PWNED" not in result.stdout, result
+    assert not result.timed_out, result
+
+
+@pytest.mark.parametrize("attack", PROCESSES, ids=lambda attack: attack.name)
+def test_it_is_stopped_by_landlock_without_mounts_and_cgroups(
+    bare_landlock: Bench, host: dict[str, Any], attack: Attack
+) -> None:
+    if not attack.landlock:
+        pytest.skip("the call succeeds without effect: another test checks the effect")
+    result = bare_landlock.cell(program(attack, host))
     assert "PWNED" not in result.stdout, result
     assert not result.timed_out, result
 

@@ -58,7 +58,11 @@ def test_denied_calls_are_refused_and_ordinary_ones_pass(arch: str) -> None:
     assert verdict(arch, READ[arch], data_arch=0x40000003) == KILL
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_session": True}, {"keep_session": True, "lone_pid": 77}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"keep_session": True}, {"keep_session": True, "lone_pid": 77}, {"shared_memory": False, "preallocate": False}],
+    ids=str,
+)
 @pytest.mark.parametrize("arch", COLUMN)
 def test_every_number_gets_the_verdict_of_the_tables_and_none_falls_between(arch: str, options: dict[str, object]) -> None:
     """The search by halves against the plain list."""
@@ -107,6 +111,39 @@ def test_some_calls_depend_on_their_arguments(arch: str) -> None:
     assert verdict(arch, calls["setsid"], keep_session=True) == EPERM
     assert verdict(arch, METADATA["fchmod"][COLUMN[arch]], keep_session=True) == EPERM
     assert verdict(arch, METADATA["fchmod"][COLUMN[arch]]) == ALLOW
+
+
+@pytest.mark.parametrize("arch", COLUMN)
+def test_memory_and_files_that_no_limit_counts_depend_on_their_arguments(arch: str) -> None:
+    calls = {name: numbers[COLUMN[arch]] for name, numbers in _ARGUMENT_CALLS.items()}
+    thread, files, private, shared, anonymous, huge = 0x10000, 0x400, 2, 1, 0x20, 0x40000
+    assert verdict(arch, calls["clone"], thread | files) == ALLOW
+    assert verdict(arch, calls["clone"], thread) == EPERM  # a thread with descriptors of its own
+    for flags in (private, shared, private | anonymous, shared | anonymous, 3):
+        assert verdict(arch, calls["mmap"], 0, 4096, 3, flags) == ALLOW
+        refused = flags == shared | anonymous
+        assert verdict(arch, calls["mmap"], 0, 4096, 3, flags, shared_memory=False) == (EPERM if refused else ALLOW)
+        for options in ({}, {"shared_memory": False}):
+            assert verdict(arch, calls["mmap"], 0, 4096, 3, flags | huge, **options) == EPERM
+    assert verdict(arch, calls["mmap"], 0, 4096, 3, 3 | anonymous, shared_memory=False) == EPERM  # MAP_SHARED_VALIDATE
+    assert verdict(arch, calls["fallocate"], 3, 0, 0, 1) == ALLOW
+    assert verdict(arch, calls["fallocate"], 3, 0, 0, 1, preallocate=False) == 0x00050000 | 95
+    for option in (7, 8):
+        assert verdict(arch, calls["setsockopt"], 3, 1, option) == ALLOW
+        assert verdict(arch, calls["setsockopt"], 3, 1, option, shared_memory=False) == EPERM
+
+
+@pytest.mark.parametrize("arch", COLUMN)
+def test_a_descriptor_sends_no_signals_to_others(arch: str) -> None:
+    calls = {name: numbers[COLUMN[arch]] for name, numbers in _ARGUMENT_CALLS.items()}
+    for command in (8, 10, 15):  # F_SETOWN, F_SETSIG, F_SETOWN_EX
+        assert verdict(arch, calls["fcntl"], 3, command) == ALLOW
+        assert verdict(arch, calls["fcntl"], 3, command, keep_session=True) == EPERM
+    for request in (0x8901, 0x8902, 0x5412):
+        assert verdict(arch, calls["ioctl"], 3, request, keep_session=True) == EPERM
+    for command in (1, 2, 3, 4):
+        assert verdict(arch, calls["fcntl"], 3, command, keep_session=True) == ALLOW
+    assert verdict(arch, calls["ioctl"], 3, 0x5401, keep_session=True) == ALLOW
 
 
 def test_the_numbers_are_the_kernels() -> None:

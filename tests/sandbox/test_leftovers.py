@@ -95,12 +95,15 @@ async def life(server: SandboxServer, dice: random.Random) -> None:
         await session.close()  # the others end with the server
 
 
-@pytest.mark.parametrize(("tier", "count"), [("namespace", 200), ("landlock", 30)])
-def test_random_kills_cancels_and_time_outs_leave_nothing(tier: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("tier", "count", "options"),
+    [("namespace", 200, {}), ("landlock", 30, {}), ("landlock", 30, {"cgroup": False, "mounts": False}), ("process", 30, {})],
+)
+def test_random_kills_cancels_and_time_outs_leave_nothing(tier: str, count: int, options: dict[str, Any]) -> None:
     dice = random.Random(7)
     asyncio.run(asyncio.sleep(0))  # what asyncio opens once does not count
     before = leftovers()
-    made = bench(tier, limits=SMALL)
+    made = bench(tier, limits=SMALL, **options)
 
     async def work() -> None:
         gate = asyncio.Semaphore(8)
@@ -157,12 +160,17 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
-@pytest.mark.parametrize("which", ["supervisor", "server"])
-def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str) -> None:
+@pytest.mark.parametrize("tier", ["namespace", "landlock", "landlock without mounts"])
+@pytest.mark.parametrize("which", ["supervisor", "server", "watchdog"])
+def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str, tier: str) -> None:
     before = leftovers()
-    made = bench("namespace", limits=SMALL)
+    tier, _, without = tier.partition(" ")
+    options: dict[str, Any] = {"cgroup": False, "mounts": False} if without or which == "watchdog" else {}
+    made = bench(tier, limits=SMALL, **options)
     supervisor = made.server._process.pid
     target = supervisor if which == "supervisor" else child_of(supervisor)
+    if which == "watchdog":
+        target = child_of(target)  # the fork server's first child
 
     async def work() -> tuple[Any, ...]:
         session = await made.server.session()
@@ -176,5 +184,5 @@ def test_when_the_server_dies_sessions_say_so_and_nothing_is_left(which: str) ->
 
     assert made.run(work()) == (False, False, False, 0)
     made.close()
-    bench("namespace", limits=SMALL).close()  # a supervisor that was killed could not clean up: the next one does
+    bench(tier, limits=SMALL).close()  # a supervisor that was killed could not clean up: the next one does
     assert settled(before) == {"processes": set(), "cgroups": set(), "folders": set(), "descriptors": set()}

@@ -18,7 +18,7 @@ from agentfly.resources.sandbox import SandboxSession
 
 from .conftest import Bench, bench
 from .server_attacks import ATTACKS, CLEAN_UP, LIMITS, PRELUDE, SERVER, WIRE, Attack
-from .test_leftovers import child_of, leftovers, settled
+from .test_leftovers import child_of
 
 SERVERS: dict[str, dict[str, Any]] = {
     "namespace": {"tier": "namespace"},
@@ -42,19 +42,27 @@ class Arena:
 @pytest.fixture(scope="module", params=SERVERS)
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     asyncio.run(asyncio.sleep(0))  # what asyncio opens once does not count
-    before = leftovers()
+    descriptors = os.listdir("/proc/self/fd")
     made = bench(limits=LIMITS, **SERVERS[request.param])
     other = made.run(made.server.session())
     made.run(other.run("kept = 41"))
-    yield Arena(made, other, sessions_folder(made.server._process.pid), SERVERS[request.param]["tier"])
+    supervisor = made.server._process.pid
+    found = Arena(made, other, sessions_folder(supervisor), SERVERS[request.param]["tier"])
+    yield found
+    processes = {str(supervisor), *children(supervisor)}
     made.close()
-    assert settled(before, WAIT_S) == {"processes": set(), "cgroups": set(), "folders": set(), "descriptors": set()}
+    deadline = time.monotonic() + WAIT_S
+    while processes & set(os.listdir("/proc")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not processes & set(os.listdir("/proc"))
+    assert found.folder is None or not found.folder.exists()
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
 
 
 def sessions_folder(supervisor: int) -> Path | None:
     """Returns the folder that the supervisor holds locked."""
     links = [os.readlink(path) for path in Path(f"/proc/{supervisor}/fd").iterdir()]
-    return next((Path(link) for link in links if os.path.basename(link).startswith("agentfly-sandbox-")), None)
+    return next((Path(link).parent for link in links if link.endswith("/lock") and "/agentfly-sandbox-" in link), None)
 
 
 def children(pid: int) -> set[str]:

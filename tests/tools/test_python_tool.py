@@ -106,6 +106,34 @@ for fd in range(1, 20):
     assert texts[3] == "'after'"
 
 
+@pytest.mark.parametrize(
+    "frames",
+    [
+        "struct.pack('>I', 8_000_000) + b'[],' * 2_600_000",
+        "(struct.pack('>I', 1) + b'x') * 200_000",
+        "struct.pack('>IIB8I', 37 + 2_400_000, 9, 0, 600_000, 600_000, 600_000, 600_000, 0, 0, 0, 0) + b'x' * 2_400_000",
+    ],
+    ids=["long", "many", "allowed"],
+)
+def test_a_cell_that_floods_the_connection_costs_at_most_its_session(context, frames):
+    code = f"""
+import os, stat, struct
+fd = next(fd for fd in range(3, 20) if os.path.exists(f'/proc/self/fd/{{fd}}') and stat.S_ISSOCK(os.fstat(fd).st_mode))
+data = memoryview({frames})
+while data:
+    data = data[os.write(fd, data):]"""
+    begin = time.thread_time()
+    *_, after = shown(context, code, "'after'")
+    assert after.endswith("'after'")
+    assert time.thread_time() - begin < 2
+
+
+def test_deep_folders_of_a_cell_are_removed(context):
+    deep = "import os\nhere = os.getcwd()\nfor _ in range(1500): os.mkdir('a'); os.chdir('a')\nprint(here)"
+    (where,) = shown(context, deep)
+    assert not os.path.exists(where)
+
+
 def test_a_cell_that_runs_too_long_is_interrupted_and_keeps_its_variables(context, monkeypatch):
     monkeypatch.setattr("agentfly.tools.interpreter.session.GRACE_S", 60)
     first, second, third = cells(context, "x = 5", "print('begun')\nwhile True: pass", "x", limit_s=2)

@@ -38,7 +38,7 @@ def removal_of(path: str) -> Iterator[str | None]:
     except OSError as error:
         yield f"{path}: {error.strerror}"
         return
-    stuck: dict[str, str] = {}
+    stuck: dict[str, str | None] = {}
     try:
         names = (f".{number}" for number in itertools.count())
         for _ in _empty(top, top, names, stuck):
@@ -71,7 +71,7 @@ def removal_of(path: str) -> Iterator[str | None]:
         yield f"{path}: {next(iter(stuck.values()), error.strerror)}"
 
 
-def _empty(folder: int, top: int, names: Iterator[str], stuck: dict[str, str]) -> Iterator[None]:
+def _empty(folder: int, top: int, names: Iterator[str], stuck: dict[str, str | None]) -> Iterator[None]:
     """Removes the files of a folder, and moves its folders that are not empty to `top`. Yields after each entry."""
     with os.scandir(folder) as entries:
         for entry in entries:

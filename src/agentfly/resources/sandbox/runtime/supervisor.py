@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import select
@@ -17,7 +18,6 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from ....tools.interpreter.removal import remove_tree
@@ -25,8 +25,6 @@ from . import cgroup, isolation, syscalls
 from .fork_server import ForkServer
 
 PREFIX = "agentfly-sandbox-"
-NEW_S = 60
-"""A directory younger than this is not removed even if it is not locked: its supervisor may be about to lock it."""
 
 
 def open_namespaces() -> tuple[int, int] | None:
@@ -150,29 +148,21 @@ def main() -> None:
 def make_directory() -> tuple[str, int]:
     """Makes the directory of the sessions' directories, and a descriptor that locks it. Removes those of supervisors that were
     killed: their lock is free."""
-    parent = tempfile.gettempdir()
-    for name in os.listdir(parent):
-        if name.startswith(PREFIX):
-            path = os.path.join(parent, name)
-            with contextlib.suppress(OSError):  # another user's, or in use
-                if time.time() - os.lstat(path).st_mtime > NEW_S:
-                    with _locked(path):
-                        remove_tree(path)
+    for name in glob.glob(os.path.join(tempfile.gettempdir(), f"{PREFIX}*", "lock")):
+        with contextlib.suppress(OSError):  # another user's, just removed, or in use
+            old = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(os.path.dirname(name))
+            finally:
+                os.close(old)
     path = tempfile.mkdtemp(prefix=PREFIX)
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Locked before it is named "lock": another supervisor must never find a lock that is not held yet.
+    lock = os.open(f"{path}/new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(f"{path}/new", f"{path}/lock")
     os.chmod(path, 0o711)
     return path, lock
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(lock)
 
 
 def clean_up(plan: isolation.IsolationPlan) -> None:

@@ -166,7 +166,8 @@ class Files:
                     if not levels:
                         return
                     inner = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-                folder, _ = inner, os.close(folder)
+                os.close(folder)
+                folder = inner
         finally:
             os.close(folder)
 

@@ -31,8 +31,8 @@ from .isolation import IsolationPlan
 from .usage import SOCKET_BYTES, Files, Hidden, Proc, cpu_ns
 
 SWEEP_S = 0.03
-MOST_BUSY = 4
-"""A sweep that took t seconds is followed by at least `MOST_BUSY` * t seconds of rest."""
+REST, LONG_REST = 4, 40
+"""A sweep that took t seconds is followed by at least `REST` * t seconds without one, `LONG_REST` * t if all sessions idled."""
 USED_NS = 200_000
 """A session is checked when its processes have used this much CPU time since its last check, or are others than then."""
 REMOVE_S = 0.02
@@ -133,9 +133,9 @@ class WatchdogProcess:
             self.deliver()
             now = time.monotonic()
             if self.proc is not None and now >= sweep_at:
-                self.sweep()
+                rest = REST if self.sweep() else LONG_REST
                 spent = time.monotonic() - now
-                sweep_at = now + spent + max(SWEEP_S, MOST_BUSY * spent)
+                sweep_at = now + spent + max(SWEEP_S, rest * spent)
             self.remove()
 
     # ---- messages ----
@@ -191,9 +191,9 @@ class WatchdogProcess:
                 with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
                     key = self.proc.pid_namespace(pid) if self.plan.tier == "namespace" else self.proc.session_of(pid)
             keys[pid] = key
-            watched = self.sessions.get(self.leaders.get(key, 0))
-            if watched is not None and pid != watched.pid:
-                watched.pids.append(pid)
+            owner = self.sessions.get(self.leaders.get(key, 0))
+            if owner is not None and pid != owner.pid:
+                owner.pids.append(pid)
         self.keys = keys
 
     def end_members(self, ended: Watched) -> None:
@@ -212,24 +212,28 @@ class WatchdogProcess:
 
     # ---- sweeps ----
 
-    def sweep(self) -> None:
+    def sweep(self) -> bool:
+        """Checks the sessions that have run. Returns whether there were any."""
         self.list_members()
+        active = False
         for watched in list(self.sessions.values()):
             used = {pid: cpu_ns(pid) for pid in watched.pids}
-            same = used.keys() == watched.used.keys()
+            same = used.keys() == watched.used.keys() and -1 not in used.values()
             if same and sum(used.values()) - sum(watched.used.values()) < USED_NS:
                 continue
             watched.used = used
+            active = True
             try:
                 why = self.judge(watched)
-            except Hidden:
-                why = "it hid its files from the watchdog"
+            except Hidden:  # the tier `process` claims nothing, and other users' programs may run there
+                why = "it hid its files from the watchdog" if self.plan.tier != "process" else None
             except OSError:
                 watched.used = {}  # something has ended or moved meanwhile: the next sweep checks again
                 continue
             if why:
                 self.kill(watched, why)
         self.count_user_processes()
+        return active
 
     def judge(self, watched: Watched) -> str | None:
         """Returns why the session must end, None if it is within its limits."""
