@@ -189,6 +189,9 @@ class Trajectory:
 
     `reward` is the final score (None if the world failed or the agent has no reward). `turns[i].reward` holds the step
     rewards of tools and of per-turn rewards. `total_reward` is the sum of all, which group algorithms compare.
+
+    A rollout may hold a task more than once: at the end of an epoch, or if a step has more tasks than there are rows. `draw`
+    counts these, from 0. Each draw has its own group of chains, and its chains have seeds of their own.
     """
 
     id: str
@@ -202,6 +205,7 @@ class Trajectory:
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    draw: int = 0
 
     @property
     def total_reward(self) -> float:
@@ -244,7 +248,7 @@ class Sample:
     """One training row: token ids, and lists of the same length with the values per token.
 
     `mask[i]` is 1 exactly if the policy sampled `token_ids[i]`. `logprobs`, `versions`, `rewards` and `advantages` are
-    meaningful only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared, `trajectory` names
+    meaningful only there (0 elsewhere; versions -1). `group` names the task (and its draw) whose siblings are compared, `trajectory` names
     the chain: a chain whose history was rewritten has several rows, in order.
     """
 

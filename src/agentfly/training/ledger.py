@@ -33,8 +33,11 @@ class Ledger:
         self.returned.update(trajectory.outcome.value for trajectory in chains)
         if self.returned.total() != self.admitted:
             raise InvariantError(f"{self.admitted} chains were admitted so far but {self.returned.total()} came back")
+        drawn = Counter((group[0].task.id, group[0].draw) for group in groups if group)
+        if repeated := [task for (task, _), count in drawn.items() if count > 1]:
+            raise InvariantError(f"two groups hold the same draw of task {repeated[0]!r}: their chains have the same seeds")
         for group in groups:
-            if len({trajectory.task.id for trajectory in group}) != 1 or len({t.chain for t in group}) != num_chains:
+            if len({(trajectory.task.id, trajectory.draw) for trajectory in group}) != 1 or len({t.chain for t in group}) != num_chains:
                 raise InvariantError("a group holds chains of different tasks, or one chain twice: advantages would be wrong")
         for trajectory in chains:
             _check_tokens(trajectory, version)
