@@ -248,8 +248,8 @@ class Sample:
     """One training row: token ids, and lists of the same length with the values per token.
 
     `mask[i]` is 1 exactly if the policy sampled `token_ids[i]`. `logprobs`, `versions`, `rewards` and `advantages` are
-    meaningful only there (0 elsewhere; versions -1). `group` names the task (and its draw) whose siblings are compared, `trajectory` names
-    the chain: a chain whose history was rewritten has several rows, in order.
+    meaningful only there (0 elsewhere; versions -1). `group` names the task (and its draw) whose siblings are compared,
+    `trajectory` names the chain: a chain whose history was rewritten has several rows, in order.
     """
 
     token_ids: list[int]
@@ -379,8 +379,17 @@ class Learner(Protocol):
     @property
     def version(self) -> int: ...
 
-    def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-        """Improve the weights on one step's chains, siblings together. Returns metrics."""
+    @property
+    def half_updated(self) -> bool:
+        """Whether the last `update` raised after it had changed weights: they are then those of no step."""
+
+    def update(
+        self, groups: Sequence[Sequence[Trajectory]], check: Callable[[Mapping[str, float]], None] | None = None
+    ) -> dict[str, float]:
+        """Improve the weights on one step's chains, siblings together. Returns metrics.
+
+        `check` receives the metrics that are known before the weights change. If it raises, they have not changed.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..data import SUFFIXES, load_tasks, split_rows
 from ..errors import ConfigError
+from ..learn.algorithms import find_algorithm
 from ..runs import RunDirectory
 from ..types import Task
 
@@ -87,5 +89,6 @@ def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
     if resume is not None:
         return RunDirectory.existing(Path(resume))
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
-    name = config.run.name or f"{config.algorithm.replace('+', 'p')}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
+    algorithm = re.sub(r"[^\w.-]+", "-", find_algorithm(config.algorithm).name.replace("+", "p"))
+    name = config.run.name or f"{algorithm}-{model}-{time.strftime('%Y%m%d-%H%M%S')}"
     return RunDirectory.create(Path(config.run.dir) / name)

@@ -28,6 +28,7 @@ from ..watch.trackers import Trackers
 from .checkpoint import STATE, latest_checkpoint, save_checkpoint
 from .cursor import TaskCursor
 from .evaluation import Evaluation, validate
+from .idle import IdleSteps
 from .ledger import Ledger
 
 LOOK_S = 0.5
@@ -69,7 +70,7 @@ class Trainer:
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
         self.plan = make_plan(agent, sampling=config.sampling)
-        self.learner: Learner = PolicyLearner(
+        learner = PolicyLearner(
             self.engine.model,
             find_algorithm(config.algorithm),
             loss=config.loss,
@@ -77,6 +78,9 @@ class Trainer:
             temperature=config.sampling.temperature or 1.0,
             seed=config.seed,
         )
+        self.learner: Learner = learner
+        if (alone := learner.critic_warmup_steps) and not self.learner.version:
+            progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
         self.engine.publish(self.learner.version)
         check_prompts(self.plan, train_tasks)
         check_prompts(self.plan, validation_tasks)
@@ -90,6 +94,8 @@ class Trainer:
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
         self.step = 0
+        self.failed = False
+        self.idle = IdleSteps()
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
 
@@ -105,7 +111,10 @@ class Trainer:
                     async with self._environments_shown(plan):
                         await self._steps(plan)
             finally:
-                self._save()
+                if (idle := self.idle.closing()) is not None:
+                    self.progress.note(idle)
+                if self._is_sound:
+                    self._save()
                 self.trackers.close()
                 self.store.close()
         return self.result
@@ -147,18 +156,24 @@ class Trainer:
                 # The update did not happen: a resumed run draws these tasks again.
                 self.cursor.restore(cursor)
             raise
-        with timed(clock, "time/handover_s"):
-            await finish_in_thread(self.engine.publish, self.learner.version)
+        try:
+            with timed(clock, "time/handover_s"):
+                await finish_in_thread(self.engine.publish, self.learner.version)
+            self.ledger.check_published(self.engine, self.learner)
+        except Exception:
+            self.failed = True  # the weights of a failed step are not saved
+            raise
         if plan.admission is not None:
             plan.admission.advance(self.step)
-        self.ledger.check_update(learned)
-        self.ledger.check_published(self.engine, self.learner)
         resources = plan.manager.metrics() if plan.manager is not None else {}
         num_envs = int(sum(resources.get(f"resources/total/{state}", 0) for state in ("allocated", "idle")))
+        if (idle := self.idle.add(learned, groups)) is not None:
+            self.progress.note(idle)
         metrics = {
             **rollout_metrics(trajectories, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs),
             **resources,
             **learned,
+            "train/idle_steps": float(self.idle.in_a_row),
         }
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
@@ -196,7 +211,7 @@ class Trainer:
 
     def _learn(self, groups: list[list[Trajectory]], step: int) -> dict[str, float]:
         self.engine.rest()
-        learned = self.learner.update(groups)
+        learned = self.learner.update(groups, self.ledger.check_update)
         # Counted together with the weights: if Ctrl-C arrives during the update, a resumed run must not repeat the step.
         self.step = step
         return learned
@@ -263,6 +278,11 @@ class Trainer:
         self.engine.publish(self.learner.version)
         restore_random_state(state["random"])
         self.progress.note(f"resumed at step {self.step} from {checkpoint}")
+
+    @property
+    def _is_sound(self) -> bool:
+        """Whether the weights are those of a step that passed its checks. Otherwise the newest checkpoint stays the newest."""
+        return not (self.failed or self.learner.half_updated)
 
     def _save(self) -> None:
         from ..learn.model.storage import random_state
