@@ -168,8 +168,9 @@ class PolicyLearner:
         steps = 0
         if experience.num_chains:
             metrics["train/zero_advantage_groups"] = float(self._give_credit(experience, totals))
-            for optimizer in filter(None, (self._optimizer, self._critic_optimizer)):
-                optimizer.set_lr(factor)
+            self._optimizer.set_lr(factor)
+            if self._critic_optimizer is not None:  # the policy's warm-up is not the critic's, which has steps of its own
+                self._critic_optimizer.set_lr(self.optim.lr_factor(max(self._updates, self.optim.warmup_steps)))
             self._check = check
             warms_up = self._updates < self.critic_warmup_steps
             if warms_up:

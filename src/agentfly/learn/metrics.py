@@ -28,7 +28,7 @@ METRICS = {
     "train/splits": "Rows beyond one per chain: how often a template rewrote history.",
     "train/untrainable_chains": "Chains left out because the world failed, they were cancelled, or no token was sampled.",
     "train/zero_advantage_groups": "Groups without a learning signal: all rewards equal, or fewer than two trainable chains.",
-    "train/skipped": "1 if the policy took no optimizer step (every advantage was 0, or the critic warms up); the version stays.",
+    "train/skipped": "1 if the policy took no optimizer step: every advantage was 0, or the critic warms up.",
     "train/optimizer_steps": "Optimizer steps taken on the policy.",
     "train/logprob_gap": "Mean |sampled - recomputed log-prob| of tokens drawn by the current weights; 0 if both agree.",
     "train/critic_warmup": "1 in the first steps, in which the critic learns and the policy waits (PPO).",
