@@ -463,7 +463,10 @@ def test_the_model_is_shared_and_never_copied_or_left_in_training_mode():
     [
         (lambda m: learner_of(m, "grpo", critic_lr=1e-3), "grpo has no critic: remove train.critic_lr"),
         (lambda m: learner_of(m, "grpo", critic_epochs=2), "grpo has no critic: remove train.critic_epochs"),
-        (lambda m: learner_of(m, "ppo", loss={"critic": "shared"}, critic_minibatches=2), "train.critic_minibatches is only used"),
+        (
+            lambda m: learner_of(m, "ppo", loss={"critic": "shared"}, critic_minibatches=2),
+            "train.critic_minibatches is only used",
+        ),
         (lambda m: learner_of(m, reference=m), "kl_coef is 0"),
         (lambda m: learner_of(m, schedule="linear"), "set train.total_steps"),
         (lambda m: learner_of(m, temperature=0.0), "greater than 0"),

@@ -58,7 +58,7 @@ def test_however_many_are_copied_at_a_time_the_step_is_the_same(limit: int, monk
 
 @pytest.mark.parametrize("count", [15, 128])
 def test_gradients_of_many_micro_batches_add_up_in_float32(count: int) -> None:
-    """The sum of the same bfloat16 gradients in float64 is the reference; added up in bfloat16 the error is near one percent."""
+    """The reference is the sum of the same gradients in float64. Added up in bfloat16, the error is near one percent."""
     torch.manual_seed(0)
     layer = nn.Linear(64, 64, bias=False).to(torch.bfloat16)
     optimizer = optim.Optimizer([(layer, 1e-2)], OptimSettings(max_grad_norm=1e9))

@@ -345,8 +345,8 @@ class PolicyLearner:
             return False
         if scope == "minibatch":
             return True
-        parts = [experience.chain_of[batch.tokens].unique() for batch in micro]
-        return len(torch.cat(parts).unique()) < sum(map(len, parts))
+        parts = [set(experience.chain_of[batch.tokens].tolist()) for batch in micro]
+        return len(set().union(*parts)) < sum(map(len, parts))
 
     def _slopes(
         self, experience: Experience, micro: Sequence[MicroBatch], minibatch: Minibatch, totals: Totals

@@ -104,11 +104,8 @@ class Optimizer:
         """Add the gradient of `loss` to the masters' gradients."""
         scaled: Any = loss * self._scale.factor if self._scale.active else loss
         # Hooks for this call only: another optimizer on the same parameters must find their gradients where it expects them.
-        hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
-            for parameter, master in zip(self._parameters, self._masters, strict=True)
-            if master is not parameter
-        ]
+        pairs: list[tuple[Any, Tensor]] = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        hooks = [parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master)) for parameter, master in pairs]
         try:
             scaled.backward()
         finally:

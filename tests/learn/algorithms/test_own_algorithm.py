@@ -100,7 +100,7 @@ def test_a_loss_over_the_minibatch_sees_all_of_it_in_one_call():
 
     def loss(tokens, settings):
         calls.append(len(tokens.logprobs))
-        return -(tokens.logprobs - tokens.logprobs.mean()) ** 2 * tokens.advantages
+        return -((tokens.logprobs - tokens.logprobs.mean()) ** 2) * tokens.advantages
 
     row = Algorithm(name="mine", credit=GRPO.credit, loss=loss, loss_scope="minibatch", reads=GRPO.reads)
     model = tiny_llama(VOCABULARY)
@@ -125,7 +125,9 @@ def test_a_loss_knows_chains_turns_and_groups():
     lengths = [[len(turn.completion.token_ids) for turn in t.turns] for group in groups for t in group]
     order = np.argsort(chains, kind="stable")
     assert np.array(chains)[order].tolist() == [c for c, parts in enumerate(lengths) for _ in range(sum(parts))]
-    assert sorted(turns) == [n for n, length in enumerate(sum(lengths, [])) for _ in range(length)]
+    assert sorted(turns) == [
+        n for n, length in enumerate(length for parts in lengths for length in parts) for _ in range(length)
+    ]
     assert set(zip(chains, owners, strict=True)) == {(0, 0), (1, 0), (2, 1), (3, 1)}
     assert alpha == 2
 

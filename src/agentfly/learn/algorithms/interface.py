@@ -75,7 +75,9 @@ class Chains:
     def turn_rewards(self, chain: int) -> TokenValues:
         """The sum of the rewards in each turn of a chain. The last one includes the final reward."""
         count = len(self.trajectories[chain].turns) if self.trajectories else 1
-        return np.bincount(self.turns_of(chain), weights=self.rewards[chain], minlength=count)
+        sums: TokenValues = np.zeros(count)
+        np.add.at(sums, self.turns_of(chain), self.rewards[chain])
+        return sums
 
     def states_of(self, chain: int) -> list[Hashable]:
         """What the chain saw last before each of its turns: the observations of the turn before.
@@ -138,7 +140,8 @@ class Tokens:
 
     def mean_over(self, numbers: Tensor, values: Tensor) -> Tensor:
         """Returns, at each token, the mean of `values` over the tokens with the same number: `mean_over(tokens.chains, x)`."""
-        _, places = numbers.unique(return_inverse=True)
+        every: Any = numbers
+        _, places = every.unique(return_inverse=True)
         sums = values.new_zeros(len(numbers)).index_add(0, places, values)
         counts = values.new_zeros(len(numbers)).index_add(0, places, values.new_ones(len(values)))
         return (sums / counts.clamp(min=1.0))[places]
