@@ -75,7 +75,8 @@ def loss_table() -> str:
     rows = []
     for row in ALGORITHMS.values():
         also = ", ".join(code(name) for name in sorted(row.reads - ALWAYS)) or "-"
-        defaults = ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in row.defaults.items()) or "-"
+        own = {**row.defaults, **{f"options.{key}": value for key, value in row.options.items()}}
+        defaults = ", ".join(code(f"{key} = {json.dumps(value)}") for key, value in own.items()) or "-"
         rows.append([code(row.name), also, defaults])
     return table(("algorithm", "also reads", "its own defaults"), rows)
 

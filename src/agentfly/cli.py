@@ -43,7 +43,8 @@ READS = {
 }  # fmt: skip
 NOT_READ = {
     "sft": (
-        "train.critic_lr", "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
+        "train.critic_lr", "train.critic_epochs", "train.critic_minibatches", "train.critic_warmup_steps",
+        "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
         "train.save_every", "train.save_every_s", "train.max_logprob_gap", "train.max_failed_share",
     )
 }  # fmt: skip

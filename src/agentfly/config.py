@@ -21,7 +21,7 @@ from .checks import check_fields, setting
 from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .foreign_names import config_hint
-from .learn.algorithms import find_algorithm
+from .learn.algorithms import Algorithm, canonical, find_algorithm, reference_of
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
@@ -150,7 +150,9 @@ class RunSettings:
 class Config:
     """The whole config of one run."""
 
-    algorithm: str = setting("grpo", "a name of `agentfly algorithms list`")
+    algorithm: str | Algorithm = setting(
+        "grpo", "a name of `agentfly algorithms list`, file.py:NAME or module:NAME; in Python also an `Algorithm`"
+    )
     seed: int = setting(0, "seed of the data order, of sampling and of fresh weights")
     agent: AgentSettings = field(default_factory=AgentSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -187,23 +189,28 @@ class Config:
         tree = _rename_old_keys(tree)
         if isinstance(table := tree.get("algorithm"), Mapping) and table:
             raise _unknown("algorithm", table)
-        algorithm = find_algorithm(_convert(tree.get("algorithm", "grpo"), str, "algorithm"))
+        chosen = canonical(tree.get("algorithm", "grpo"))
+        algorithm = find_algorithm(chosen)
         loss = tree.get("loss", {})
         if not isinstance(loss, Mapping):
             raise ConfigError(f"[loss] is a table, not {loss!r}")
         rest = {key: value for key, value in tree.items() if key != "loss"}
-        config: Config = _build(cls, {**rest, "algorithm": algorithm.name}, "")
+        config: Config = dataclasses.replace(_build(cls, {**rest, "algorithm": algorithm.name}, ""), algorithm=chosen)
         algorithm.check_num_chains(config.rollout.num_chains)
         check_engine(config.agent.model, config.agent.engine, config.sampling)
         if "api_key" in engine_options(config.agent.engine):
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
-        if not algorithm.needs_critic and config.train.critic_lr is not None:
-            raise ConfigError(f"train.critic_lr is not used by {algorithm.name}, which has no critic: remove it")
-        return dataclasses.replace(config, loss=algorithm.settings(loss))
+        config = dataclasses.replace(config, loss=algorithm.settings(loss))
+        if keys := config.train.critic_keys:
+            if not algorithm.needs_critic:
+                raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")
+            if config.loss.critic == "shared" and keys != ["critic_lr"]:
+                raise ConfigError('train.critic_epochs, critic_minibatches and critic_warmup_steps need loss.critic = "copy"')
+        return config
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as nested tables."""
-        return dataclasses.asdict(self)
+        """The config as nested tables. An algorithm that is an object is named by its module or file."""
+        return dataclasses.asdict(dataclasses.replace(self, algorithm=reference_of(self.algorithm)))
 
     def to_toml(self) -> str:
         """Returns the whole config as TOML; `load` reads it back to an equal config."""
@@ -211,8 +218,6 @@ class Config:
         tree = self.to_dict()
         standard = dataclasses.asdict(algorithm.settings())
         tree["loss"] = {key: value for key, value in tree["loss"].items() if value != standard[key]}
-        if not algorithm.needs_critic:
-            tree["train"].pop("critic_lr", None)
         if self.warm_start.demos is None:
             del tree["warm_start"]
         if not self.lora.rank:
@@ -377,6 +382,8 @@ def _type_name(hint: Any) -> str:
         return f"list of {_type_name(args[0])}"
     if origin is dict:
         return "table"
+    if hint is Algorithm:
+        return "object"
     return {int: "integer", float: "number", str: "string", bool: "true or false"}.get(hint, "anything")
 
 

@@ -41,12 +41,20 @@ EXTRAS = {
     "websockets": "serve",
 }
 
+USER_FILE = "agentfly_user_"
+"""The beginning of the module names of files that are loaded by their path."""
+
 _registered: dict[str, dict[str, Any]] = {}
 
 
 def register(kind: str, name: str, thing: Any) -> None:
     """Register an object under a name. A later registration replaces an earlier one, so a notebook cell can be run twice."""
     _registered.setdefault(kind, {})[name] = thing
+
+
+def is_registered(kind: str, name: str) -> bool:
+    """Whether `register` was called with this name."""
+    return name in _registered.get(kind, {})
 
 
 def names(kind: str) -> list[str]:
@@ -124,7 +132,7 @@ def _load_file(path: Path) -> Any:
     path = path.resolve()
     if not path.is_file():
         raise ConfigError(f"no such Python file: {path}")
-    key = f"agentfly_user_{path.stem}_{abs(hash(str(path))):x}"
+    key = f"{USER_FILE}{path.stem}_{abs(hash(str(path))):x}"
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)

@@ -216,6 +216,9 @@ class Trajectory:
 
     `reward` is the final score (None if the world failed or the agent has no reward). `turns[i].reward` holds the step
     rewards of tools and of per-turn rewards. `total_reward` is the sum of all, which group algorithms compare.
+
+    A rollout may hold a task more than once: at the end of an epoch, or if a step has more tasks than there are rows. `draw`
+    counts these, from 0. Each draw has its own group of chains, and its chains have seeds of their own.
     """
 
     id: str
@@ -229,6 +232,7 @@ class Trajectory:
     reward: float | None = None
     components: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    draw: int = 0
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)
@@ -294,8 +298,8 @@ class Sample:
     """One training row: token ids, and lists of the same length with the values per token.
 
     `mask[i]` is 1 exactly if the policy sampled `token_ids[i]`. `logprobs`, `versions`, `rewards` and `advantages` are
-    meaningful only there (0 elsewhere; versions -1). `group` names the task whose siblings are compared, `trajectory` names
-    the chain: a chain whose history was rewritten has several rows, in order.
+    meaningful only there (0 elsewhere; versions -1). `group` names the task (and its draw) whose siblings are compared,
+    `trajectory` names the chain: a chain whose history was rewritten has several rows, in order.
     """
 
     token_ids: list[int]
@@ -466,8 +470,17 @@ class Learner(Protocol):
     @property
     def version(self) -> int: ...
 
-    def update(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-        """Improve the weights on one step's chains, siblings together. Returns metrics."""
+    @property
+    def half_updated(self) -> bool:
+        """Whether the last `update` raised after it had changed weights: they are then those of no step."""
+
+    def update(
+        self, groups: Sequence[Sequence[Trajectory]], check: Callable[[Mapping[str, float]], None] | None = None
+    ) -> dict[str, float]:
+        """Improve the weights on one step's chains, siblings together. Returns metrics.
+
+        `check` receives the metrics that are known before the weights change. If it raises, they have not changed.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -313,15 +313,15 @@ def test_kl_in_the_loss_holds_the_policy_near_its_reference():
 def test_the_critic_learns_while_the_policy_has_nothing_to_learn():
     """All returns and all values are equal: whitened advantages are 0, but the value of these states is not known yet."""
     model = tiny_llama(VOCABULARY)
-    learner = learner_of(model, "ppo", loss={"value_clip": 0}, lr=3e-3)
-    groups = make_groups(model, rewards=((1, 1), (1, 1)))
+    learner = learner_of(model, "ppo", loss={"value_clip": 0}, lr=3e-3, critic_epochs=1, critic_minibatches=1)
     before = weights_of(model)
-    metrics = learner.update(groups)
-    assert metrics["train/value_loss"] == pytest.approx(0.5), "a head of zeros: half of the squared error of 1"
+    assert learner.update(make_groups(model, rewards=((1, 1), (1, 1))))["train/value_loss"] == pytest.approx(0.0, abs=1e-9)
+    metrics = learner.update(make_groups(model, rewards=((2, 2), (2, 2))))
+    assert metrics["train/value_loss"] == pytest.approx(0.5), "the head began at the mean of 1: half of the squared error of 1"
     assert metrics["train/skipped"] == 1
     assert torch.equal(weights_of(model), before)
     assert learner.version == 0
-    assert learner.update(groups)["train/value_loss"] < 0.49
+    assert learner.update(make_groups(model, rewards=((2, 2), (2, 2))))["train/value_loss"] < 0.49
 
 
 def test_explained_variance_rises_as_the_critic_learns():
@@ -331,6 +331,72 @@ def test_explained_variance_rises_as_the_critic_learns():
     found = [learner.update(groups)["train/explained_variance"] for _ in range(15)]
     assert found[0] == pytest.approx(0.0, abs=1e-6)
     assert found[-1] > 0.5
+
+
+@pytest.mark.parametrize("steps", [{}, {"epochs": 2, "num_minibatches": 2}])
+def test_a_check_that_fails_leaves_everything_as_it_was(steps):
+    model = tiny_llama(VOCABULARY)
+    groups = make_groups(model, temperature=0.6)
+    learner = learner_of(model, "ppo", critic_warmup_steps=0, **steps)
+    before, state = weights_of(model), copy.deepcopy(learner.state_dict())
+    measured = []
+
+    def refuse(metrics):
+        measured.append(metrics["train/logprob_gap"])
+        raise InvariantError("too far")
+
+    with pytest.raises(InvariantError, match="too far"):
+        learner.update(groups, refuse)
+    assert measured[0] > 0.1
+    assert torch.equal(weights_of(model), before)
+    assert all(p.grad is None for p in model.parameters())
+    assert (learner.version, learner.half_updated) == (0, False)
+    after = learner.state_dict()
+    assert after["updates"] == state["updates"]
+    for name, value in state["modules"]["critic"].items():
+        assert torch.equal(after["modules"]["critic"][name], value)
+    learner.update(groups, measured.append)
+    assert len(measured) == 2, "called once per update"
+
+
+def test_an_update_that_fails_half_way_says_so():
+    model = tiny_llama(VOCABULARY)
+    learner = learner_of(model, num_minibatches=3, loss={"old_logprobs": "sampled"})
+    groups = make_groups(model, rewards=((1, 0, 0.5),))
+    for trajectory in groups[0][1:]:
+        trajectory.turns[0].completion.logprobs[0] = float("nan")
+    seeds = iter(range(50))
+    while True:  # the order of the minibatches decides whether a good one comes first
+        learner._seed = next(seeds)
+        learner._version = 0
+        with pytest.raises(InvariantError):
+            learner.update(groups)
+        if learner.version:
+            break
+        assert not learner.half_updated
+    assert learner.half_updated
+    learner.update(make_groups(model))
+    assert not learner.half_updated
+
+
+def test_a_separate_critic_warms_up_alone_takes_more_steps_and_starts_at_the_mean():
+    model = tiny_llama(VOCABULARY)
+    options = {"critic_warmup_steps": 2, "critic_epochs": 3, "critic_minibatches": 4, "critic_lr": 1e-9}
+    learner = learner_of(model, "ppo", **options)
+    taken = []
+    learner._critic_optimizer.step, real = lambda: (taken.append(1), real()), learner._critic_optimizer.step
+    before = weights_of(model)
+    for number in range(3):
+        metrics = learner.update(make_groups(model))
+        assert (metrics.get("train/critic_warmup", 0), metrics["train/skipped"]) == ((1, 1) if number < 2 else (0, 0))
+        assert torch.equal(weights_of(model), before) == (number < 2)
+    assert len(taken) == 3 * 3 * 4
+    tokens = [(t.total_reward, t.num_sampled) for group in make_groups(model) for t in group]
+    mean = sum(r * n for r, n in tokens) / sum(n for _, n in tokens)
+    assert learner._critic.head.linear.bias.item() == pytest.approx(mean, abs=1e-6)
+    assert learner_of(tiny_llama(VOCABULARY), "ppo", total_steps=9).critic_warmup_steps == 3
+    assert learner_of(tiny_llama(VOCABULARY), "ppo", total_steps=90).critic_warmup_steps == 7
+    assert learner_of(tiny_llama(VOCABULARY), "ppo", total_steps=90, loss={"critic": "shared"}).critic_warmup_steps == 0
 
 
 @pytest.mark.parametrize(
@@ -344,6 +410,8 @@ def test_explained_variance_rises_as_the_critic_learns():
 def test_a_resumed_learner_goes_on_exactly(tmp_path, algorithm, loss):
     model = tiny_llama(VOCABULARY)
     schedule = {"warmup_steps": 2, "schedule": "cosine", "total_steps": 9, "epochs": 2, "num_minibatches": 2}
+    if algorithm == "ppo" and "critic" not in loss:
+        schedule["critic_warmup_steps"] = 1
     learner = learner_of(model, algorithm, loss=loss, **schedule)
     start = copy.deepcopy(model.state_dict())
     for seed in range(2):
@@ -354,7 +422,7 @@ def test_a_resumed_learner_goes_on_exactly(tmp_path, algorithm, loss):
     other.load_state_dict(model.state_dict())
     resumed = learner_of(other, algorithm, loss=loss, **schedule)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert resumed.version == learner.version == 2
+    assert resumed.version == learner.version == 2 - schedule.get("critic_warmup_steps", 0)
     groups = make_groups(model, 7)
     assert learner.update(groups) == resumed.update(groups)
     assert torch.equal(weights_of(model), weights_of(other))
@@ -394,6 +462,11 @@ def test_the_model_is_shared_and_never_copied_or_left_in_training_mode():
     ("make", "sentence"),
     [
         (lambda m: learner_of(m, "grpo", critic_lr=1e-3), "grpo has no critic: remove train.critic_lr"),
+        (lambda m: learner_of(m, "grpo", critic_epochs=2), "grpo has no critic: remove train.critic_epochs"),
+        (
+            lambda m: learner_of(m, "ppo", loss={"critic": "shared"}, critic_minibatches=2),
+            "train.critic_minibatches is only used",
+        ),
         (lambda m: learner_of(m, reference=m), "kl_coef is 0"),
         (lambda m: learner_of(m, schedule="linear"), "set train.total_steps"),
         (lambda m: learner_of(m, temperature=0.0), "greater than 0"),

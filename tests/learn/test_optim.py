@@ -54,3 +54,32 @@ def test_however_many_are_copied_at_a_time_the_step_is_the_same(limit: int, monk
         first.grad = torch.full_like(first, 0.1).bfloat16().float() * (0.5 / length)
         adam.step()
     torch.testing.assert_close(masters[0], first.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [15, 128])
+def test_gradients_of_many_micro_batches_add_up_in_float32(count: int) -> None:
+    """The reference is the sum of the same gradients in float64. Added up in bfloat16, the error is near one percent."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False).to(torch.bfloat16)
+    optimizer = optim.Optimizer([(layer, 1e-2)], OptimSettings(max_grad_norm=1e9))
+    exact = torch.zeros(64, 64, dtype=torch.float64)
+    for _ in range(count):
+        loss = (layer(torch.rand(4, 64, dtype=torch.bfloat16)).float() * torch.rand(4, 64)).sum()
+        exact += torch.autograd.grad(loss, layer.weight, retain_graph=True)[0].double()
+        optimizer.backward(loss)
+        assert layer.weight.grad is None, "the short gradient is freed at once"
+    optimizer.clip()
+    found = optimizer._masters[0].grad
+    assert found is not None
+    assert found.dtype == torch.float32
+    assert (found.double() - exact).norm() / exact.norm() < 1e-6
+
+
+def test_two_optimizers_on_one_model_do_not_take_each_other_s_gradients() -> None:
+    layer = nn.Linear(4, 4).to(torch.bfloat16)
+    first = optim.Optimizer([(layer, 1e-2)], OptimSettings())
+    second = optim.Optimizer([(layer, 1e-2)], OptimSettings())
+    first.backward(layer(torch.ones(1, 4, dtype=torch.bfloat16)).sum())
+    assert second._masters[0].grad is None
+    layer(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+    assert layer.weight.grad is not None, "no hook is left behind"

@@ -42,6 +42,14 @@ def test_a_group_of_two_tasks_is_noticed() -> None:
         check([[chain(0), chain(1, task="b")]])
 
 
+def test_two_draws_of_a_task_are_two_groups() -> None:
+    check([[chain(0), chain(1)], [chain(0, draw=1), chain(1, draw=1)]], num_tasks=2)
+    with pytest.raises(InvariantError, match="the same draw of task 'a'"):
+        check([[chain(0), chain(1)], [chain(0), chain(1)]], num_tasks=2)
+    with pytest.raises(InvariantError, match="different tasks"):
+        check([[chain(0), chain(1, draw=1)]])
+
+
 def test_one_chain_twice_is_noticed() -> None:
     with pytest.raises(InvariantError, match="one chain twice"):
         check([[chain(0), chain(0)]])

@@ -21,10 +21,9 @@ from .. import plugins
 from ..errors import ConfigError
 from ..net.address import is_url
 from ..types import Engine, Renderer, Sampling
-from .options import LocalOptions, check_cache_size, check_value, options_of
-from .prompt import cuts
+from .options import LocalOptions, check_cache_size, check_trained_sampling, check_value, options_of
 
-__all__ = ["check_engine", "engine_options", "open_engine"]
+__all__ = ["check_engine", "check_trained_sampling", "engine_options", "open_engine"]
 
 _LOADING = ("device", "dtype")
 _RENDERING = ("chat_template", "template_args")
@@ -72,18 +71,12 @@ def check_engine(
             "a chat server gives text, not token ids: it can be evaluated with, not trained from. For training, set model to "
             'the model\'s folder, agent.engine.kind = "openai" and agent.engine.base_url to a vLLM or SGLang server'
         )
-    server = options.get("server", "vllm")
     if kind == "openai" and options.get("weights_dir") is None:
         raise ConfigError(
             "training from a server hands weights over in a shared folder: set agent.engine.weights_dir, and "
             "agent.engine.server_weights_dir if the server sees it under another path"
         )
-    cut = cuts(sampling)
-    if cut is not None and (kind == "vllm" or (kind == "openai" and server == "vllm")):
-        raise ConfigError(
-            f"sampling.{cut} cuts the distribution, and vLLM's log-probs are then not those that training needs: leave it off, "
-            "or use the local engine"
-        )
+    check_trained_sampling(sampling)
 
 
 def _kind(model: str | Path, kind: Any) -> str:

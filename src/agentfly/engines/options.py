@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from ..errors import ConfigError
 from ..net.address import is_url
+from ..types import Sampling
+from .prompt import cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,20 @@ def check_cache_size(options: Mapping[str, Any]) -> None:
     said = [name for name in CACHE_SIZES if options.get(name) is not None]
     if len(said) > 1:
         raise ConfigError(f"agent.engine: {' and '.join(said)} all say how large the cache is: keep one of them")
+
+
+def check_trained_sampling(sampling: Sampling) -> None:
+    """Raise a ConfigError if chains would be drawn from a truncated distribution.
+
+    The learner computes log-probs of the full one, so the policy that acts would not be the policy that is trained.
+    """
+    cut = cuts(sampling)
+    if cut is not None:
+        off = 1.0 if cut == "top_p" else 0
+        raise ConfigError(
+            f"sampling.{cut} cuts the distribution (it is {getattr(sampling, cut)}): chains would be drawn from another policy "
+            f"than the one that is trained. Set it to {off} for training; `agentfly eval` and `run` accept it"
+        )
 
 
 def check_value(key: str, value: Any, hint: Any, *, own: bool) -> None:

@@ -26,9 +26,13 @@ from .samples import to_samples
 
 @dataclass(slots=True)
 class Experience:
-    """The chains of one step. A tensor stays None until a setting needs it."""
+    """The chains of one step. A tensor stays None until a setting needs it.
+
+    `chain_of`, `turn_of` and `group_of` number the chain, the turn (over all chains) and the group of each token.
+    """
 
     samples: list[Sample]
+    trajectories: list[Trajectory]
     rows: Rows
     chain_rows: list[range]
     groups: list[int]
@@ -37,6 +41,9 @@ class Experience:
     rewards: TokenValues
     sampled: Tensor
     current: Tensor
+    chain_of: Tensor
+    turn_of: Tensor
+    group_of: Tensor
     recomputed: Tensor | None = None
     reference: Tensor | None = None
     values: Tensor | None = None
@@ -92,6 +99,7 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
     Raises InvariantError for a token of a newer version and for a reward that is not finite.
     """
     samples: list[Sample] = []
+    kept: list[Trajectory] = []
     chain_rows: list[range] = []
     chain_groups: list[int] = []
     num_untrainable = 0
@@ -107,6 +115,7 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
                 )
             chain_rows.append(range(len(samples), len(samples) + len(made)))
             chain_groups.append(group)
+            kept.append(trajectory)
             samples += made
     rows = Rows(samples)
     versions = _pick([sample.versions for sample in samples], rows, np.int64)
@@ -115,8 +124,10 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
             f"a token was drawn by version {versions.max()} of the weights, but the learner is at version {version}: "
             "publish the learner's own version to the engine"
         )
+    chain_of, turn_of = _owners(kept)
     return Experience(
         samples=samples,
+        trajectories=kept,
         rows=rows,
         chain_rows=chain_rows,
         groups=chain_groups,
@@ -125,7 +136,18 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
         rewards=_pick([sample.rewards for sample in samples], rows, np.float64),
         sampled=torch.as_tensor(_pick([sample.logprobs for sample in samples], rows, np.float32), device=device),
         current=torch.as_tensor(versions == version, device=device),
+        chain_of=torch.as_tensor(chain_of, device=device),
+        turn_of=torch.as_tensor(turn_of, device=device),
+        group_of=torch.as_tensor(np.asarray(chain_groups, dtype=np.int64)[chain_of], device=device),
     )
+
+
+def _owners(trajectories: Sequence[Trajectory]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the chain and the turn of each sampled token: rows hold the sampled tokens of the turns in order."""
+    counts = [[len(turn.completion.token_ids) for turn in trajectory.turns] for trajectory in trajectories]
+    every = np.array([count for chain in counts for count in chain], dtype=np.int64)
+    per_chain = np.array([sum(chain) for chain in counts], dtype=np.int64)
+    return np.repeat(np.arange(len(counts)), per_chain), np.repeat(np.arange(len(every)), every)
 
 
 def _pick(lists: Sequence[Sequence[float]], rows: Rows, kind: type[np.generic]) -> NDArray[Any]:

@@ -56,7 +56,9 @@ class _HeadScores(torch.autograd.Function):
 
         hidden, weight, targets, totals = ctx.saved_tensors
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # Several chunks add up in float32: in half precision each addition would round the sum.
+        full = torch.float32 if len(hidden) > ctx.chunk else weight.dtype
+        by_weight = torch.zeros_like(weight, dtype=full) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             logits = hidden[part] @ weight.T
@@ -64,6 +66,6 @@ class _HeadScores(torch.autograd.Function):
             if by_hidden is not None:
                 torch.mm(gradient, weight, out=by_hidden[part])
             if by_weight is not None:
-                by_weight.addmm_(gradient.T, hidden[part])
+                by_weight += gradient.T @ hidden[part]
             del logits, gradient
-        return by_hidden, by_weight, None, None, None
+        return by_hidden, None if by_weight is None else by_weight.to(weight.dtype), None, None, None

@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # the table is read where torch is not loaded
     from torch import Tensor
 
 METRICS = {
-    "train/loss": "The minimised sum: policy loss, KL, entropy bonus, value loss (mean over optimizer steps).",
-    "train/policy_loss": "The clipped surrogate alone.",
+    "train/loss": "The minimised sum: policy loss, KL, entropy bonus, a shared critic's loss (mean over optimizer steps).",
+    "train/policy_loss": "The algorithm's loss alone, without KL and entropy bonus.",
     "train/value_loss": "The critic's loss (PPO).",
     "train/kl": "KL from the old policy to the current one, k3, over sampled tokens; 0 with one on-policy optimizer step.",
     "train/reference_kl": "KL to the reference model by the chosen estimator, over sampled tokens (kl_coef > 0).",
@@ -28,9 +28,10 @@ METRICS = {
     "train/splits": "Rows beyond one per chain: how often a template rewrote history.",
     "train/untrainable_chains": "Chains left out because the world failed, they were cancelled, or no token was sampled.",
     "train/zero_advantage_groups": "Groups without a learning signal: all rewards equal, or fewer than two trainable chains.",
-    "train/skipped": "1 if every advantage was 0: the policy took no optimizer step and the version did not change.",
+    "train/skipped": "1 if the policy took no optimizer step: every advantage was 0, or the critic warms up.",
     "train/optimizer_steps": "Optimizer steps taken on the policy.",
     "train/logprob_gap": "Mean |sampled - recomputed log-prob| of tokens drawn by the current weights; 0 if both agree.",
+    "train/critic_warmup": "1 in the first steps, in which the critic learns and the policy waits (PPO).",
     "train/explained_variance": "1 - var(return - value) / var(return), before the step (PPO).",
     "train/padding_waste": "Share of padding among the tokens that were run.",
 }

@@ -1,7 +1,9 @@
 """AdamW over a model's parameters, with float32 master weights and, for float16, a scaled loss.
 
 Parameters change in place, so that an engine that shares them sees the new weights. For parameters of low precision AdamW
-works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away.
+works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away. Gradients
+add up in float32 for the same reason: `backward` moves the gradient of each parameter to its master as soon as it is known.
+The sum takes 4 bytes per parameter from the first micro batch to the step; short gradients exist for a moment only.
 
 The gradients of a float16 model are computed from the loss times a factor, because float16 underflows below 6e-8. Callers
 therefore run `Optimizer.backward(loss)`, and compute the gradient again if `retry` returns True.
@@ -10,6 +12,7 @@ therefore run `Optimizer.backward(loss)`, and compute the gradient again if `ret
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +60,17 @@ class LossScale:
             self.factor, self._steps = float(state["factor"]), int(state["steps"])
 
 
+def _move_gradient(master: Tensor, parameter: Tensor) -> None:
+    """Add the gradient of a parameter to that of its float32 master, and free it."""
+    if parameter.grad is None:
+        return
+    if master.grad is None:
+        master.grad = parameter.grad.to(master.dtype)
+    else:
+        master.grad.add_(parameter.grad)
+    parameter.grad = None
+
+
 class Optimizer:
     """AdamW on the trainable parameters of some modules."""
 
@@ -87,9 +101,16 @@ class Optimizer:
             group["lr"] = group["base_lr"] * factor
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of `loss` to the parameters' gradients."""
+        """Add the gradient of `loss` to the masters' gradients."""
         scaled: Any = loss * self._scale.factor if self._scale.active else loss
-        scaled.backward()
+        # Hooks for this call only: another optimizer on the same parameters must find their gradients where it expects them.
+        pairs: list[tuple[Any, Tensor]] = [(p, m) for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        hooks = [parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master)) for parameter, master in pairs]
+        try:
+            scaled.backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @property
     def loss_scale(self) -> float | None:
@@ -108,12 +129,9 @@ class Optimizer:
 
     def clip(self) -> Tensor:
         """Clip the gradient to `max_grad_norm`. Returns its norm before clipping."""
-        for pairs in self._copied(with_grad=True):
-            short = [parameter.grad for parameter, _ in pairs if parameter.grad is not None]
-            full = [torch.empty_like(parameter, dtype=master.dtype) for parameter, master in pairs]
-            torch._foreach_copy_(full, short)
-            for (parameter, master), grad in zip(pairs, full, strict=True):
-                master.grad, parameter.grad = grad, None
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:  # a gradient that did not come through `backward`
+                _move_gradient(master, parameter)
         if self._scale.active:
             torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
         return nn.utils.clip_grad_norm_(self._masters, self._max_norm)
@@ -123,16 +141,16 @@ class Optimizer:
         self._adam.step()
         self._scale.stepped()
         with torch.no_grad():
-            for pairs in self._copied():
+            for pairs in self._pairs():
                 torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
         self.zero_grad()
 
-    def _copied(self, *, with_grad: bool = False) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    def _pairs(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
         """Yield (parameter, master) pairs in groups of at most MAX_COPIED numbers: few launches, little memory used twice."""
         pairs: list[tuple[Tensor, Tensor]] = []
         size = 0
         for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is parameter or (with_grad and parameter.grad is None):
+            if master is parameter:
                 continue
             if pairs and size + parameter.numel() > MAX_COPIED:
                 yield pairs

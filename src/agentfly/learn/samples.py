@@ -27,12 +27,13 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
     """
     if not trajectory.trainable:
         return []
+    group = f"{trajectory.task.id}#{trajectory.draw}" if trajectory.draw else trajectory.task.id
     rows: list[Sample] = []
     last: tuple[Sample, int] | None = None
     unplaced = 0.0
     for turn in trajectory.turns:
         if turn.restarts or not rows:
-            rows.append(Sample([], [], [], [], [], [], group=trajectory.task.id, trajectory=trajectory.id))
+            rows.append(Sample([], [], [], [], [], [], group=group, trajectory=trajectory.id))
         row, sampled = rows[-1], turn.completion
         num_context, num_sampled = len(turn.context_ids), len(sampled.token_ids)
         row.token_ids += turn.context_ids + sampled.token_ids

@@ -7,7 +7,7 @@ an algorithm reads is a column of the table in `algorithms`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..checks import check_fields, setting
@@ -65,6 +65,7 @@ class LossSettings:
     value_clip: float = setting(
         0.2, "New values may differ from the old ones by this much before their loss is clipped; 0 turns it off.", low=0
     )
+    options: dict[str, Any] = setting({}, "Settings that only the chosen algorithm has.")
 
     def __post_init__(self) -> None:
         check_fields(self, "loss.")
@@ -79,7 +80,14 @@ class OptimSettings:
     """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
 
     lr: float = setting(1e-5, "Learning rate of AdamW, after warm-up.", above=0)
-    critic_lr: float | None = setting(None, "Learning rate of the critic; unset: the same as lr.", above=0)
+    critic_lr: float | None = setting(None, "Learning rate of the critic; unset: 2.5 times lr.", above=0)
+    critic_epochs: int | None = setting(None, "Passes of a separate critic over the chains of a step; unset: 2.", low=1)
+    critic_minibatches: int | None = setting(None, "Optimizer steps of a separate critic per pass; unset: 8.", low=1)
+    critic_warmup_steps: int | None = setting(
+        None,
+        "Steps at the start in which a separate critic learns and the policy waits; unset: 7, or a third of a shorter run.",
+        low=0,
+    )
     betas: tuple[float, float] = setting((0.9, 0.999), "AdamW's averaging of the gradient and of its square.")
     weight_decay: float = setting(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).", low=0)
     max_grad_norm: float = setting(1.0, "Gradients with a larger norm are scaled down to it.", above=0)
@@ -124,6 +132,11 @@ class OptimSettings:
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
+
+    @property
+    def critic_keys(self) -> list[str]:
+        """The settings of a critic that are set."""
+        return [f.name for f in fields(self) if f.name.startswith("critic_") and getattr(self, f.name) is not None]
 
     def lr_factor(self, step: int) -> float:
         """Returns the factor on the learning rate in step `step`, counted from 0."""

@@ -30,8 +30,8 @@ class SupervisedLearner:
         self, model: nn.Module, *, optim: OptimSettings | None = None, device: torch.device | str | None = None, seed: int = 0
     ) -> None:
         self.optim = optim or OptimSettings()
-        if self.optim.critic_lr is not None:
-            raise ConfigError("supervised training has no critic: remove train.critic_lr")
+        if keys := self.optim.critic_keys:
+            raise ConfigError(f"supervised training has no critic: remove train.{keys[0]}")
         self.optim.lr_factor(self.optim.warmup_steps)
         self.model = model.to(device) if device is not None else model
         self.model.eval()

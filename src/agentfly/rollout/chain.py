@@ -91,16 +91,17 @@ class Plan:
 
 @dataclass(slots=True)
 class Opening:
-    """A task's opening messages and, for engines that read ids, its prompt; the sibling chains share it."""
+    """One draw of a task: its opening messages and, for engines that read ids, its prompt. The sibling chains share it."""
 
     task: Task
     messages: list[Message]
     prompt_ids: list[int]
+    draw: int = 0
 
 
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str) -> Trajectory:
     """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped."""
-    trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages))
+    trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     started = time.perf_counter()
@@ -231,11 +232,14 @@ def _react(reaction: Reaction, what: str, detail: str) -> Outcome:
 
 
 def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> Sampling:
-    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this chain and turn."""
+    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this draw, chain and turn."""
     if base.seed is None:
         return base if base.max_tokens <= room else replace(base, max_tokens=room)
-    seed = zlib.crc32(f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}".encode())
-    return replace(base, seed=seed, max_tokens=min(base.max_tokens, room))
+    name = f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}"
+    if trajectory.draw:
+        # Without it, a task that a step draws twice would give the same chains twice.
+        name += f"/{trajectory.draw}"
+    return replace(base, seed=zlib.crc32(name.encode()), max_tokens=min(base.max_tokens, room))
 
 
 async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> None:

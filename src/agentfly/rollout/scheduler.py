@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from ..data import row_of
 from ..errors import AgentFlyError, DataError, InvariantError
@@ -27,9 +29,9 @@ TIMEOUT_S = 3600.0
 """Seconds that a chain may wait for admission; at least twice the time that a chain may take."""
 
 
-def open_task(plan: Plan, task: Task) -> Opening:
+def open_task(plan: Plan, task: Task, draw: int = 0) -> Opening:
     """Write and render a task's prompt. Raises DataError if it leaves no room for a reply."""
-    return _render(plan, task, plan.agent.start(task), f"task {task.id!r}")
+    return replace(_render(plan, task, plan.agent.start(task), f"task {task.id!r}"), draw=draw)
 
 
 def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
@@ -70,8 +72,9 @@ async def run_chains(
 ) -> list[Trajectory]:
     """Run `num_chains` chains of every task. `step` is the training step of the chains (None: not for training).
 
-    A task's prompt is rendered when its first chain starts and shared by its siblings. `on_trajectory` receives each
-    trajectory as soon as its chain ends, so an error in another chain does not lose it.
+    A task's prompt is rendered when its first chain starts and shared by its siblings. A task may occur more than once: each
+    draw has its own siblings and seeds. `on_trajectory` receives each trajectory as soon as its chain ends, so an error in
+    another chain does not lose it.
     """
     total = len(tasks) * num_chains
     most = most_in_flight(plan.engine, max_concurrency)
@@ -79,6 +82,7 @@ async def run_chains(
     timeout_s = max(TIMEOUT_S, 2 * (plan.limits.chain_timeout_s + plan.limits.score_timeout_s))
     results: list[Trajectory | None] = [None] * total
     openings: dict[int, Opening] = {}
+    draws = _draws(tasks)
     order = iter(range(total))
 
     async def work() -> None:
@@ -86,7 +90,7 @@ async def run_chains(
             position, chain = divmod(index, num_chains)
             async with admission.slot(admission.done if step is None else step, timeout_s):
                 if position not in openings:
-                    openings[position] = open_task(plan, tasks[position])
+                    openings[position] = open_task(plan, tasks[position], draws[position])
                 trajectory = await run_chain(plan, openings[position], chain, f"{prefix}{position}-{chain}")
             results[index] = trajectory
             if on_trajectory is not None:
@@ -108,6 +112,16 @@ async def run_chains(
     if len(finished) != total:
         raise InvariantError(f"{total} chains were admitted but {len(finished)} came back")
     return finished
+
+
+def _draws(tasks: Sequence[Task]) -> list[int]:
+    """Returns, for each task, how often it occurs before."""
+    seen: Counter[str] = Counter()
+    draws = []
+    for task in tasks:
+        draws.append(seen[task.id])
+        seen[task.id] += 1
+    return draws
 
 
 async def _make_ready(plan: Plan, manager: ResourceManager, tasks: Sequence[Task]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ..agents.base import BaseAgent
 from ..aio.threads import run_to_end
 from ..config import OLD_KEYS, SECTIONS, Config, apply_overrides, keys
-from ..engines import check_engine
+from ..engines import check_engine, check_trained_sampling
 from ..errors import ConfigError
 from ..runs import RunDirectory
 from ..types import Task
@@ -60,6 +60,7 @@ def train(
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
         check_engine(agent.model, agent.engine_options, config.sampling, training=True)
+    check_trained_sampling(config.sampling)
     agent.check(train_tasks)
     agent.check(validation_tasks)
     progress = progress or Progress(config.train.steps)

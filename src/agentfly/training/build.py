@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
 from ..errors import ConfigError
+from ..learn.algorithms import find_algorithm
 from ..runs import RunDirectory
 from ..types import Task
 
@@ -97,4 +99,5 @@ def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
     if config.run.name:
         return RunDirectory.create(Path(config.run.dir) / config.run.name)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
-    return RunDirectory.fresh(f"{config.algorithm.replace('+', 'p')}-{model}", root=config.run.dir)
+    algorithm = re.sub(r"[^\w.-]+", "-", find_algorithm(config.algorithm).name.replace("+", "p"))
+    return RunDirectory.fresh(f"{algorithm}-{model}", root=config.run.dir)

@@ -33,20 +33,27 @@ class Ledger:
         self.returned.update(trajectory.outcome.value for trajectory in chains)
         if self.returned.total() != self.admitted:
             raise InvariantError(f"{self.admitted} chains were admitted so far but {self.returned.total()} came back")
+        drawn = Counter((group[0].task.id, group[0].draw) for group in groups if group)
+        if repeated := [task for (task, _), count in drawn.items() if count > 1]:
+            raise InvariantError(f"two groups hold the same draw of task {repeated[0]!r}: their chains have the same seeds")
         for group in groups:
-            if len({trajectory.task.id for trajectory in group}) != 1 or len({t.chain for t in group}) != num_chains:
+            if (
+                len({(trajectory.task.id, trajectory.draw) for trajectory in group}) != 1
+                or len({t.chain for t in group}) != num_chains
+            ):
                 raise InvariantError("a group holds chains of different tasks, or one chain twice: advantages would be wrong")
         for trajectory in chains:
             _check_tokens(trajectory, version)
         self._check_losses(chains)
 
     def check_update(self, metrics: Mapping[str, float]) -> None:
-        """Check after learning that learner and engine computed the same log-probs."""
+        """Check that learner and engine computed the same log-probs; the learner calls it before the weights change."""
         gap = metrics.get("train/logprob_gap", 0.0)
         if not gap <= self.max_logprob_gap:
             raise InvariantError(
                 f"sampled and recomputed log-probs differ by {gap:.4f} nats on average (limit {self.max_logprob_gap}): the "
-                f"engine sampled from other weights, another temperature or other tokens than those being trained"
+                f"engine sampled from other weights, another temperature or other tokens than those being trained. "
+                f"The weights were not changed"
             )
 
     def check_published(self, engine: TrainableEngine, learner: Learner) -> None:

@@ -32,6 +32,7 @@ from ..watch.trackers import Trackers
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
+from .idle import IdleSteps
 from .ledger import Ledger
 from .saving import Saver, finish, finish_in_thread
 from .stopping import StopSignals
@@ -75,7 +76,7 @@ class Trainer:
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
         self.plan = make_plan(agent, sampling=config.sampling)
-        self.learner: Learner = PolicyLearner(
+        learner = PolicyLearner(
             self.engine.model,
             find_algorithm(config.algorithm),
             loss=config.loss,
@@ -83,6 +84,9 @@ class Trainer:
             temperature=config.sampling.temperature or 1.0,
             seed=config.seed,
         )
+        self.learner: Learner = learner
+        if (alone := learner.critic_warmup_steps) and not self.learner.version:
+            progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
         self.engine.publish(self.learner.version)
         check_prompts(self.plan, train_tasks)
         check_prompts(self.plan, validation_tasks)
@@ -100,6 +104,7 @@ class Trainer:
         )
         self.step = 0
         self.sound = True  # False while the weights are changed and not yet checked
+        self.idle = IdleSteps()
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
         self._recorded: dict[str, float] = {}  # what the store holds of the step that the run was resumed at
@@ -118,6 +123,8 @@ class Trainer:
                     async with self._saved_at_the_end(), self._environments_shown(plan):
                         await self._steps(plan)
             finally:
+                if (idle := self.idle.closing()) is not None:
+                    self.progress.note(idle)
                 self.saver.close()
                 self.trackers.close()
                 self.store.close()
@@ -190,24 +197,29 @@ class Trainer:
         """
         self.sound = False
         with timed(clock, "time/learn_s"):
-            learned = await finish_in_thread(self._learn, groups)
+            try:
+                learned = await finish_in_thread(self._learn, groups)
+            except Exception:
+                self.sound = not self.learner.half_updated  # a failed check comes before the first change of the weights
+                raise
         with timed(clock, "time/handover_s"):
             await finish_in_thread(self.engine.publish, self.learner.version)
         if plan.admission is not None:
             plan.admission.advance(step)
-        self.ledger.check_update(learned)
         self.ledger.check_published(self.engine, self.learner)
+        if (idle := self.idle.add(learned, groups)) is not None:
+            self.progress.note(idle)
         num_envs = int(metrics.get("resources/total/most_allocated", 0))
         chains = [trajectory for group in groups for trajectory in group]
         metrics |= rollout_metrics(chains, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs)
-        metrics |= learned
+        metrics |= learned | {"train/idle_steps": float(self.idle.in_a_row)}
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
         self.step, self.sound = step, True
 
     def _learn(self, groups: list[list[Trajectory]]) -> dict[str, float]:
         self.engine.rest()
-        return self.learner.update(groups)
+        return self.learner.update(groups, self.ledger.check_update)
 
     @asynccontextmanager
     async def _saved_at_the_end(self) -> AsyncIterator[None]:

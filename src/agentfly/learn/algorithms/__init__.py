@@ -1,113 +1,70 @@
 """The algorithms: a table with one row each, and the functions that a row refers to.
 
 The learner reads the row and never asks which algorithm runs. A row refuses settings that its algorithm would ignore and
-groups too small to compare. Importing this package loads no torch, so that a command line can list the table.
+groups too small to compare. An algorithm of a user is the same class: "file.py:NAME", "module:NAME" or the object itself.
+Importing this package loads no torch, so that a command line can list the table.
 
+    interface   Algorithm, and what its functions receive and return
     advantages  rewards -> advantages, pure functions (NumPy)      losses  per-token losses (torch)
     objective   the terms of one micro batch (torch)
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+import sys
+from collections.abc import Callable
 
 import numpy as np
 
 from ... import plugins
 from ...errors import ConfigError
-from ...foreign_names import config_hint
 from ..settings import LossSettings
 from . import advantages as adv
 from .advantages import TokenValues
+from .interface import ALWAYS, Algorithm, Chains, Credit, TokenLoss, Tokens
 
-ALWAYS = frozenset({
-    "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "entropy_coef",
-    "old_logprobs",
-})  # fmt: skip
-"""The keys of LossSettings that every algorithm uses."""
+__all__ = [
+    "ALGORITHMS", "ALIASES", "ALWAYS", "CISPO", "DR_GRPO", "GIGPO", "GRPO", "GSPO", "OPO", "PPO", "REINFORCE_PLUS_PLUS",
+    "REINFORCE_PLUS_PLUS_BASELINE", "RLOO", "Algorithm", "Chains", "Credit", "TokenLoss", "Tokens", "canonical",
+    "find_algorithm", "reference_of",
+]  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """The trainable chains of one step: the group of each, its token rewards (KL already subtracted) and its values."""
-
-    groups: list[int]
-    rewards: list[TokenValues]
-    values: list[TokenValues] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """Per chain: the advantage of each sampled token and, for a critic, the return of each."""
-
-    advantages: list[TokenValues]
-    returns: list[TokenValues] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """One row. `reads` are the keys of LossSettings that the algorithm uses; `defaults` replaces the defaults of some."""
-
-    name: str
-    description: str
-    paper: str
-    credit: Callable[[Chains, LossSettings], Credit]
-    needs_critic: bool = False
-    needs_group: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    reads: frozenset[str] = ALWAYS
-
-    def settings(self, given: Mapping[str, Any] | None = None) -> LossSettings:
-        """Returns the settings from the user's keys. Raises ConfigError for a key that is unknown or has no effect."""
-        given = dict(given or {})
-        known = [f.name for f in fields(LossSettings)]
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
-                raise ConfigError(f"loss has no setting {key!r}; {config_hint(f'loss.{key}') or hint}")
-            if key not in self.reads:
-                raise ConfigError(f"{self.name} does not use loss.{key}: remove it (it reads {', '.join(sorted(self.reads))})")
-        made = LossSettings(**{**self.defaults, **given})
-        if "sequence_divisor" in given and made.aggregation != "sequence_sum":
-            raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
-        if "value_coef" in given and made.critic != "shared":
-            raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has train.critic_lr')
-        return made
-
-    def check(self, settings: LossSettings) -> None:
-        """Raises ConfigError if a key that the algorithm does not read differs from its default."""
-        expected = LossSettings(**self.defaults)
-        for f in fields(LossSettings):
-            if f.name not in self.reads and getattr(settings, f.name) != getattr(expected, f.name):
-                raise ConfigError(f"{self.name} does not use loss.{f.name}: leave it at {getattr(expected, f.name)!r}")
-
-    def check_num_chains(self, num_chains: int) -> None:
-        """Raises ConfigError if the algorithm compares siblings and a task has only one chain."""
-        if self.needs_group and num_chains < 2:
-            alone = " or ".join(row.name for row in ALGORITHMS.values() if not row.needs_group)
-            raise ConfigError(
-                f"{self.name} compares the chains of one task: set num_chains to 2 or more (it is {num_chains}), or use {alone}"
-            )
+OBJECT = "python:"
+"""In a run's config: the algorithm was an object that cannot be found by name."""
 
 
 def _per_group(chains: Chains, score: Callable[[list[float]], TokenValues]) -> Credit:
     """Give each token of a chain the chain's advantage, computed from the total rewards of its group."""
-    members: dict[int, list[int]] = {}
-    for chain, group in enumerate(chains.groups):
-        members.setdefault(group, []).append(chain)
-    result: list[TokenValues] = [np.zeros(0)] * len(chains.groups)
-    for siblings in members.values():
-        for chain, advantage in zip(siblings, score([float(chains.rewards[c].sum()) for c in siblings]), strict=True):
-            result[chain] = np.full(len(chains.rewards[chain]), advantage)
-    return Credit(result)
+    advantages = np.zeros(len(chains))
+    totals = chains.totals
+    for siblings in chains.members:
+        advantages[siblings] = score(totals[siblings].tolist())
+    return Credit(chains.spread(advantages))
 
 
 def _grpo(chains: Chains, settings: LossSettings) -> Credit:
     return _per_group(chains, lambda rewards: adv.grpo(rewards, normalize_std=settings.normalize_std))
+
+
+def _opo(chains: Chains, settings: LossSettings) -> Credit:
+    lengths, totals = [len(rewards) for rewards in chains.rewards], chains.totals
+    advantages = np.zeros(len(chains))
+    for siblings in chains.members:
+        advantages[siblings] = adv.opo(totals[siblings].tolist(), [lengths[chain] for chain in siblings])
+    return Credit(chains.spread(advantages))
+
+
+def _gigpo(chains: Chains, settings: LossSettings) -> Credit:
+    """The chain's advantage in its group, plus the advantage of each turn among the turns that began in the same state."""
+    by_chain = _grpo(chains, settings).advantages
+    by_turn = adv.gigpo_turns(
+        [chains.turn_rewards(chain) for chain in range(len(chains))],
+        [[(chains.groups[chain], state) for state in chains.states_of(chain)] for chain in range(len(chains))],
+        gamma=settings.options["turn_gamma"],
+        normalize_std=settings.normalize_std,
+    )
+    weight = settings.options["turn_weight"]
+    return Credit([part + weight * chains.spread_turns(i, by_turn[i]) for i, part in enumerate(by_chain)])
 
 
 def _ppo(chains: Chains, settings: LossSettings) -> Credit:
@@ -117,6 +74,18 @@ def _ppo(chains: Chains, settings: LossSettings) -> Credit:
         for rewards, values in zip(chains.rewards, chains.values, strict=True)
     ]
     return Credit(adv.whiten([advantages for advantages, _ in pairs]), [returns for _, returns in pairs])
+
+
+def _gspo_loss(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+    from .losses import gspo  # late: torch
+
+    return gspo(tokens, clip_low=settings.clip_low, clip_high=settings.clip_high)
+
+
+def _cispo_loss(tokens: Tokens, settings: LossSettings) -> TokenLoss:
+    from .losses import cispo
+
+    return cispo(tokens, clip_low=settings.clip_low, clip_high=settings.clip_high)
 
 
 GRPO = Algorithm(
@@ -168,9 +137,52 @@ PPO = Algorithm(
     reads=ALWAYS | {"gamma", "lam", "critic", "value_coef", "value_clip"},
 )
 
+GSPO = Algorithm(
+    name="gspo",
+    description="GRPO's advantages; the ratio of a whole chain, the geometric mean over its tokens, is clipped.",
+    paper="arXiv:2507.18071",
+    credit=_grpo,
+    loss=_gspo_loss,
+    loss_scope="chain",
+    skips_zero_advantages=True,
+    needs_group=True,
+    defaults={"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
+    reads=(ALWAYS - {"dual_clip"}) | {"normalize_std"},
+)
+CISPO = Algorithm(
+    name="cispo",
+    description="GRPO's advantages; the clipped ratio is a constant weight, so that every token keeps its gradient.",
+    paper="arXiv:2506.13585",
+    credit=_grpo,
+    loss=_cispo_loss,
+    skips_zero_advantages=True,
+    needs_group=True,
+    defaults={"clip_low": 1.0, "clip_high": 4.0},
+    reads=(ALWAYS - {"dual_clip"}) | {"normalize_std"},
+)
+OPO = Algorithm(
+    name="opo",
+    description="Reward against the group's mean weighted by length, which gives the least variance; no critic.",
+    paper="arXiv:2505.23585",
+    credit=_opo,
+    needs_group=True,
+)
+GIGPO = Algorithm(
+    name="gigpo",
+    description="GRPO, plus the advantage of each turn among turns of the group that began in the same state.",
+    paper="arXiv:2505.10978",
+    credit=_gigpo,
+    needs_group=True,
+    options={"turn_weight": 1.0, "turn_gamma": 0.95},
+    reads=ALWAYS | {"normalize_std"},
+)
+
 ALGORITHMS: dict[str, Algorithm] = {
-    row.name: row for row in (GRPO, DR_GRPO, RLOO, REINFORCE_PLUS_PLUS, REINFORCE_PLUS_PLUS_BASELINE, PPO)
-}
+    row.name: row
+    for row in (
+        GRPO, DR_GRPO, RLOO, REINFORCE_PLUS_PLUS, REINFORCE_PLUS_PLUS_BASELINE, PPO, GSPO, CISPO, OPO, GIGPO,
+    )
+}  # fmt: skip
 
 # Names of the same algorithms in other frameworks and papers.
 ALIASES = {
@@ -184,10 +196,49 @@ ALIASES = {
 
 
 def find_algorithm(name: str | Algorithm) -> Algorithm:
-    """Find a row by name, alias, registered or installed plugin, or "module:attribute". Raises ConfigError if there is none."""
+    """Returns the algorithm of a name, an alias, a registered or installed plugin, "module:NAME" or "file.py:NAME".
+
+    An `Algorithm` is returned as it is, whatever its name. Raises ConfigError if there is none.
+    """
     if isinstance(name, Algorithm):
         return name
-    found = plugins.resolve("algorithms", ALIASES.get(name.lower(), name.lower() if name.lower() in ALGORITHMS else name))
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"algorithm must be a name or an agentfly.learn.algorithms.Algorithm, not {getattr(name, '__name__', repr(name))}"
+        )
+    if name.startswith(OBJECT):
+        raise ConfigError(
+            f"the algorithm {name.removeprefix(OBJECT)!r} was a Python object that no module holds: give it again with "
+            'agentfly.train(..., algorithm=...), or move it to a file and write algorithm = "file.py:NAME"'
+        )
+    if name not in plugins.names("algorithms"):
+        name = ALIASES.get(name.lower(), name.lower() if name.lower() in ALGORITHMS else name)
+    found = plugins.resolve("algorithms", name)
     if not isinstance(found, Algorithm):
         raise ConfigError(f"algorithm {name!r} is {type(found).__name__}, not an agentfly.learn.algorithms.Algorithm")
     return found
+
+
+def canonical(given: str | Algorithm) -> str | Algorithm:
+    """Returns how a config keeps an algorithm: a name that finds the same object in another process, else the object."""
+    found = find_algorithm(given)
+    if ALGORITHMS.get(found.name) is found:
+        return found.name
+    return found if isinstance(given, Algorithm) or plugins.is_registered("algorithms", given) else given
+
+
+def reference_of(algorithm: str | Algorithm) -> str:
+    """Returns the text that a run's config.toml holds. It never names another algorithm than the one in use.
+
+    An object becomes "module:NAME" or "file.py:NAME" if the module of its `credit` holds it.
+    """
+    if isinstance(algorithm, str):
+        return algorithm
+    module = sys.modules.get(getattr(algorithm.credit, "__module__", ""))
+    name = next((key for key, value in vars(module).items() if value is algorithm), None) if module is not None else None
+    # A script that calls train must not run again to find its algorithm.
+    if module is None or name is None or module.__name__ == "__main__":
+        return f"{OBJECT}{algorithm.name}"
+    if module.__name__.startswith(plugins.USER_FILE):
+        return f"{module.__file__}:{name}"
+    return f"{module.__name__}:{name}"

@@ -2,15 +2,14 @@
 
 The arrays of a chain hold its *sampled* tokens only: prompts and tool observations are left out, and the rows of a chain
 that was split are concatenated. Time is counted in sampled tokens, so a final reward reaches every earlier token across any
-number of observations. For GAE this equals carrying value and accumulator across masked tokens. REINFORCE++ differs from
-verl on purpose: verl resets the running return at a masked token, so a final reward never reaches tokens before the last
-observation, which are most tokens of a multi-turn chain.
+number of observations. This equals carrying the value, the accumulator of GAE and the running return of REINFORCE++ across
+masked tokens, as verl does (0.9.1).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +43,38 @@ def rloo(rewards: Sequence[float]) -> TokenValues:
         return np.zeros_like(scores)
     others: TokenValues = (scores.sum() - scores) / (n - 1)
     return scores - others
+
+
+def opo(rewards: Sequence[float], lengths: Sequence[int]) -> TokenValues:
+    """r - the group's mean reward weighted by the chains' sampled tokens: arXiv:2505.23585.
+
+    Returns zeros for fewer than two chains.
+    """
+    scores: TokenValues = np.asarray(rewards, dtype=np.float64)
+    if len(scores) < 2 or np.ptp(scores) <= _SAME:
+        return np.zeros_like(scores)
+    baseline: float = np.average(scores, weights=np.asarray(lengths, dtype=np.float64))
+    return scores - baseline
+
+
+def gigpo_turns(
+    rewards: Sequence[TokenValues], states: Sequence[Sequence[Hashable]], *, gamma: float, normalize_std: bool
+) -> list[TokenValues]:
+    """GiGPO's advantage of each turn, arXiv:2505.10978: its discounted return against those of turns in the same state.
+
+    `rewards` and `states` have an entry per turn of each chain. States of different groups must differ. A turn whose state
+    occurs once gets 0.
+    """
+    result = [reward_to_go(turns, gamma=gamma) for turns in rewards]
+    places: dict[Hashable, list[tuple[int, int]]] = {}
+    for chain, seen in enumerate(states):
+        for turn, state in enumerate(seen):
+            places.setdefault(state, []).append((chain, turn))
+    for found in places.values():
+        compared = grpo([float(result[chain][turn]) for chain, turn in found], normalize_std=normalize_std)
+        for (chain, turn), advantage in zip(found, compared, strict=True):
+            result[chain][turn] = advantage
+    return result
 
 
 def reinforce_plus_plus(rewards: Sequence[TokenValues], *, gamma: float = 1.0) -> list[TokenValues]:

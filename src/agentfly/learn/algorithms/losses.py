@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..settings import Aggregation, KlKind
+from .interface import TokenLoss, Tokens
 
 
 def clipped_surrogate(
@@ -41,6 +42,25 @@ def clipped_surrogate(
     return loss, was_cut
 
 
+def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """GSPO, arXiv:2507.18071: PPO's loss with one ratio per chain, exp(mean log-ratio of its tokens).
+
+    A token's ratio has the chain's value and the token's gradient (the paper's GSPO-token), so that with equal advantages the
+    mean over a chain's tokens has the value and the gradient of the chain's loss.
+    """
+    chain = tokens.mean_over(tokens.chains, tokens.log_ratio.detach())
+    log_ratio = (chain + tokens.logprobs - tokens.logprobs.detach()).clamp(-20.0, 20.0)
+    zero = torch.zeros_like(log_ratio)
+    return TokenLoss(*clipped_surrogate(log_ratio, zero, tokens.advantages, clip_low=clip_low, clip_high=clip_high))
+
+
+def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """CISPO, arXiv:2506.13585: -A log p, weighted with the clipped ratio as a constant. No token loses its gradient."""
+    ratio = tokens.log_ratio.detach().exp()
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return TokenLoss(-weight * tokens.advantages * tokens.logprobs, (weight != ratio).float())
+
+
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:
     """Half the squared error per token; with `clip`, the larger of it and the error of the value clipped around the old one."""
     loss = (values - returns) ** 2
@@ -54,6 +74,7 @@ def kl_divergence(logprobs: Tensor, reference: Tensor, kind: KlKind) -> Tensor:
     """KL(policy, reference) estimated at tokens sampled by the policy; Schulman, "Approximating KL Divergence", 2020.
 
     k1 = log p/q (unbiased, may be negative); k2 = (log p/q)^2 / 2; k3 = q/p - 1 - log q/p (unbiased, never negative).
+    The exponent of k3 is clamped to [-20, 20]; verl also clamps the result to [-10, 10], TRL clamps nothing.
     """
     gap = logprobs - reference
     if kind == "k1":

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...errors import ConfigError
 from ..batching import MicroBatch
 from ..experience import Experience
 from ..metrics import Totals
 from ..model.logprobs import Scores
 from ..settings import LossSettings
+from .interface import Algorithm, TokenLoss, Tokens
 from .losses import clipped_surrogate, kl_divergence, value_loss
 
 
@@ -42,13 +44,19 @@ def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, to
     return torch.where(experience.current[tokens], own, sampled)
 
 
-def policy_loss(
-    experience: Experience, settings: LossSettings, batch: MicroBatch, scores: Scores, minibatch: Minibatch, totals: Totals
+def surrogate(
+    experience: Experience,
+    algorithm: Algorithm,
+    settings: LossSettings,
+    tokens: Tensor,
+    logprobs: Tensor,
+    minibatch: Minibatch,
+    totals: Totals,
+    *,
+    part: float,
 ) -> Tensor:
-    """Returns clipped surrogate + KL to the reference - entropy bonus."""
+    """Returns the algorithm's loss at `tokens`, weighted and summed. `part` is their share of the minibatch's calls."""
     assert experience.advantages is not None
-    tokens, count, logprobs = batch.tokens, len(batch.tokens), scores.logprobs
-    weights = minibatch.weights[tokens]
     now = logprobs.detach()
     if experience.recomputed is not None:
         own = experience.recomputed[tokens]
@@ -56,21 +64,58 @@ def policy_loss(
         own = now
         if minibatch.is_first:
             measure_gap(experience, now, tokens, totals)
-    old = old_logprobs(experience, settings, own, tokens)
-    each, was_cut = clipped_surrogate(
-        logprobs,
-        old,
-        experience.advantages[tokens],
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        dual_clip=settings.dual_clip,
+    batch = Tokens(
+        logprobs=logprobs,
+        old_logprobs=old_logprobs(experience, settings, own, tokens),
+        advantages=experience.advantages[tokens],
+        chains=experience.chain_of[tokens],
+        turns=experience.turn_of[tokens],
+        groups=experience.group_of[tokens],
+        weights=minibatch.weights[tokens],
+        reference_logprobs=None if experience.reference is None else experience.reference[tokens],
     )
-    loss = (each * weights).sum()
-    totals.add("train/policy_loss", loss.detach(), minibatch.part)
-    totals.add("train/clip_fraction", was_cut.sum(), count)
-    totals.add("train/kl", kl_divergence(old, now, "k3").sum(), count)
+    found = _token_loss(algorithm, batch, settings)
+    loss = (found.loss * batch.weights).sum()
+    totals.add("train/policy_loss", loss.detach(), part)
+    if found.clipped is not None:
+        totals.add("train/clip_fraction", found.clipped.detach().sum(), len(tokens))
+    totals.add("train/kl", kl_divergence(batch.old_logprobs, now, "k3").sum(), len(tokens))
+    return loss
+
+
+def _token_loss(algorithm: Algorithm, tokens: Tokens, settings: LossSettings) -> TokenLoss:
+    """Returns PPO's loss, or that of the algorithm. Raises ConfigError if the algorithm's function fails."""
+    if algorithm.loss is None:
+        limits = {"clip_low": settings.clip_low, "clip_high": settings.clip_high, "dual_clip": settings.dual_clip}
+        return TokenLoss(*clipped_surrogate(tokens.logprobs, tokens.old_logprobs, tokens.advantages, **limits))
+    try:
+        found = algorithm.loss(tokens, settings)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the loss of algorithm {algorithm.name!r} raised {type(error).__name__}: {error}") from error
+    found = TokenLoss(found) if isinstance(found, Tensor) else found
+    if not isinstance(found, TokenLoss) or found.loss.shape != tokens.logprobs.shape:
+        shape = tuple(found.loss.shape) if isinstance(found, TokenLoss) else type(found).__name__
+        raise ConfigError(
+            f"the loss of algorithm {algorithm.name!r} must return a number for each of the {len(tokens.logprobs)} tokens, "
+            f"not {shape}: loss.aggregation weights and adds them"
+        )
+    if not found.loss.requires_grad:
+        raise ConfigError(
+            f"the loss of algorithm {algorithm.name!r} does not depend on tokens.logprobs: nothing can be learned"
+        )
+    return found
+
+
+def regularizers(
+    experience: Experience, settings: LossSettings, tokens: Tensor, scores: Scores, minibatch: Minibatch, totals: Totals
+) -> Tensor:
+    """Returns KL to the reference - entropy bonus, as far as the settings ask for them."""
+    weights, count = minibatch.weights[tokens], len(tokens)
+    loss = torch.zeros((), device=weights.device)
     if experience.reference is not None and settings.kl_in == "loss":
-        kl = kl_divergence(logprobs, experience.reference[tokens], settings.kl_estimator)
+        kl = kl_divergence(scores.logprobs, experience.reference[tokens], settings.kl_estimator)
         totals.add("train/reference_kl", kl.detach().sum(), count)
         loss = loss + settings.kl_coef * (kl * weights).sum()
     if scores.entropies is not None:

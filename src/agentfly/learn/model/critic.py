@@ -28,6 +28,11 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
+    def start_at(self, mean: Tensor) -> None:
+        """Set the bias, so that the first optimizer steps learn differences and not the mean."""
+        with torch.no_grad():
+            self.linear.bias.copy_(mean.reshape(1))
+
     def forward(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.linear(hidden.float())
         return values.squeeze(-1)

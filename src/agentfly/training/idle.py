@@ -1,0 +1,91 @@
+"""Steps in which nothing is learned: how many there were, and why.
+
+Such a run looks like any other in its log: chains are sampled, scored and stored. `IdleSteps` finds the cause in the chains and
+returns a sentence for the screen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..types import Outcome, Trajectory
+
+FIRST = 3
+"""Consecutive idle steps before the first sentence; the next ones follow after 10, 30, 100, ..."""
+_TOLD = frozenset((FIRST, *(10**power * first for power in range(1, 7) for first in (1, 3))))
+
+
+class IdleSteps:
+    """Counts the steps of a run that learned nothing."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.in_a_row = 0
+        self._causes: Counter[str] = Counter()
+
+    def add(self, metrics: Mapping[str, float], groups: Sequence[Sequence[Trajectory]]) -> str | None:
+        """Count a step. Returns a sentence to show now, or None."""
+        self.steps += 1
+        cause = why_idle(metrics, groups)
+        if cause is None:
+            self.in_a_row = 0
+            return None
+        self.in_a_row += 1
+        self._causes[cause] += 1
+        return f"nothing was learned in the last {self.in_a_row} steps: {cause}" if self.in_a_row in _TOLD else None
+
+    def closing(self) -> str | None:
+        """Returns a sentence for the end of the run if half of its steps, or the last ones, learned nothing."""
+        total = self._causes.total()
+        if not total or (2 * total < self.steps and self.in_a_row < FIRST):
+            return None
+        cause = self._causes.most_common(1)[0][0]
+        if total == self.steps:
+            return f"nothing was learned in this run: {cause}"
+        return f"nothing was learned in {total} of {self.steps} steps; most often: {cause}"
+
+
+def why_idle(metrics: Mapping[str, float], groups: Sequence[Sequence[Trajectory]]) -> str | None:
+    """Returns why a step learned nothing; None if it learned, or if its critic warms up."""
+    if metrics.get("train/critic_warmup"):
+        return None
+    chains = [trajectory for group in groups for trajectory in group if trajectory.trainable]
+    if not chains:
+        every = [trajectory for group in groups for trajectory in group]
+        why = Counter(trajectory.error or trajectory.outcome.value for trajectory in every).most_common(1)
+        return f"no chain could be trained on ({why[0][0] if why else 'there was none'})"
+    rewards = [trajectory.total_reward for trajectory in chains]
+    alike = max(rewards) - min(rewards) <= 1e-9
+    # A critic's values differ by chance, so its policy moves although no chain was better than another.
+    if metrics.get("train/skipped") or (alike and "train/explained_variance" in metrics):
+        return _why_alike(chains, groups, alike)
+    if metrics.get("train/lr") == 0:
+        return "the learning rate is 0: the schedule has ended (train.total_steps)"
+    if metrics.get("train/grad_norm") == 0:
+        return "the gradient is 0 although the advantages are not: every ratio is clipped, or no weight takes part"
+    return None
+
+
+def _why_alike(chains: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]], alike: bool) -> str:
+    got = f"every chain got the reward {chains[0].total_reward:g}" if alike else "the chains of each task got equal rewards"
+    if all(trajectory.outcome is Outcome.MAX_TOKENS for trajectory in chains):
+        return f"{got}, and every chain was truncated: raise sampling.max_tokens or agent.max_context"
+    siblings = [[trajectory for trajectory in group if trajectory.trainable] for group in groups]
+    compared = [group for group in siblings if len(group) > 1]
+    if not compared:
+        return "no task has two chains that can be compared: raise rollout.num_chains, or look at why chains fail"
+    if all(len({_tokens(trajectory) for trajectory in group}) == 1 for group in compared):
+        return f"{got}, and the chains of each task are the same tokens: raise sampling.temperature"
+    if not alike:
+        return f"{got}: raise rollout.num_chains, or choose tasks that succeed sometimes"
+    if all(trajectory.outcome is Outcome.MAX_TURNS for trajectory in chains):
+        return f"{got}, and every chain ended at agent.max_turns: raise it, or look at the replies (`agentfly show`)"
+    return (
+        f"{got}: if the model never succeeds, begin with demonstrations ([warm_start]) or easier tasks; if it always does, "
+        "choose harder ones; else look at the reward"
+    )
+
+
+def _tokens(trajectory: Trajectory) -> tuple[int, ...]:
+    return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
