@@ -64,14 +64,17 @@ class Guard:
             after = [Message("tool", RESULT, name=TOOL, tool_call_id=CALL.id)]
         else:
             after = [Message("user", NEXT)]
-        reply = Message("assistant", sampled, (replace(CALL),) if calls else ())
-        conversation = [Message("user", USER), reply, *after, replace(reply), *(replace(message) for message in after)]
+        made = (CALL,) if calls else ()
+        # The messages after a reply are linked to its calls: `direct` takes them from a reply with nothing but the calls.
+        sent, linked = (
+            self._dialect.write([Message("user", USER), *(replace(message) for message in [reply, *after] * 2)], 0)
+            for reply in (Message("assistant", sampled, made), Message("assistant", "" if calls else ANSWER, made))
+        )
+        direct = [entry if message["role"] == "assistant" else message for message in linked]
         tools = PROBE_TOOLS if calls else None
         try:
-            read = self._dialect.write(conversation, 0)
-            direct = [entry if message["role"] == "assistant" else message for message in read]
             wanted = template.render(direct, tools, True)
-            shown = template.render(read, tools, True)
+            shown = template.render(sent, tools, True)
         except TemplateRefused:
             return None
         return self._difference(wanted, shown)

@@ -116,7 +116,8 @@ class Units:
 
     def before(self, text: str, stops: Iterable[str]) -> str:
         """The text before the first of these units, unless it begins with it."""
-        stops, kept = frozenset(stops), []
+        stops = frozenset(stops)
+        kept: list[str] = []
         for unit in self.of(text):
             if unit in stops and "".join(kept).strip():
                 break
