@@ -155,6 +155,12 @@ def test_a_call_stands_once_and_results_keep_their_frame_after_restarts() -> Non
     assert "<think:x>T" not in shown  # the template drops thoughts before the last question
 
 
+def test_a_call_that_a_thought_quotes_is_part_of_the_thought() -> None:
+    shown = play(renderer_for("tagged"), "tagged", [("I write <calls:x> now", "", (CALL,)), ("", "Done", ())], TOOLS)
+    assert shown.count("<calls:x>") == shown.count("<results:x>") == 1
+    assert "I write" not in shown
+
+
 def test_the_result_of_a_call_in_plain_text_needs_no_structured_call() -> None:
     renderer = renderer_for("tagged")
     react = '</think:x>Action: multiply\nInput: {"a": 2, "b": 3}'
