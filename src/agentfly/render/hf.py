@@ -198,7 +198,7 @@ class _TemplateRenderer:
     def extend(self, messages: Sequence[Message], at: int, stop: int | None, tools: Sequence[Mapping[str, Any]]) -> Extension:
         reply, new = messages[at], messages[at + 1 :]
         _refuse_images(new)
-        self._guard.check(reply)
+        self._guard.check(reply, new[0].role == "tool")
         history, last = self._history(messages, at)
         turn = turn_shape(self._shaper, reply, new)
         unit = thinned((turn.reply, *turn.new))

@@ -241,7 +241,9 @@ class Dialect:
         response = self.marks.responses[0][0] if self.marks.responses else ""
         user = Message("user", "zquser")
         thought = f"\nzqthought\n{closing}{self.marks.header}"
-        turns = [(f"{thought}{response}\n\nzqanswer", (), replace(user, content="zqnext"))]
+        turns: list[tuple[str, tuple[ToolCall, ...], Message]] = [
+            (f"{thought}{response}\n\nzqanswer", (), replace(user, content="zqnext"))
+        ]
         if self.format.calls and self.format.tool_role:
             call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
             turns.append((thought, (call,), Message("tool", "zqresult", tool_call_id=call.id)))

@@ -7,10 +7,11 @@ a chain needs it. Marks that the template itself leaves out of earlier replies (
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
-from ..errors import TemplateError
+from ..errors import RolloutError, TemplateError
 from ..types import Message
 from .template import TemplateRefused
 from .template_dialect import Dialect
@@ -18,6 +19,7 @@ from .template_marks import ANSWER, CALL, NEXT, PROBE_TOOLS, RESULT, THOUGHT, TO
 
 Form = tuple[bool, bool, bool]  # with a thought, with visible text, with calls
 _FORMS: tuple[Form, ...] = tuple((t, s, c) for c in (False, True) for t in (False, True) for s in (True, False) if s or c)
+_MAX_SEARCHED = 50_000  # characters at the end of a prompt
 
 
 class Guard:
@@ -28,31 +30,28 @@ class Guard:
         self._marks = dialect.marks
         self._problems = {form: problem for form in _FORMS if (problem := self._problem(form))}
 
-    def check(self, reply: Message) -> None:
-        """Raises TemplateError if the template cannot show a reply of this form again."""
+    def check(self, reply: Message, answered: bool) -> None:
+        """Raises TemplateError if the template cannot show a reply of this form again. `answered`: a tool message follows."""
         if self._problems:
             parts, calls = self._dialect.read(reply)
+            calls = calls or (answered and bool(reply.tool_calls) and all(call.error is None for call in reply.tool_calls))
             problem = self._problems.get((parts.thinking is not None, bool(parts.content.strip()), calls))
             if problem:
-                raise _error(problem)
+                raise TemplateError(_sentence(problem))
 
     def check_restart(self, text: str, reply: Message) -> None:
-        """Raises TemplateError if marks that stand around the visible text of the newest reply are doubled in a new prompt."""
-        if not self._marks.responses:
-            return
-        content = self._dialect.read(reply)[0].content.strip()
-        if not content:
-            return
-        at = text.rfind(content)
-        if at < 0:
-            return
-        for opening, closing in self._marks.responses:
-            for mark, doubled in (
-                (opening.strip(), text[:at].rstrip().endswith(opening.strip() * 2)),
-                (closing, text[at + len(content) :].lstrip().startswith(closing * 2)),
-            ):
-                if mark and doubled and reply.content.count(mark) < 2:
-                    raise _error(f"{mark!r} stands twice around a reply that has it once")
+        """Compares the newest reply with a new prompt that shows it.
+
+        Raises RolloutError if a mark with which the reply begins or ends stands twice in a row in the prompt, and once in the
+        reply. One chain ends, not the run, because a malformed reply may be the cause.
+        """
+        units = self._finder.units
+        content = reply.content.strip()
+        edges = {edge for edge in (*units.of(content[:200])[:1], *units.of(content[-200:])[-1:]) if units.is_mark(edge)}
+        for mark in edges:
+            twice = re.compile(re.escape(mark) + r"\s*" + re.escape(mark))
+            if twice.search(text, max(0, len(text) - _MAX_SEARCHED)) and not twice.search(content):
+                raise RolloutError(_sentence(f"{mark!r} stands twice in a row where the reply has it once"))
 
     def _problem(self, form: Form) -> str | None:
         thought, said, calls = form
@@ -65,14 +64,17 @@ class Guard:
             after = [Message("tool", RESULT, name=TOOL, tool_call_id=CALL.id)]
         else:
             after = [Message("user", NEXT)]
-        reply = Message("assistant", sampled, (replace(CALL),) if calls else ())
-        conversation = [Message("user", USER), reply, *after, replace(reply), *(replace(message) for message in after)]
+        made = (CALL,) if calls else ()
+        # The messages after a reply are linked to its calls: `direct` takes them from a reply with nothing but the calls.
+        sent, linked = (
+            self._dialect.write([Message("user", USER), *(replace(message) for message in [reply, *after] * 2)], 0)
+            for reply in (Message("assistant", sampled, made), Message("assistant", "" if calls else ANSWER, made))
+        )
+        direct = [entry if message["role"] == "assistant" else message for message in linked]
         tools = PROBE_TOOLS if calls else None
         try:
-            read = self._dialect.write(conversation, 0)
-            direct = [entry if message["role"] == "assistant" else message for message in read]
             wanted = template.render(direct, tools, True)
-            shown = template.render(read, tools, True)
+            shown = template.render(sent, tools, True)
         except TemplateRefused:
             return None
         return self._difference(wanted, shown)
@@ -106,8 +108,8 @@ class Guard:
         )
 
 
-def _error(problem: str) -> TemplateError:
-    return TemplateError(
+def _sentence(problem: str) -> str:
+    return (
         f"the chat template does not show this kind of reply as the model wrote it: {problem}. Give another template with "
         "chat_template=, or variables with template_args= (such as enable_thinking=False) under which replies have another form"
     )

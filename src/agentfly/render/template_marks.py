@@ -49,6 +49,7 @@ class Marks:
     named_calls texts directly before the name of a tool where a call begins with no mark ("to=functions."); "" if with the name
     ends        the texts of the end of a plain reply and of a reply with calls; "" if the template writes none
     fields      the keys of a message in which the template looks for the thought
+    opened      whether the prompt for a reply ends with the opening of a thought, so that a reply begins inside the thought
     """
 
     thinking: tuple[tuple[str, str], ...] = ()
@@ -59,6 +60,7 @@ class Marks:
     named_calls: tuple[str, ...] = ()
     ends: tuple[str, str] = ("", "")
     fields: tuple[str, ...] = ()
+    opened: bool = False
 
     @property
     def in_replies(self) -> tuple[str, ...]:
@@ -116,7 +118,8 @@ class Units:
 
     def before(self, text: str, stops: Iterable[str]) -> str:
         """The text before the first of these units, unless it begins with it."""
-        stops, kept = frozenset(stops), []
+        stops = frozenset(stops)
+        kept: list[str] = []
         for unit in self.of(text):
             if unit in stops and "".join(kept).strip():
                 break
@@ -271,6 +274,7 @@ class MarkFinder:
             header=header,
             ends=ends,
             fields=self.probes.fields,
+            opened=bool(thinking) and self.probes.prompt(True).rstrip().endswith(thinking[0][0]),
         )
 
     # ---- headers ----

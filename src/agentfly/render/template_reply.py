@@ -70,13 +70,16 @@ class ReplyReader:
                 before = self._without_header(before)
                 if before.startswith(opening):
                     before = before[len(opening) :]
-                elif thoughts or opening in before or any(mark in before for mark in self.marks.in_replies):
+                elif thoughts or not (self.marks.opened or self._is_bare(before, opening)):
                     break  # Words, or another part of the reply, stand before the thought.
                 thoughts.append(before.strip("\n"))
                 rest = after
             if thoughts:
                 return "\n".join(thoughts), rest
         return None, text
+
+    def _is_bare(self, text: str, opening: str) -> bool:
+        return opening not in text and not any(mark in text for mark in self.marks.in_replies)
 
     def _without_header(self, text: str) -> str:
         return text.lstrip().removeprefix(self.marks.header).lstrip() if self.marks.header else text.lstrip()

@@ -157,7 +157,8 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
         node[""] = {}
     if not tree:
         return re.compile(r"(?!)")
-    return re.compile(f"(?={_branch(tree)}).", re.DOTALL)
+    # The first characters stand outside the lookahead, so that the search skips all text without them.
+    return re.compile("|".join(f"{re.escape(first)}(?={_branch(node)})" for first, node in tree.items()))
 
 
 def _branch(tree: dict[str, Any]) -> str:
