@@ -51,11 +51,6 @@ def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path, weights: Map
             save_adapter(model, folder / FOLDER, weights["adapter"])
 
 
-def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write the tokenizer's files alone."""
-    tokenizer.save_pretrained(folder)
-
-
 @torch.no_grad()
 def copy_to_memory(tree: Any, copies: dict[Any, torch.Tensor] | None = None) -> Any:
     """Returns nested dicts and lists with their tensors copied to the CPU's memory. Tied tensors stay tied."""
