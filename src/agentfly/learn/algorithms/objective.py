@@ -6,6 +6,7 @@ Each function returns a scalar; the sum over the micro batches of a minibatch is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,11 @@ def surrogate(
 def _token_loss(algorithm: Algorithm, tokens: Tokens, settings: LossSettings) -> TokenLoss:
     """Returns PPO's loss, or that of the algorithm. Raises ConfigError if the algorithm's function fails."""
     if algorithm.loss is None:
-        limits = {"clip_low": settings.clip_low, "clip_high": settings.clip_high, "dual_clip": settings.dual_clip}
+        limits: dict[str, Any] = {
+            "clip_low": settings.clip_low,
+            "clip_high": settings.clip_high,
+            "dual_clip": settings.dual_clip,
+        }
         return TokenLoss(*clipped_surrogate(tokens.logprobs, tokens.old_logprobs, tokens.advantages, **limits))
     try:
         found = algorithm.loss(tokens, settings)
