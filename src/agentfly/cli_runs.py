@@ -70,7 +70,7 @@ def _summary(path: Path) -> list[str]:
 
     try:
         config = Config.load(path / "config.toml")
-        names = [config.algorithm if not path.name.startswith("eval-") else "-", config.agent.model]
+        names = [str(config.algorithm) if not path.name.startswith("eval-") else "-", config.agent.model]
     except ConfigError:
         names = ["-", "-"]
     with RunStore(path / "run.db", readonly=True) as store:

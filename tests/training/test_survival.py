@@ -499,11 +499,11 @@ import agentfly
 from agentfly.learn.learner import PolicyLearner
 from tests.tiny import ROWS, tiny_agent
 update = PolicyLearner.update
-def slow(self, groups):
+def slow(self, groups, *rest):
     if self.version == 2:
         print("updating", flush=True)
         time.sleep(300)
-    return update(self, groups)
+    return update(self, groups, *rest)
 PolicyLearner.update = slow
 agentfly.train(tiny_agent(sys.argv[1]), ROWS, run={"dir": sys.argv[2], "name": "run"}, steps=1000, save_every=1,
     num_tasks=2, num_chains=2, threads=1, validate_at_start=False, validate_every=0, max_tokens=6)
@@ -527,7 +527,7 @@ def test_ctrl_c_twice_ends_at_once_and_says_what_is_kept(model: Path, tmp_path: 
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)  # it waits for the update
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert f"stopped at once; the newest checkpoint is {tmp_path}/run/checkpoints/step-000002" in output
     assert "Traceback" not in output
