@@ -160,7 +160,7 @@ def commands_table() -> str:
 
 def memory_table() -> str:
     """Peak memory of one update, from the stored figures of the GPU benchmark."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text(encoding="utf-8"))["learner"]
+    rows = json.loads((ROOT / "benchmarks" / "results" / "gpu_learner.json").read_text(encoding="utf-8"))["learner"]
     ways = list(dict.fromkeys(row["way"] for row in rows))
     peaks = {(row["shape"], row["way"]): f"{row['peak_gib']:.1f} GiB" for row in rows}
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
