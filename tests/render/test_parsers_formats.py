@@ -80,7 +80,7 @@ _ARGUMENTS = st.fixed_dictionaries(
     },
 )
 # What these formats cannot write: their own quotes and tags; one element "item"; an end of a section inside a text.
-_LOSES = {"harmony": "<|", "muse": "<|", "gemma": '<|"|>', "function_gemma": "<escape>", "minimax_m3": "]<]minimax[>["}
+_LOSES = {"muse": "<|", "gemma": '<|"|>', "function_gemma": "<escape>", "minimax_m3": "]<]minimax[>["}
 
 
 @pytest.mark.parametrize("name", NAMES)

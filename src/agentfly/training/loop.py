@@ -116,12 +116,12 @@ class Trainer:
         """Train to the last step, or until cancelled. A checkpoint is saved in both cases."""
         with self.progress, signals.cancelling() if signals else nullcontext():
             try:
-                async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as plan:
-                    if plan.admission is not None:
-                        plan.admission.advance(self.step)
+                async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
+                    if self.plan.admission is not None:
+                        self.plan.admission.advance(self.step)
                     # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
-                    async with self._saved_at_the_end(), self._environments_shown(plan):
-                        await self._steps(plan)
+                    async with self._saved_at_the_end(), self._environments_shown():
+                        await self._steps()
             finally:
                 if (idle := self.idle.closing()) is not None:
                     self.progress.note(idle)
@@ -130,51 +130,51 @@ class Trainer:
                 self.store.close()
         return self.result
 
-    async def _steps(self, plan: Plan) -> None:
+    async def _steps(self) -> None:
         settings = self.config.train
         if self.step == 0:
             if self.opening and self.saver.saved_step is None:
                 await self.saver.save(0, self._state())  # a warm start is worth keeping
             if settings.validate_at_start and not self.result.before:
-                self.result.before = (await self._validate(plan)).metrics
+                self.result.before = (await self._validate()).metrics
             if (first := self.opening | self.result.before) and not self._recorded:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
-            await self._validate_once(plan)  # it may have been stopped in this validation
+            await self._validate_once()  # it may have been stopped in this validation
         while self.step < settings.steps:
-            metrics = await self._step(plan)
+            metrics = await self._step()
             self.result.history.append(metrics)
             self.result.steps = self.step
-        await self._validate_once(plan)
+        await self._validate_once()
 
-    async def _validate_once(self, plan: Plan) -> None:
+    async def _validate_once(self) -> None:
         if not self.result.after:
-            self.result.after = (await self._validate(plan)).metrics
+            self.result.after = (await self._validate()).metrics
             self._record(self.step, self.result.after)
 
-    async def _step(self, plan: Plan) -> dict[str, float]:
+    async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
         step = self.step + 1
         started, clock = time.perf_counter(), self._clock
         self._clock = {}
         self.result.after = {}
-        if plan.manager is not None:
-            plan.manager.mark()
+        if self.plan.manager is not None:
+            self.plan.manager.mark()
         cursor = self.cursor.state()
         tasks = self.cursor.take(rollout.num_tasks)
         metrics: dict[str, float] = {}
         try:
             with timed(clock, "time/rollout_s"):
-                trajectories = await self._collect(plan, tasks, step)
-            metrics |= plan.manager.step_metrics() if plan.manager is not None else {}
+                trajectories = await self._collect(tasks, step)
+            metrics |= self.plan.manager.step_metrics() if self.plan.manager is not None else {}
             groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
             self.ledger.check_rollout(
                 groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
             )
-            await finish(asyncio.ensure_future(self._update(plan, groups, step, clock, metrics)))
+            await finish(asyncio.ensure_future(self._update(groups, step, clock, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
                 with timed(clock, "time/validate_s"):
-                    self.result.after = (await self._validate(plan)).metrics
+                    self.result.after = (await self._validate()).metrics
                 metrics |= self.result.after
         finally:
             if self.step == step:
@@ -189,7 +189,7 @@ class Trainer:
         return metrics
 
     async def _update(
-        self, plan: Plan, groups: list[list[Trajectory]], step: int, clock: dict[str, float], metrics: dict[str, float]
+        self, groups: list[list[Trajectory]], step: int, clock: dict[str, float], metrics: dict[str, float]
     ) -> None:
         """Learn from one step's chains and publish the weights. The step counts once every check has passed.
 
@@ -204,8 +204,8 @@ class Trainer:
                 raise
         with timed(clock, "time/handover_s"):
             await finish_in_thread(self.engine.publish, self.learner.version)
-        if plan.admission is not None:
-            plan.admission.advance(step)
+        if self.plan.admission is not None:
+            self.plan.admission.advance(step)
         self.ledger.check_published(self.engine, self.learner)
         if (idle := self.idle.add(learned, groups)) is not None:
             self.progress.note(idle)
@@ -248,9 +248,9 @@ class Trainer:
         self.result.checkpoint = self.saver.newest
 
     @asynccontextmanager
-    async def _environments_shown(self, plan: Plan) -> AsyncIterator[None]:
+    async def _environments_shown(self) -> AsyncIterator[None]:
         """Update the displayed environments while the body runs, also while no chain ends."""
-        manager = plan.manager
+        manager = self.plan.manager
         if manager is None:
             yield
             return
@@ -267,7 +267,7 @@ class Trainer:
             looking.cancel()
             await asyncio.wait([looking])
 
-    async def _collect(self, plan: Plan, tasks: Sequence[Task], step: int) -> list[Trajectory]:
+    async def _collect(self, tasks: Sequence[Task], step: int) -> list[Trajectory]:
         """Sample and score one step's chains. Finished chains are stored even if the step fails."""
         finished: list[Trajectory] = []
         total = len(tasks) * self.config.rollout.num_chains
@@ -278,7 +278,7 @@ class Trainer:
 
         try:
             return await run_chains(
-                self._seeded(plan, step),
+                self._seeded(step),
                 tasks,
                 num_chains=self.config.rollout.num_chains,
                 max_concurrency=self.config.rollout.max_concurrency,
@@ -289,12 +289,12 @@ class Trainer:
         finally:
             self.store.add_trajectories(step, "train", finished, replace=True)
 
-    async def _validate(self, plan: Plan) -> Evaluation:
+    async def _validate(self) -> Evaluation:
         settings = self.config.train
         temperature = settings.validate_temperature
         sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
         evaluation = await validate(
-            replace(plan, sampling=replace(sampling, seed=self.config.seed)),
+            replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
             self.validation_tasks,
             num_chains=settings.validate_chains,
             max_concurrency=self.config.rollout.max_concurrency,
@@ -305,10 +305,10 @@ class Trainer:
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
 
-    def _seeded(self, plan: Plan, step: int) -> Plan:
+    def _seeded(self, step: int) -> Plan:
         """Returns the plan with this step's seed: steps differ, and a resumed run repeats the seeds of its steps."""
         base = self.config.seed if self.config.sampling.seed is None else self.config.sampling.seed
-        return replace(plan, sampling=replace(plan.sampling, seed=base * 1_000_003 + step))
+        return replace(self.plan, sampling=replace(self.plan.sampling, seed=base * 1_000_003 + step))
 
     # ---- records ---------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,12 @@ _CHANNEL = re.compile(r"<\|channel\|>\s{0,8}(\w{1,32})")
 _PEOPLE = {"user", "all", "assistant"}
 
 
+def _recipient(header: str) -> str:
+    """The tool that a message is addressed to, or "" if it is none."""
+    found = _RECIPIENT.search(header)
+    return found[1] if found and found[1] != "self" and found[1] not in _PEOPLE else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Harmony(CallParser):
     """`inner` reads the calls in the body of a message to a tool; None: the body is the JSON of the arguments."""
@@ -38,11 +44,16 @@ class Harmony(CallParser):
         return CallParser.__call__(self, text)
 
     def read(self, reader: ReplyReader) -> None:
-        more = True
+        more, complete = True, True
         while more and (at := reader.find(MESSAGE)) >= 0:
             header = reader.text[max(reader.pos, at - MAX_HEADER) : at]
-            begin = at + len(MESSAGE)
-            end, mark = reader.first(ENDS, begin)
+            begin = inside = at + len(MESSAGE)
+            if complete and self.inner is None and _recipient(header) and reader.text.startswith("{", begin):
+                # An argument may spell out an end mark. A quote that never closes costs one pass over the text, so after the
+                # first one a message ends at its next mark.
+                stop, complete = json_end(reader.text, begin)
+                inside = stop if complete else begin
+            end, mark = reader.first(ENDS, inside)
             reader.pos = len(reader.text) if end < 0 else end if mark == START else end + len(mark)
             more = self._read_message(reader, header, reader.text[begin : end if end >= 0 else len(reader.text)])
         if more:
@@ -50,10 +61,10 @@ class Harmony(CallParser):
 
     def _read_message(self, reader: ReplyReader, header: str, body: str) -> bool:
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        name = recipient[1] if recipient else ""
-        if name and name != "self" and name not in _PEOPLE:
+        if name := _recipient(header):
             return self._read_call(reader, name.removeprefix("functions."), body)
-        if name != "self" and (channel is None or channel[1] != "analysis"):
+        to_self = recipient is not None and recipient[1] == "self"
+        if not to_self and (channel is None or channel[1] != "analysis"):
             reader.keep(body)
         return True
 
