@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from agentfly.cli import _parser
+from agentfly.cli import make_parser
 from agentfly.recipes import recipes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -159,7 +159,7 @@ def run_line(line: str) -> None:
     elif command == "cd":
         os.chdir(rest[0])
     elif command == "agentfly" and rest[0] == "fetch":  # it would download
-        _parser().parse_args(rest)
+        make_parser().parse_args(rest)
     elif command == "agentfly":
         run_agentfly(miniature(rest))
     elif command == "python":

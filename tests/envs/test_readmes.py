@@ -14,7 +14,7 @@ import pytest
 
 import agentfly.envs
 from agentfly import plugins
-from agentfly.cli import _parser
+from agentfly.cli import make_parser
 from agentfly.envs.worlds import find_world
 
 FOLDER = Path(agentfly.envs.__file__).parent
@@ -83,7 +83,7 @@ def test_commands_and_settings_are_those_of_the_command_line_and_the_config(worl
     for line in lines:
         command, *words = shlex.split(line)
         assert command == "agentfly"
-        _parser().parse_args(words)
+        make_parser().parse_args(words)
     for text in blocks(world, "toml"):
         tomllib.loads(text)
     for extra in re.findall(r"pip install 'agentfly\[(\w+)\]'", page(world)):

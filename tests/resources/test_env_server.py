@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from agentfly.errors import ConfigError, MissingExtra, WorldError
+from agentfly.errors import ConfigError, ForeignExit, MissingExtra, WorldError
 from agentfly.net.guard import token_from
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.http import open_socket
 from agentfly.resources.rpc import env_server, websocket_limits
 from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options
-from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, RemoteError, Reply, pack_call, pack_value
+from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, Reply, pack_call, pack_value
 
 from .worlds import TASK, Board, Sickly, Worker
 
@@ -341,7 +341,7 @@ def test_an_environment_that_exits_ends_neither_its_connection_nor_the_server() 
         async with EnvServer(Worker, placement="thread") as server:
             spec = spec_of(Worker, placement="http", url=server.url)
             async with ResourceManager(None, spec) as manager, manager.lease([Worker], TASK, "a", WAIT_S) as lease:
-                with pytest.raises(RemoteError, match="SystemExit: 3"):
+                with pytest.raises(ForeignExit, match="SystemExit: 3"):
                     await lease.call(Worker, "fail", "exit")
                 assert await lease.call(Worker, "read") == []
 

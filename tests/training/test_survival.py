@@ -118,6 +118,7 @@ def test_a_checkpoint_holds_the_weights_of_its_step_while_training_goes_on(
 
     async def save_now() -> bool:
         await saver.save(2, {"step": 2})
+        saver.close()
         return (tmp_path / "step-000002").is_dir()
 
     assert asyncio.run(save_now())
@@ -143,6 +144,7 @@ def test_a_second_save_waits_for_the_first(model: Path, tmp_path: Path, monkeypa
         for step in (1, 2, 3):
             await saver.save(step, {"step": step})
         await saver.save_last(3, {"step": 3})
+        saver.close()
 
     asyncio.run(three())
     assert most == [1, 1, 1]
