@@ -9,6 +9,7 @@ import pytest
 from agentfly.agents.tool import ToolAgent
 from agentfly.errors import ConfigError, UnknownName
 from agentfly.render.parsers import ParsedReply
+from agentfly.render.template_marks import Marks
 from agentfly.rollout import make_plan
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.tools import tool
@@ -48,6 +49,16 @@ def test_a_reply_without_a_call_is_the_answer_less_its_thinking():
 def test_a_reply_that_is_only_thinking_leaves_it_to_the_policy():
     assert agent().parse(Completion(text="<think>hm</think>")) == Action()
     assert agent().parse(Completion(text="<think>never closed")) == Action()
+
+
+def test_a_call_quoted_in_thinking_that_the_prompt_opened_is_not_made_if_the_reply_is_cut_off():
+    class Opening(ByteRenderer):
+        marks = Marks(thinking=(("<think>", "</think>"),), opened=True)
+
+    opening = agent(renderer=Opening())
+    assert opening.parse(Completion(text=f"I could write {CALL}", stop="length")) == Action()
+    assert bare(opening.parse(Completion(text=f"hm</think>{CALL}", stop="length"))) == [("multiply", {"a": 12, "b": 7})]
+    assert bare(opening.parse(Completion(text=CALL))) == [("multiply", {"a": 12, "b": 7})]
 
 
 def test_the_calls_that_a_server_has_read_win_over_the_text():

@@ -54,6 +54,8 @@ class ToolAgent(BaseAgent):
     def parse(self, completion: Completion) -> Action:
         if completion.tool_calls:
             return Action(calls=_with_ids(completion.tool_calls))
+        if completion.stop == "length" and self._is_cut_in_thinking(completion.text):
+            return Action()
         reply = self._read(completion.text)
         if not reply.calls:
             return Action(answer=reply.content or None)
@@ -62,6 +64,14 @@ class ToolAgent(BaseAgent):
             schemas = {name: tool.schema for name, tool in self.tools.items()}
             calls = tuple(type_arguments(call, schemas.get(call.name, {})) for call in calls)
         return Action(calls=_with_ids(calls))
+
+    def _is_cut_in_thinking(self, text: str) -> bool:
+        """Whether a reply that hit its length limit never left the thinking that the prompt may have opened.
+
+        Some templates open the thinking in only some prompts. A call that such a thought quotes must not be executed.
+        """
+        marks = getattr(self.renderer, "marks", None)
+        return marks is not None and marks.opened and not any(closing in text for _, closing in marks.thinking)
 
     def _read(self, text: str) -> ParsedReply:
         """Parse a reply. Built-in parsers never raise; an exception of a user's parser is a bug and stops the run."""
