@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.resources.sandbox.runtime.usage import Files, Hidden, Proc, cpu_ns
+from agentfly.tools.interpreter.removal import remove_tree
 
 from .test_removal import nest
 
@@ -44,13 +45,18 @@ def test_every_file_counts_once_and_every_name_counts(tmp_path: Path) -> None:
 
 
 def test_depth_and_rights_hide_nothing(tmp_path: Path) -> None:
-    nest(tmp_path, 1200)
-    assert counted(tmp_path).count == 2400
-    (tmp_path / "closed").mkdir()
-    (tmp_path / "closed" / "f").write_bytes(os.urandom(MB))
-    (tmp_path / "closed").chmod(0)
-    assert counted(tmp_path).size >= MB
-    assert 100 <= counted(tmp_path, max_count=100).count < 110  # stops when the limit is exceeded
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    try:
+        nest(folder, 1200)
+        assert counted(folder).count == 2400
+        (folder / "closed").mkdir()
+        (folder / "closed" / "f").write_bytes(os.urandom(MB))
+        (folder / "closed").chmod(0)
+        assert counted(folder).size >= MB
+        assert 100 <= counted(folder, max_count=100).count < 110  # stops when the limit is exceeded
+    finally:
+        assert remove_tree(str(folder)) is None  # pytest cannot remove folders as deep as these
 
 
 def test_deleted_files_count_while_they_are_open_or_mapped(tmp_path: Path, proc: Proc) -> None:
