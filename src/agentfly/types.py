@@ -218,7 +218,7 @@ class Trajectory:
     rewards of tools and of per-turn rewards. `total_reward` is the sum of all, which group algorithms compare.
 
     A rollout may hold a task more than once: at the end of an epoch, or if a step has more tasks than there are rows. `draw`
-    counts these, from 0. Each draw has its own group of chains, and its chains have seeds of their own.
+    counts these, from 0. Each draw is a separate group of chains with separate seeds.
     """
 
     id: str

@@ -69,7 +69,8 @@ class _Worker:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the kernel dies later
+            self._process.wait(10)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

@@ -169,7 +169,7 @@ class PolicyLearner:
         if experience.num_chains:
             metrics["train/zero_advantage_groups"] = float(self._give_credit(experience, totals))
             self._optimizer.set_lr(factor)
-            if self._critic_optimizer is not None:  # the policy's warm-up is not the critic's, which has steps of its own
+            if self._critic_optimizer is not None:  # the policy's warm-up does not apply to the critic
                 self._critic_optimizer.set_lr(self.optim.lr_factor(max(self._updates, self.optim.warmup_steps)))
             self._check = check
             warms_up = self._updates < self.critic_warmup_steps
@@ -237,7 +237,7 @@ class PolicyLearner:
         return taken
 
     def _learn_values(self, experience: Experience, totals: Totals) -> None:
-        """Run the passes of a critic that is a model of its own."""
+        """Run the passes of a separate critic model."""
         if self._critic is None or self._critic_optimizer is None:
             return
         if self._updates == 0 and experience.returns is not None:

@@ -35,12 +35,6 @@ from .test_code_rewards import block, chain
 posix = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as made:
-        yield made
-
-
 @pytest.fixture
 def apart(runner: asyncio.Runner) -> Callable[..., Verdict]:
     return lambda code, tests, timeout_s=60.0: runner.run(count_isolated(code, tests, "", timeout_s, None))

@@ -10,7 +10,7 @@ import fractions
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,6 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix
 MBPP = Path(__file__).resolve().parents[4] / "shared" / "data" / "code" / "mbpp.jsonl.gz"
 TESTS = ["assert square(3) == 9", "assert square(-2) == 4"]
 SQUARE = "def square(n):\n    return n * n"
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    """One loop, so one server, for all tests of this file."""
-    with asyncio.Runner() as made:
-        yield made
 
 
 @pytest.fixture

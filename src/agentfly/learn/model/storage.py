@@ -77,7 +77,7 @@ def num_bytes(tree: Any) -> int:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """safetensors and torch raise errors of their own if the disk is full; raise these as the OSError behind them."""
+    """Raise what safetensors and torch raise on a full disk as the OSError that caused it."""
     try:
         yield
     except OSError:

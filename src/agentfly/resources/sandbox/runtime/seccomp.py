@@ -129,7 +129,7 @@ def assemble(
     column = 0 if arch == "x86_64" else 1
     refuse, allow, unknown = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW), _op(_RET, _ERRNO | _ENOSYS)
     rules: dict[str, list[bytes]] = {
-        # A thread with descriptors of its own could keep files open that the process's list in /proc does not show.
+        # A thread that unshares its descriptor table could keep files open that the process's list in /proc does not show.
         "clone": [
             _argument(0), _op(_JSET, _CLONE_REFUSED, 3, 0), _op(_JSET, _CLONE_THREAD, 0, 1), _op(_JSET, _CLONE_FILES, 0, 1),
             allow, refuse,
