@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,3 +57,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shown(run: Run) -> Callable[..., list[str]]:
     return lambda *codes, **options: [result.observation for result in run(*codes, **options)]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    """One event loop, and therefore one sandbox server, for all tests of a file."""
+    with asyncio.Runner() as made:
+        yield made

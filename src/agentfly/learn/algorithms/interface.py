@@ -167,7 +167,7 @@ class Algorithm:
     needs_critic            `credit` reads values and returns returns
     needs_group             chains of one task are compared, so there must be two or more
     defaults                other defaults for keys of LossSettings
-    options                 the settings that it adds, with defaults: `loss.options` in a config, `settings.options` in functions
+    options                 settings that it adds, with defaults: `loss.options` in a config, `settings.options` in functions
     reads                   the keys of LossSettings that it uses; the others are refused
     """
 
