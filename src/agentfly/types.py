@@ -185,7 +185,8 @@ class Turn:
     """One reply and the tool results that followed it.
 
     `context_ids` are the ids between the previous sampled token and this reply. If `restarts` is true (the first turn, or
-    a template that rewrote history) they are the whole prompt, and a new training row begins.
+    a template that rewrote history) they are the whole prompt, and a new training row begins. `sampled_s` are the seconds from
+    the request to the reply, `tools_s` those that its calls took.
     """
 
     context_ids: list[int]
@@ -194,6 +195,8 @@ class Turn:
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     reward: float = 0.0
+    sampled_s: float = 0.0
+    tools_s: float = 0.0
 
     @property
     def text(self) -> str:
