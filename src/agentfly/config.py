@@ -109,9 +109,48 @@ class RolloutSettings:
     max_concurrency: int | None = setting(
         None, "concurrent chains; when not set, the engine's capacity (256 if the engine states none)", low=1
     )
+    max_lag: int = setting(
+        0,
+        "no token is trained that is older than this many versions of the weights; 0: sampling and learning take turns; above "
+        "0: chains are sampled while the learner learns",
+        low=0,
+    )
+    depth: int | None = setting(
+        None, "steps that sampling may run ahead of learning, at most max_lag; when not set, 1 (0 if max_lag is 0)", low=0
+    )
+    at_limit: Literal["wait", "mask"] = setting(
+        "wait",
+        "what happens to a group whose tokens reach max_lag: wait (the step waits for its chains) or mask (the step goes on, "
+        "and its tokens that are older than max_lag are not trained)",
+    )
+    at_update: Literal["recompute", "keep", "finish"] = setting(
+        "recompute",
+        "replies in progress when new weights arrive: recompute (their keys and values are computed again), keep (they go on "
+        "with those of the older weights) or finish (the new weights wait for them). A new request never uses older ones",
+    )
+    group_timeout_s: float | None = setting(
+        None,
+        "seconds from the start of a task's first chain until the rest are cut off; its group trains with the others",
+        above=0,
+    )
+    turn_timeout_s: float | None = setting(
+        None, "seconds of one turn, reply and tools, until its chain is cut off; agent.chain_timeout_s always applies", above=0
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "rollout.")
+        if self.depth is not None and self.depth > self.max_lag:
+            raise ConfigError(
+                f"rollout.depth ({self.depth}) must not be more than rollout.max_lag ({self.max_lag}): tokens would be too old"
+            )
+        if not self.max_lag and (self.at_limit != "wait" or self.at_update != "recompute"):
+            key = "at_limit" if self.at_limit != "wait" else "at_update"
+            raise ConfigError(f"rollout.{key} has no effect without rollout.max_lag: set that, or remove it")
+
+    @property
+    def steps_ahead(self) -> int:
+        """The steps that sampling may run ahead of learning."""
+        return min(1, self.max_lag) if self.depth is None else self.depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

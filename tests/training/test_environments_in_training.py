@@ -10,6 +10,7 @@ import pytest
 
 import agentfly
 from agentfly import Task, tool
+from agentfly.rollout import stream
 from agentfly.training import loop
 from agentfly.watch.metrics import unknown
 from agentfly.watch.progress import Progress
@@ -57,15 +58,16 @@ def test_environments_are_counted_in_the_metrics_and_shown_and_all_chains_pass_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "LOOK_S", 0.005)
-    seen: list[tuple[str, int, int]] = []
-    real = loop.run_chains
+    seen: set[tuple[str, int]] = set()
+    real = stream.run_chain
 
-    async def spy(plan: Any, *args: Any, **options: Any) -> Any:
+    async def spy(plan: Any, opening: Any, chain: int, name: str, **options: Any) -> Any:
         assert plan.admission is not None
-        seen.append((options["prefix"][0], options.get("step", -1), plan.admission.done))
-        return await real(plan, *args, **options)
+        assert 1 <= plan.admission.running <= 2
+        seen.add((name.partition("-")[0], plan.admission.done))
+        return await real(plan, opening, chain, name, **options)
 
-    monkeypatch.setattr(loop, "run_chains", spy)
+    monkeypatch.setattr(stream, "run_chain", spy)
     progress = Watching(2)
     agent = tiny_agent(save_tiny_model(tmp_path / "model"), tools=[look], resources={"pools": {"Cave": {"max": 2}}})
     result = agentfly.train(
@@ -80,7 +82,7 @@ def test_environments_are_counted_in_the_metrics_and_shown_and_all_chains_pass_o
         progress=progress,
     )
     assert Cave.live == 0
-    assert seen == [("t", 0, 0), ("t", 1, 1)]  # chains of a step start when all steps before it are trained
+    assert seen == {("t1", 0), ("t2", 1)}  # chains of a step start when all steps before it are trained
     for metrics in result.history:
         assert not unknown(metrics)
         assert metrics["resources/Cave/most_allocated"] == metrics["resources/total/most_allocated"] == 2

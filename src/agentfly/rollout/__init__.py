@@ -3,8 +3,9 @@
 from .chain import AgentLike, Limits, Plan, run_chain
 from .scheduler import check_prompts, controller, most_in_flight, open_task, run_chains
 from .setup import make_plan, open_environments
+from .stream import Group, GroupStream, Pace, as_groups
 
 __all__ = [
-    "AgentLike", "Limits", "Plan", "check_prompts", "controller", "make_plan", "most_in_flight", "open_environments",
-    "open_task", "run_chain", "run_chains",
+    "AgentLike", "Group", "GroupStream", "Limits", "Pace", "Plan", "as_groups", "check_prompts", "controller", "make_plan",
+    "most_in_flight", "open_environments", "open_task", "run_chain", "run_chains",
 ]  # fmt: skip

@@ -99,15 +99,18 @@ class Opening:
     draw: int = 0
 
 
-async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str) -> Trajectory:
-    """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped."""
+async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None) -> Trajectory:
+    """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped.
+
+    `until` is a deadline of the event loop's clock for the chain without its scoring, besides `limits.chain_timeout_s`.
+    """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     started = time.perf_counter()
     _tell(plan, trajectory, "chain_started")
     try:
-        async with asyncio.timeout(plan.limits.chain_timeout_s):
+        async with asyncio.timeout_at(_deadline(plan.limits, until)):
             if plan.manager is not None:
                 lease = await _borrow(plan, plan.manager, context)
             trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids)
@@ -139,6 +142,11 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         await context.close()
     _tell(plan, trajectory, "finished", trajectory=trajectory)
     return trajectory
+
+
+def _deadline(limits: Limits, until: float | None) -> float:
+    deadline = asyncio.get_running_loop().time() + limits.chain_timeout_s
+    return deadline if until is None else min(deadline, until)
 
 
 async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: Sequence[int]) -> Outcome:

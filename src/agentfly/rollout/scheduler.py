@@ -18,7 +18,7 @@ from ..data import row_of
 from ..errors import AgentFlyError, DataError, InvariantError
 from ..resources import Admission, ResourceManager
 from ..types import BoundedEngine, Engine, Message, Task, Trajectory
-from .chain import Opening, Plan, run_chain
+from .chain import Limits, Opening, Plan, run_chain
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256
@@ -79,7 +79,7 @@ async def run_chains(
     total = len(tasks) * num_chains
     most = most_in_flight(plan.engine, max_concurrency)
     admission = plan.admission or controller(plan, most)
-    timeout_s = max(TIMEOUT_S, 2 * (plan.limits.chain_timeout_s + plan.limits.score_timeout_s))
+    timeout_s = admission_timeout_s(plan.limits)
     results: list[Trajectory | None] = [None] * total
     openings: dict[int, Opening] = {}
     draws = _draws(tasks)
@@ -99,7 +99,7 @@ async def run_chains(
     together = min(most, total, admission.limit or total)
     if plan.manager is not None:
         plan.manager.expect(together, plan.kinds)  # start environments before the chains request them
-        await _make_ready(plan, plan.manager, tasks)
+        await make_ready(plan, plan.manager, tasks)
     workers = [asyncio.create_task(work()) for _ in range(min(most, total))]
     with fewer_collections():
         try:
@@ -114,6 +114,11 @@ async def run_chains(
     return finished
 
 
+def admission_timeout_s(limits: Limits) -> float:
+    """Returns how long a chain may wait for admission while the run stands still."""
+    return max(TIMEOUT_S, 2 * (limits.chain_timeout_s + limits.score_timeout_s))
+
+
 def _draws(tasks: Sequence[Task]) -> list[int]:
     """Returns, for each task, how often it occurs before."""
     seen: Counter[str] = Counter()
@@ -124,7 +129,7 @@ def _draws(tasks: Sequence[Task]) -> list[int]:
     return draws
 
 
-async def _make_ready(plan: Plan, manager: ResourceManager, tasks: Sequence[Task]) -> None:
+async def make_ready(plan: Plan, manager: ResourceManager, tasks: Sequence[Task]) -> None:
     """Make what the environments need for these tasks, such as an index, before the deadlines of the chains begin."""
     for task in tasks:
         try:

@@ -21,17 +21,24 @@ class TaskCursor:
         self._seed = seed
         self.epoch = 0
         self.position = 0
-        self._order = self._new_order()
+        self._order = self._new_order(self.epoch)
 
     def take(self, count: int) -> list[Task]:
-        taken: list[Task] = []
-        while len(taken) < count:
-            if self.position == len(self._order):
-                self.epoch, self.position = self.epoch + 1, 0
-                self._order = self._new_order()
-            taken.append(self._tasks[self._order[self.position]])
-            self.position += 1
-        return taken
+        """Returns the next `count` tasks."""
+        return [self.draw()[1] for _ in range(count)]
+
+    def draw(self) -> tuple[tuple[int, int], Task]:
+        """Returns the epoch and the position of the next task, and the task."""
+        if self.position == len(self._order):
+            self.epoch, self.position = self.epoch + 1, 0
+            self._order = self._new_order(self.epoch)
+        place = (self.epoch, self.position)
+        self.position += 1
+        return place, self._tasks[self._order[place[1]]]
+
+    def task_at(self, epoch: int, position: int) -> Task:
+        """Returns the task that `draw` returned with this epoch and position."""
+        return self._tasks[self._new_order(epoch)[position]]
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position, "rows": self._rows}
@@ -42,17 +49,17 @@ class TaskCursor:
         same = state.get("rows", self._rows) == self._rows and self.position <= len(self._tasks)
         if not same:
             self.epoch, self.position = self.epoch + 1, 0
-        self._order = self._new_order()
+        self._order = self._new_order(self.epoch)
         return same
 
     @cached_property
     def _rows(self) -> str:
         return f"{fingerprint(self._tasks)} {self._shuffle} {self._seed}"
 
-    def _new_order(self) -> list[int]:
+    def _new_order(self, epoch: int) -> list[int]:
         order = list(range(len(self._tasks)))
         if self._shuffle:
-            random.Random(f"{self._seed}/{self.epoch}").shuffle(order)
+            random.Random(f"{self._seed}/{epoch}").shuffle(order)
         return order
 
 

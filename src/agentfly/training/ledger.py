@@ -1,30 +1,43 @@
 """Invariants of a run, checked at every step. Each check raises `InvariantError`:
 
-- every admitted chain returned, with an outcome, in the group it was admitted with;
-- every trained token was drawn by the weights that are being updated (equal version, agreeing log-probs);
+- every task that was drawn is trained, filtered (its chains teach nothing), failed or in flight, and the sum is right;
+- every admitted chain returned once, with an outcome, in the group it was admitted with;
+- no trained token is older than `max_lag` versions when training starts, and the learner's own log-probs agree with those of
+  the tokens that the current weights drew;
 - the mask of a training row covers exactly the sampled tokens of its chain;
-- after an update the engine samples from the new version, with the learner's weights or a proven copy of them;
+- after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
+  reused a key or value of older weights for a new request;
 - not more than `max_failed_share` of a step's chains are untrainable.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
 from ..learn.samples import to_samples
-from ..types import Learner, Outcome, TrainableEngine, Trajectory
+from ..types import Learner, MeasuredEngine, Outcome, TrainableEngine, Trajectory
+
+REMEMBERED = 100_000
+"""Chains whose names are kept, to notice one that is trained twice."""
 
 
 class Ledger:
-    """Counts chains over the whole run and checks each step."""
+    """Counts tasks and chains over the whole run and checks each step.
 
-    def __init__(self, *, max_logprob_gap: float, max_failed_share: float) -> None:
+    `max_lag` None accepts tokens of any older version: the learner masks those that are too old.
+    """
+
+    def __init__(self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0) -> None:
         self.max_logprob_gap = max_logprob_gap
         self.max_failed_share = max_failed_share
+        self.max_lag = max_lag
         self.admitted = 0
         self.returned: Counter[str] = Counter()
+        self.groups: Counter[str] = Counter(dict.fromkeys(("trained", "filtered", "failed"), 0))
+        self._seen: set[str] = set()
+        self._order: deque[str] = deque()
 
     def check_rollout(self, groups: Sequence[Sequence[Trajectory]], *, num_tasks: int, num_chains: int, version: int) -> None:
         """Check one step's chains, after sampling and before learning."""
@@ -33,8 +46,8 @@ class Ledger:
         self.returned.update(trajectory.outcome.value for trajectory in chains)
         if self.returned.total() != self.admitted:
             raise InvariantError(f"{self.admitted} chains were admitted so far but {self.returned.total()} came back")
-        drawn = Counter((group[0].task.id, group[0].draw) for group in groups if group)
-        if repeated := [task for (task, _), count in drawn.items() if count > 1]:
+        drawn = Counter((_step_of(group[0]), group[0].task.id, group[0].draw) for group in groups if group)
+        if repeated := [task for (_, task, _), count in drawn.items() if count > 1]:
             raise InvariantError(f"two groups hold the same draw of task {repeated[0]!r}: their chains have the same seeds")
         for group in groups:
             if (
@@ -42,9 +55,25 @@ class Ledger:
                 or len({t.chain for t in group}) != num_chains
             ):
                 raise InvariantError("a group holds chains of different tasks, or one chain twice: advantages would be wrong")
+        self._check_new(chains)
         for trajectory in chains:
-            _check_tokens(trajectory, version)
+            _check_tokens(trajectory, version, self.max_lag)
         self._check_losses(chains)
+
+    def check_books(
+        self, groups: Sequence[Sequence[Trajectory]], metrics: Mapping[str, float], *, drawn: int, in_flight: int
+    ) -> dict[str, float]:
+        """Check, after a step, that every task that was drawn is accounted for. Returns the sums as metrics."""
+        failed = sum(not any(trajectory.trainable for trajectory in group) for group in groups)
+        filtered = max(0, int(metrics["train/zero_advantage_groups"]) - failed)
+        self.groups.update({"failed": failed, "filtered": filtered, "trained": len(groups) - failed - filtered})
+        if self.groups.total() + in_flight != drawn:
+            raise InvariantError(
+                f"{drawn} tasks were drawn, but {dict(self.groups)} and {in_flight} in flight are "
+                f"{self.groups.total() + in_flight}"
+            )
+        counts = {**self.groups, "in_flight": in_flight, "drawn": drawn}
+        return {f"ledger/{name}": float(count) for name, count in counts.items()}
 
     def check_update(self, metrics: Mapping[str, float]) -> None:
         """Check that learner and engine computed the same log-probs; the learner calls it before the weights change."""
@@ -64,6 +93,17 @@ class Ledger:
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
         if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
             raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
+        if isinstance(engine, MeasuredEngine) and (stale := engine.stats().get("stale_hits")):
+            raise InvariantError(f"the engine reused {stale:g} cached tokens of older weights for new requests")
+
+    def _check_new(self, chains: Sequence[Trajectory]) -> None:
+        names = [trajectory.id for trajectory in chains]
+        if twice := self._seen.intersection(names):
+            raise InvariantError(f"chain {min(twice)} was trained in an earlier step")
+        self._seen.update(names)
+        self._order.extend(names)
+        while len(self._order) > REMEMBERED:
+            self._seen.discard(self._order.popleft())
 
     def _check_losses(self, chains: Sequence[Trajectory]) -> None:
         lost = [trajectory for trajectory in chains if not trajectory.trainable]
@@ -73,11 +113,20 @@ class Ledger:
         raise InvariantError(f"{len(lost)} of {len(chains)} chains are untrainable; the most common cause ({count}): {why}")
 
 
-def _check_tokens(trajectory: Trajectory, version: int) -> None:
+def _step_of(trajectory: Trajectory) -> str:
+    """The step that a chain was drawn for: its name is t<step>-<position>-<chain>."""
+    return trajectory.id.partition("-")[0]
+
+
+def _check_tokens(trajectory: Trajectory, version: int, max_lag: int | None) -> None:
     sampled = [token for turn in trajectory.turns for token in turn.completion.token_ids]
-    stale = {v for turn in trajectory.turns for v in turn.completion.versions} - {version}
-    if stale:
-        raise InvariantError(f"chain {trajectory.id} holds tokens of version {min(stale)}, but the weights are at {version}")
+    versions = {v for turn in trajectory.turns for v in turn.completion.versions}
+    if versions and (max(versions) > version or (max_lag is not None and min(versions) < version - max_lag)):
+        wrong = max(versions) if max(versions) > version else min(versions)
+        allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
+        raise InvariantError(
+            f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
+        )
     if not trajectory.trainable:
         if trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED) and trajectory.reward is not None:
             raise InvariantError(f"chain {trajectory.id} ended in a failure of the world but has a reward")

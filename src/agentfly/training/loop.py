@@ -1,9 +1,13 @@
 """The training loop: sample, score, learn, publish.
 
 `Trainer` takes an agent, tasks and a config, and writes a run folder with all trajectories, metrics and checkpoints. One step
-is `Trainer._step`. The learner holds the algorithm, the agent the behaviour of a chain, the ledger the invariants.
+is `Trainer._step`. The learner holds the algorithm, the agent the behaviour of a chain, the ledger the invariants, and the
+stream (`rollout.stream`) the chains.
 
-    rollout -> checks -> [ update -> publish -> checks ] -> validate -> record -> save
+    next batch -> checks -> [ update -> publish -> checks ] -> validate -> record -> save
+
+With `rollout.max_lag` = 0 no chain runs from the moment that a batch is complete until the next one is asked for. Above 0 the
+stream samples all the time, and the engine is held only from the first change of the weights until they are published.
 
 A stop (see `stopping`) cancels the rollout and the validation. The bracket is finished first: a step counts as a whole, with
 its record, or not at all. A checkpoint is written after the record of its step, and never of weights that failed a check.
@@ -14,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
-from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
+from ..rollout import Group, GroupStream, Pace, Plan, as_groups, check_prompts, make_plan, open_environments
 from ..runs import RunDirectory, RunStore
 from ..types import Learner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
@@ -94,7 +98,12 @@ class Trainer:
         gap = config.train.max_logprob_gap
         if gap is None:
             gap = 0.05 if next(self.learner.model.parameters()).dtype.itemsize >= 4 else 0.15
-        self.ledger = Ledger(max_logprob_gap=gap, max_failed_share=config.train.max_failed_share)
+        rollout = config.rollout
+        self.ledger = Ledger(
+            max_logprob_gap=gap,
+            max_failed_share=config.train.max_failed_share,
+            max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
+        )
         self.store = RunStore(directory.database)
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
@@ -107,7 +116,10 @@ class Trainer:
         self.idle = IdleSteps()
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
+        self.stream: GroupStream | None = None  # from the start of `run`
+        self._drawn: dict[str, Any] | None = None  # the draws that a resumed run goes on with
         self._recorded: dict[str, float] = {}  # what the store holds of the step that the run was resumed at
+        self._batch_at = time.perf_counter()  # when the last batch was complete
         self._clock: dict[str, float] = {}  # of the next step
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -117,10 +129,10 @@ class Trainer:
         with self.progress, signals.cancelling() if signals else nullcontext():
             try:
                 async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
-                    if self.plan.admission is not None:
-                        self.plan.admission.advance(self.step)
+                    assert self.plan.admission is not None
+                    self.plan.admission.advance(self.step)
                     # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
-                    async with self._saved_at_the_end(), self._environments_shown():
+                    async with self._saved_at_the_end(), self._environments_shown(), self._open_stream() as self.stream:
                         await self._steps()
             finally:
                 if (idle := self.idle.closing()) is not None:
@@ -160,17 +172,15 @@ class Trainer:
         self.result.after = {}
         if self.plan.manager is not None:
             self.plan.manager.mark()
-        cursor = self.cursor.state()
-        tasks = self.cursor.take(rollout.num_tasks)
-        metrics: dict[str, float] = {}
+        metrics: dict[str, float] = {"train/version": float(self.learner.version)}
         try:
             with timed(clock, "time/rollout_s"):
-                trajectories = await self._collect(tasks, step)
+                groups = await self._collect(step)
             metrics |= self.plan.manager.step_metrics() if self.plan.manager is not None else {}
-            groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
-            self.ledger.check_rollout(
-                groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
-            )
+            with timed(clock, "time/ledger_s"):
+                self.ledger.check_rollout(
+                    groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
+                )
             await finish(asyncio.ensure_future(self._update(groups, step, clock, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
                 with timed(clock, "time/validate_s"):
@@ -180,8 +190,6 @@ class Trainer:
             if self.step == step:
                 metrics |= clock | {"time/step_s": time.perf_counter() - started}
                 self._record(step, metrics)
-            else:  # the update did not happen: a resumed run draws these tasks again
-                self.cursor.restore(cursor)
         self.progress.step(step, metrics)
         if self.saver.due(step):
             with timed(self._clock, "time/save_s"):
@@ -195,31 +203,49 @@ class Trainer:
 
         Adds to `metrics`, which holds those of the environments.
         """
+        assert self.stream is not None
+        now = time.perf_counter()
+        # Chains that run ahead are sampled in all of the time between two batches, not only while the loop waits for them.
+        sampling_s = now - self._batch_at if self.overlaps else clock["time/rollout_s"]
+        self._batch_at = now
         self.sound = False
-        with timed(clock, "time/learn_s"):
-            try:
-                learned = await finish_in_thread(self._learn, groups)
-            except Exception:
-                self.sound = not self.learner.half_updated  # a failed check comes before the first change of the weights
-                raise
-        with timed(clock, "time/handover_s"):
-            await finish_in_thread(self.engine.publish, self.learner.version)
-        if self.plan.admission is not None:
-            self.plan.admission.advance(step)
-        self.ledger.check_published(self.engine, self.learner)
+        learned = await finish_in_thread(self._learn, groups, clock)
+        with timed(clock, "time/ledger_s"):
+            self.ledger.check_published(self.engine, self.learner)
+        self.stream.advance(step)
+        metrics |= self.ledger.check_books(groups, learned, drawn=self.stream.drawn, in_flight=len(self.stream.in_flight))
         if (idle := self.idle.add(learned, groups)) is not None:
             self.progress.note(idle)
         num_envs = int(metrics.get("resources/total/most_allocated", 0))
         chains = [trajectory for group in groups for trajectory in group]
-        metrics |= rollout_metrics(chains, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs)
+        metrics |= rollout_metrics(chains, sampling_s, self.config.agent.success_at, num_envs=num_envs)
         metrics |= learned | {"train/idle_steps": float(self.idle.in_a_row)}
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
         self.step, self.sound = step, True
 
-    def _learn(self, groups: list[list[Trajectory]]) -> dict[str, float]:
-        self.engine.rest()
-        return self.learner.update(groups, self.ledger.check_update)
+    def _learn(self, groups: list[list[Trajectory]], clock: dict[str, float]) -> dict[str, float]:
+        """Update the weights and publish them. Runs in a thread while the event loop goes on."""
+        with ExitStack() as held:
+            with timed(clock, "time/learn_s"):
+                if not self.overlaps:
+                    self.engine.rest()
+
+                def hold() -> None:
+                    held.enter_context(self.engine.hold())
+
+                try:
+                    learned = self.learner.update(
+                        groups, self.ledger.check_update, hold if self.overlaps else None, self.config.rollout.max_lag
+                    )
+                except Exception:
+                    self.sound = not self.learner.half_updated  # a failed check comes before the first change of the weights
+                    raise
+            with timed(clock, "time/handover_s"):
+                # Publishing drops the caches of all chains, so a version that the engine has is not published again.
+                if not self.overlaps or self.engine.version != self.learner.version:
+                    self.engine.publish(self.learner.version)
+        return learned
 
     @asynccontextmanager
     async def _saved_at_the_end(self) -> AsyncIterator[None]:
@@ -267,27 +293,46 @@ class Trainer:
             looking.cancel()
             await asyncio.wait([looking])
 
-    async def _collect(self, tasks: Sequence[Task], step: int) -> list[Trajectory]:
-        """Sample and score one step's chains. Finished chains are stored even if the step fails."""
-        finished: list[Trajectory] = []
-        total = len(tasks) * self.config.rollout.num_chains
+    @property
+    def overlaps(self) -> bool:
+        """Whether chains are sampled while the learner learns."""
+        return self.config.rollout.steps_ahead > 0
 
-        def keep(trajectory: Trajectory) -> None:
-            finished.append(trajectory)
-            self.progress.chains(len(finished), total)
+    def _open_stream(self) -> GroupStream:
+        rollout = self.config.rollout
+        pace = Pace(
+            num_tasks=rollout.num_tasks,
+            num_chains=rollout.num_chains,
+            num_steps=self.config.train.steps,
+            max_lag=rollout.max_lag,
+            depth=rollout.steps_ahead,
+            at_limit=rollout.at_limit,
+            group_timeout_s=rollout.group_timeout_s,
+        )
+        total = rollout.num_tasks * rollout.num_chains
 
+        def show(group: Group, _: Trajectory) -> None:
+            self.progress.chains(min(stream.finished_chains, total), total)
+
+        stream = GroupStream(
+            self.plan, pace, draw=self.cursor.draw, seeded=self._seeded, on_chain=show, warn=self.progress.note
+        )
+        if self._drawn is None:
+            stream.start_at(self.step + 1)
+        else:
+            stream.restore(self._drawn, self.cursor.task_at)
+        return stream
+
+    async def _collect(self, step: int) -> list[list[Trajectory]]:
+        """Wait for one step's chains. Finished chains are stored even if the step fails."""
+        assert self.stream is not None
+        finished: list[list[Trajectory]] = []
         try:
-            return await run_chains(
-                self._seeded(step),
-                tasks,
-                num_chains=self.config.rollout.num_chains,
-                max_concurrency=self.config.rollout.max_concurrency,
-                prefix=f"t{step}-",
-                step=step - 1,  # admission counts from 0: the first chains need no finished step
-                on_trajectory=keep,
-            )
+            finished = as_groups(await self.stream.next_batch(self.learner.version))
+            return finished
         finally:
-            self.store.add_trajectories(step, "train", finished, replace=True)
+            finished = finished or as_groups(self.stream.in_flight)
+            self.store.add_trajectories(step, "train", [each for group in finished for each in group], replace=True)
 
     async def _validate(self) -> Evaluation:
         settings = self.config.train
@@ -331,6 +376,7 @@ class Trainer:
             load_weights(self.learner.model, checkpoint)
             self.learner.load_state_dict(state["learner"])
             same_order = self.cursor.restore(state["cursor"])
+            self._drawn = state.get("stream") if same_order else None
             self.step = int(state["step"])
             self.opening, before = dict(state.get("opening", {})), dict(state["before"])
             restore_random_state(state["random"])
@@ -369,6 +415,7 @@ class Trainer:
             "step": self.step,
             "learner": self.learner.state_dict(),
             "cursor": self.cursor.state(),
+            "stream": None if self.stream is None else self.stream.state(),
             "before": self.result.before,
             "opening": self.opening,
             "validation": fingerprint(self.validation_tasks),
