@@ -142,7 +142,9 @@ class PolicyLearner:
         """Whether the last `update` raised after it had changed weights: they are then those of no step."""
         return self._half_updated
 
-    def update(self, groups: Sequence[Sequence[Trajectory]], check: Check | None = None, changing: Any = None, window: Any = None) -> dict[str, float]:
+    def update(
+        self, groups: Sequence[Sequence[Trajectory]], check: Check | None = None, changing: Any = None, window: Any = None
+    ) -> dict[str, float]:
         """Improve the policy on one step's chains, siblings together. Returns metrics named in `metrics.METRICS`.
 
         `check` receives what was measured before the first change of the weights; if it raises, nothing has changed. Raises

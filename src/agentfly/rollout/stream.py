@@ -270,7 +270,8 @@ class GroupStream:
         """Returns what the next batch waits for, as a sentence."""
         waiting = [group for group in self._groups if not group.complete]
         missing = sum(group.missing for group in waiting)
-        late = [group for group in self._old_groups(version) if not group.complete] if self.pace.at_limit == "wait" else []
+        limited = self.pace.max_lag and self.pace.at_limit == "wait"
+        late = [group for group in self._old_groups(version) if not group.complete] if limited else []
         which = late or waiting
         names = ", ".join(repr(group.task.id) for group in which[:3]) + (", ..." if len(which) > 3 else "")
         why = "at the lag limit" if late else "in flight"

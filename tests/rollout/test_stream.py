@@ -1,0 +1,133 @@
+"""The stream of groups: nothing is lost or repeated, nothing is older than allowed, and it says what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agentfly import ReactAgent, tool
+from agentfly.data import load_tasks
+from agentfly.errors import ConfigError
+from agentfly.rollout import GroupStream, Pace, as_groups, make_plan, open_environments
+from agentfly.testing import ByteRenderer, ScriptedEngine
+from agentfly.training.cursor import TaskCursor
+
+TASKS = load_tasks([{"question": f"q{i}", "answer": "a"} for i in range(12)])
+
+
+def slow_agent(seed: int, scale_s: float = 0.002) -> ReactAgent:
+    """An agent whose tool takes a log-normal time; the tasks q0 and q1 take ten times as long."""
+    times = random.Random(seed)
+
+    @tool(register=False, inject=["question"])
+    async def wait(question: str) -> str:
+        """Wait."""
+        factor = 10 if question in ("q0", "q1") else 1
+        await asyncio.sleep(min(0.3, factor * scale_s * times.lognormvariate(0, 1)))
+        return "waited"
+
+    engine = ScriptedEngine(["Action: wait\nInput: {}", "Answer: a"])
+    return ReactAgent(engine, renderer=ByteRenderer(), tools=[wait], reward="exact_match")
+
+
+def play(agent: ReactAgent, pace: Pace, steps: int, **options: Any) -> tuple[list[list[Any]], GroupStream]:
+    """Train nothing for so many steps: the version rises by one with each. Returns the batches and the stream."""
+
+    async def work() -> tuple[list[list[Any]], GroupStream]:
+        cursor = TaskCursor(TASKS, shuffle=True, seed=1)
+        async with open_environments(agent, make_plan(agent), 64) as plan:
+            batches = []
+            async with GroupStream(plan, pace, draw=cursor.draw, seeded=lambda step: plan, **options) as stream:
+                for step in range(1, steps + 1):
+                    batch = await stream.next_batch(plan.engine.version)
+                    if pace.at_limit == "wait":
+                        assert all(group.version >= plan.engine.version - pace.max_lag for group in batch)
+                    assert len(stream.in_flight) <= (pace.depth + 1) * pace.num_tasks
+                    batches.append(batch)
+                    await asyncio.sleep(0.002)  # learning
+                    plan.engine.version += 1
+                    stream.advance(step)
+            return batches, stream
+
+    return asyncio.run(asyncio.wait_for(work(), 120))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("max_lag", "depth", "at_limit"), [(0, 0, "wait"), (1, 1, "wait"), (4, 1, "wait"), (3, 3, "wait"), (2, 2, "mask")]
+)
+def test_every_draw_is_trained_once_and_slow_tasks_are_not_starved(seed: int, max_lag: int, depth: int, at_limit: Any) -> None:
+    pace = Pace(num_tasks=4, num_chains=2, num_steps=12, max_lag=max_lag, depth=depth, at_limit=at_limit)
+    batches, stream = play(slow_agent(seed), pace, 12)
+    groups = [group for batch in batches for group in batch]
+    assert Counter(group.task.id for group in groups) == dict.fromkeys((task.id for task in TASKS), 4)
+    assert len({(group.step, group.position) for group in groups}) == 48
+    assert stream.drawn == stream.trained == 48
+    assert not stream.in_flight
+    assert stream.admission.running == 0
+    if depth == 0:
+        assert all({group.step for group in batch} == {step} for step, batch in enumerate(batches, 1))
+
+
+def test_a_batch_is_in_the_order_of_draws_with_siblings_together() -> None:
+    batches, _ = play(slow_agent(0), Pace(num_tasks=4, num_chains=3, num_steps=5, max_lag=3, depth=2), 5)
+    for batch in batches:
+        assert [(group.step, group.position) for group in batch] == sorted((group.step, group.position) for group in batch)
+        for group, trajectories in zip(batch, as_groups(batch), strict=True):
+            assert [trajectory.chain for trajectory in trajectories] == [0, 1, 2]
+            assert {trajectory.task.id for trajectory in trajectories} == {group.task.id}
+
+
+def test_the_pace_of_a_stream_must_not_exceed_its_lag() -> None:
+    with pytest.raises(ConfigError, match="depth"):
+        Pace(num_tasks=1, num_chains=2, max_lag=1, depth=2)
+
+
+def test_a_bug_in_a_chain_is_raised_by_the_next_batch_and_all_chains_end() -> None:
+    agent = slow_agent(0)
+
+    def broken(completion: Any) -> Any:
+        raise ZeroDivisionError("a bug of the agent")
+
+    agent.parse = broken  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        play(agent, Pace(num_tasks=4, num_chains=2, max_lag=1, depth=1), 2)
+
+
+def test_a_stream_that_stands_still_says_which_tasks_it_waits_for() -> None:
+    notes: list[str] = []
+    agent = slow_agent(0, scale_s=0.3)
+    play(agent, Pace(num_tasks=2, num_chains=1, num_steps=1), 1, warn=notes.append, watch_s=0.05)
+    assert notes
+    assert "tasks in flight" in notes[0]
+
+
+def test_a_restored_stream_draws_what_was_not_trained_under_the_same_names() -> None:
+    pace = Pace(num_tasks=3, num_chains=2, max_lag=2, depth=2)
+    _, stream = play(slow_agent(1), pace, 2)
+    state = stream.state()
+    pending = {(group.step, group.position, group.task.id) for group in stream.in_flight}
+    assert len(pending) == 9 - 3 or len(pending) == 9  # before or after the next draw
+
+    async def again() -> set[tuple[int, int, str]]:
+        agent = slow_agent(2)
+        cursor = TaskCursor(TASKS, shuffle=True, seed=1)
+        async with open_environments(agent, make_plan(agent), 64) as plan:
+            plan.admission.advance(2)  # type: ignore[union-attr]
+            plan.engine.version = 2
+            stream = GroupStream(plan, pace, draw=cursor.draw, seeded=lambda step: plan)
+            stream.restore(state, cursor.task_at)
+            async with stream:
+                seen = set()
+                for step in (3, 4, 5):
+                    batch = await stream.next_batch(plan.engine.version)
+                    seen |= {(group.step, group.position, group.task.id) for group in batch}
+                    plan.engine.version = step
+                    stream.advance(step)
+                return seen
+
+    assert asyncio.run(asyncio.wait_for(again(), 60)) >= pending
