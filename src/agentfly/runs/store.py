@@ -23,6 +23,7 @@ from ..types import Trajectory
 from .codec import decode, encode, from_json, to_json
 
 StoredSplit = Literal["train", "validation"]
+SPLITS: tuple[StoredSplit, ...] = ("train", "validation")
 FORMAT = 1
 BUSY_S = 30.0
 
@@ -248,7 +249,7 @@ def _where(**conditions: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def _row(step: int, split: str, trajectory: Trajectory) -> tuple[Any, ...]:
-    if split not in ("train", "validation"):
+    if split not in SPLITS:
         raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
     return (
         _text(trajectory.id),
