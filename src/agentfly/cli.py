@@ -3,7 +3,7 @@
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--dry-run]      CONFIG: a .toml file or the name of a recipe
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
-    agentfly runs | show | export                                 (see cli_runs.py)
+    agentfly runs | show | export | doctor                        (see cli_runs.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2

@@ -1,14 +1,16 @@
-"""Looking at runs: list them side by side, print trajectories, and export what was stored.
+"""Looking at runs: list them side by side, print trajectories, export what was stored, and check it.
 
 agentfly runs [DIR]
 agentfly show RUN [--step N] [--outcome NAME] [--split SPLIT] [--limit N]
 agentfly export RUN FILE [--split SPLIT]       FILE: .jsonl for the trajectories, .csv for the metrics, a row per step
+agentfly doctor RUN [--json]                   exit status 1 if something is wrong with the run
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ COMPARES_SIBLINGS = ("grpo", "dr_grpo", "rloo")
 
 
 def add_parsers(commands: Any) -> None:
-    """Add `runs`, `show` and `export` to the command line."""
+    """Add `runs`, `show`, `export` and `doctor` to the command line."""
     runs = commands.add_parser("runs", help="list runs with their steps and their held-out success, before and after")
     runs.add_argument("folder", nargs="?", default="runs", help="the folder of the runs (default: runs)")
     runs.set_defaults(run=run_list)
@@ -42,6 +44,11 @@ def add_parsers(commands: Any) -> None:
     export.add_argument("file", help="FILE.jsonl: one trajectory a line; FILE.csv: the metrics, one row a step")
     export.add_argument("--split", choices=SPLITS, help="only trajectories of this split")
     export.set_defaults(run=run_export)
+
+    doctor = commands.add_parser("doctor", help="check a finished or running training run from its folder alone")
+    doctor.add_argument("run_dir", metavar="RUN", help="the folder of the run")
+    doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
+    doctor.set_defaults(run=run_doctor)
 
 
 def run_list(arguments: argparse.Namespace) -> int:
@@ -141,6 +148,35 @@ def run_export(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     print(f"{count} {what} in {path}")
     return 0
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Print a line per check, with its problems. Returns 1 if there is a problem."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from .training.doctor import diagnose
+    from .watch.tables import clean
+
+    found = diagnose(arguments.run_dir)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=1))
+        return 0 if found.ok else 1
+    console = Console(soft_wrap=True)
+    for check in found.checks:
+        word, style = ("WRONG", "bold red") if not check.ok else ("skipped", "dim") if check.skipped else ("ok", "green")
+        told = check.skipped if check.skipped and check.ok else check.evidence
+        console.print(Text.assemble((f"{word:8}", style), f"{check.name:12}{check.promise}", (clean(f": {told}"), "dim")))
+        more = check.num_problems - len(check.problems)
+        for problem in [*check.problems, *([f"and {more:,} more"] if more else [])]:
+            console.print(Text(clean(f"{'':8}{'':12}{problem}"), style="red"))
+    wrong, skipped = (
+        sum(not check.ok for check in found.checks),
+        sum(check.ok and bool(check.skipped) for check in found.checks),
+    )
+    held = len(found.checks) - wrong - skipped
+    print(f"{found.run}: {held} checks hold, {wrong} {'does' if wrong == 1 else 'do'} not, {skipped} skipped")
+    return 0 if found.ok else 1
 
 
 def _write_metrics(store: RunStore, path: Path) -> int:

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentfly import codec
 from agentfly.errors import ConfigError
-from agentfly.runs import Opaque, decode, encode
+from agentfly.runs import Opaque, decode, encode, packed
 from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
+ids = st.integers(0, 2**16) | st.integers(-1, 2**31) | st.integers(-(2**70), 2**70)
+logprobs = st.floats(max_value=0, allow_nan=False, width=32) | st.floats(max_value=0, allow_nan=False)
 texts = st.text(st.characters(), max_size=20)  # half surrogates included
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
@@ -40,20 +43,24 @@ def turns(draw: Any) -> Turn:
     n = draw(st.integers(0, 5))
     completion = Completion(
         text=draw(texts),
-        token_ids=draw(st.lists(st.integers(0, 2**31), min_size=n, max_size=n)),
-        logprobs=draw(st.lists(st.floats(max_value=0, allow_nan=False), min_size=n, max_size=n)),
-        versions=draw(st.lists(st.integers(0, 99), min_size=n, max_size=n)),
+        token_ids=draw(st.lists(ids, min_size=n, max_size=n)),
+        logprobs=draw(st.lists(logprobs, min_size=n, max_size=n)),
+        versions=draw(
+            st.lists(st.integers(0, 99), min_size=n, max_size=n) | st.integers(0, 99).map(lambda version: [version] * n)
+        ),
         stop=draw(st.sampled_from(["stop", "length"])),
         tool_calls=tuple(draw(st.lists(calls, max_size=2))),
     )
     pairs = draw(st.lists(st.tuples(calls, results), max_size=2))
     return Turn(
-        draw(st.lists(st.integers(0, 999), max_size=4)),
+        draw(st.lists(ids, max_size=4)),
         draw(st.booleans()),
         completion,
         tuple(call for call, _ in pairs),
         tuple(result for _, result in pairs),
         draw(st.floats(-5, 5)),
+        draw(st.floats(0, 99)),
+        draw(st.floats(0, 99)),
     )
 
 
@@ -70,6 +77,7 @@ trajectories = st.builds(
     reward=st.none() | st.floats(-5, 5),
     components=st.dictionaries(texts, st.floats(-5, 5), max_size=3),
     seconds=st.floats(0, 1e6),
+    draw=st.integers(0, 3),
 )
 
 
@@ -89,13 +97,51 @@ def fields_after(**fields: Any) -> Any:
     return decode(encode(simple(**fields))).task.fields
 
 
-def test_log_probs_keep_every_bit() -> None:
-    logprobs = [-0.1, -1e-300, -5e-324, -0.0, -math.inf, -1 / 3]
+def with_numbers(token_ids: Any, logprobs: Any, versions: Any, context_ids: Any = (1,)) -> Trajectory:
     trajectory = simple()
+    reply = Completion(text="", token_ids=token_ids, logprobs=logprobs, versions=versions)
+    trajectory.turns = [Turn(context_ids, True, reply)]
+    return trajectory
+
+
+FLOAT32 = [-0.5, -0.0, 0.0, -math.inf, float(numpy.float32(-0.1)), -(2.0**-149), -3.0e38, -3.0e38]
+FLOAT64 = [-0.1, -1e-300, -5e-324, -0.0, -math.inf, -1 / 3, -1e39, math.nan, -math.nan]
+
+
+@pytest.mark.parametrize("logprobs", [FLOAT32[:4], FLOAT32, FLOAT64, [*FLOAT32[:4], math.nan], [math.nan], [-1e39], [-0.1], []])
+def test_log_probs_keep_every_bit(logprobs: list[float]) -> None:
     n = len(logprobs)
-    trajectory.turns = [Turn([1], True, Completion(text="", token_ids=[1] * n, logprobs=logprobs, versions=[0] * n))]
-    again = decode(encode(trajectory)).turns[0].completion.logprobs
+    again = decode(encode(with_numbers([1] * n, logprobs, [0] * n))).turns[0].completion.logprobs
     assert [struct.pack("d", value) for value in again] == [struct.pack("d", value) for value in logprobs]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[], [0], [65535, 0], [65536, 1], [-1, 5], [2**31 - 1, -(2**31)], [2**31], [-(2**63), 2**63 - 1], [2**63, 1], [10**400, 3],
+     [7] * 500, [2**40] * 9, [2**80] * 3, [1, 2, 1]],
+)  # fmt: skip
+def test_ids_of_any_size_come_back(ids: list[int]) -> None:
+    again = decode(encode(with_numbers(ids, [-1.0] * len(ids), ids, ids))).turns[0]
+    assert again.context_ids == again.completion.token_ids == again.completion.versions == ids
+    assert all(type(each) is int for each in again.context_ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [(["5"], [-1.0]), ([0.5], [-1.0]), ([None], [-1.0]), ("5", [-1.0]), (b"5", [-1.0]), ([5], ["x"]), ([5], [None]), ([5], "x"),
+     ([5], [-(10**400)])],
+)  # fmt: skip
+def test_what_is_no_number_is_refused_with_the_name_of_the_chain(ids: Any, logprobs: Any) -> None:
+    with pytest.raises(ValueError, match=r"trajectory 'c1': .* not a"):
+        encode(with_numbers(ids, logprobs, [0]))
+    with pytest.raises(ValueError, match=r"trajectory 'c1': .* not a"):
+        encode(with_numbers([1], [-1.0], [1], ["an id"]))
+
+
+def test_numbers_take_two_bytes_an_id_and_four_a_log_prob() -> None:
+    """The ids of a small vocabulary, the float32 log-probs of an engine, and one version."""
+    few, many = (encode(with_numbers(list(range(n)), [-0.5] * n, [7] * n, list(range(n)))) for n in (1000, 2000))
+    assert len(many) - len(few) == pytest.approx(1000 * (2 + 2 + 4), abs=20)
 
 
 def test_what_json_cannot_hold_is_kept_as_a_flagged_text() -> None:
@@ -194,10 +240,36 @@ def test_tuples_nested_without_measure_are_cut() -> None:
     assert "nested too deep" in repr(fields_after(deep=deep))
 
 
+def test_a_trajectory_of_format_2_reads_the_same_as_one_stored_now() -> None:
+    """format_2.b85 was written when a turn had no times, so its last fields are absent."""
+    old = decode(base64.b85decode((Path(__file__).parent / "format_2.b85").read_text().strip()))
+    assert old == decode(encode(sample()))
+    assert old.turns[0].sampled_s == 0.0
+
+
+def test_a_stored_trajectory_that_lost_or_gained_a_byte_is_refused() -> None:
+    data = encode(sample())
+    assert data[:1] == b"\x03"
+    for broken in (data[:-1], data + b"x", data[:5], data[:3], data[:1] + b"\xff\xff\xff\xff" + data[5:]):
+        with pytest.raises(ConfigError, match="a stored trajectory cannot be read"):
+            decode(broken)
+
+
+def test_a_count_that_would_fill_the_memory_is_refused() -> None:
+    trajectory = packed._TRAJECTORY.write(sample(), [])
+    trajectory[4][0][0] = 8 * 2**40 + 3  # the first turn's context: 2**40 times the same id
+    records = zlib.compress(codec.encode(trajectory))
+    with pytest.raises(ConfigError, match="equal numbers"):
+        decode(b"\x03" + len(records).to_bytes(4, "little") + records + bytes(64))
+
+
 JSON = [zlib.compress(text) for text in (b"{}", b'{"format": 99}', b"[1]")]
 
 
-@pytest.mark.parametrize("data", [b"", b"junk", b"\x02", b"\x02" + zlib.compress(b"\x01"), *JSON])
+RECORDS = [mark + zlib.compress(b"\x01") for mark in (b"\x02", b"\x03", b"\x03\x09\0\0\0")]
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x02", b"\x03", *RECORDS, *JSON])
 def test_broken_bytes_are_one_sentence(data: bytes) -> None:
     with pytest.raises(ConfigError, match="a stored trajectory cannot be read"):
         decode(data)

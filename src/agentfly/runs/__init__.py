@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from .codec import Opaque, decode, encode
+from .codec import decode, encode
 from .directory import RunDirectory
+from .opaque import Opaque
 from .store import MetricRow, RunStore, TrajectoryRow, import_jsonl
+from .writer import StoreWriter
 
-__all__ = ["MetricRow", "Opaque", "RunDirectory", "RunStore", "TrajectoryRow", "decode", "encode", "import_jsonl"]
+__all__ = [
+    "MetricRow", "Opaque", "RunDirectory", "RunStore", "StoreWriter", "TrajectoryRow", "decode", "encode", "import_jsonl",
+]  # fmt: skip

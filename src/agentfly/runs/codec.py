@@ -1,7 +1,8 @@
 """Trajectories to bytes and back.
 
-    format 2    one byte (2), then zlib (level 1) over MessagePack of `agentfly.codec`: what `encode` writes
-    format 1    zlib over JSON: runs stored by earlier versions, and (uncompressed) the lines of `export_jsonl`
+    format 3    what `encode` writes: records in MessagePack and packed arrays of numbers, see `packed`
+    format 2    one byte (2), then zlib over MessagePack with the records of `agentfly.codec`: runs stored by earlier versions
+    format 1    zlib over JSON: runs stored before those, and (uncompressed) the lines of `export_jsonl`
 
 A round trip keeps log-probs to the last bit, tuples, large integers, dicts with any keys and texts with half a surrogate pair.
 Images, bytes and objects are replaced by an `Opaque`. Reading uses no pickle, so a run from somebody else executes no code.
@@ -10,23 +11,22 @@ Images, bytes and objects are replaced by an `Opaque`. Reading uses no pickle, s
 from __future__ import annotations
 
 import json
+import struct
 import zlib
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from .. import codec
-from ..errors import ConfigError
+from ..errors import ConfigError, InvariantError
 from ..types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
+from . import packed
+from .opaque import SCALARS, Opaque, hashable, left_out, simplify
 
 JSON_FORMAT = 1
-MAX_DEPTH = 40  # of a field or an argument; the codec bounds how deep tuples and records may nest
-MAX_REPR = 2000
-_BINARY = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
+_RECORDS_MARK = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
 _TAG = "$"  # {"$": kind, "v": value} is a value that JSON cannot express
-_SCALARS = frozenset((str, int, float, bool, type(None)))
-_NUMBERS = frozenset(("context_ids", "token_ids", "logprobs", "versions"))  # lists of numbers, which need no copy
+_NUMBERS = frozenset(("context_ids", "token_ids", "logprobs", "versions"))  # lists of numbers
 # The class of the records that a field of a trajectory, or of a part of it, holds. In format 1 a turn has the fields of its
 # completion, whose `tool_calls` are called `native_calls` there.
 _RECORDS: dict[str, type] = {
@@ -35,104 +35,50 @@ _RECORDS: dict[str, type] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """Stands in for a value that the store does not keep: the name of its type, and a text."""
-
-    type: str
-    text: str
-
-
-codec.register(Opaque)
-
-
 def encode(trajectory: Trajectory) -> bytes:
     """Raises ValueError if a token id is not an integer or a log-prob is not a number."""
-    _check_numbers(trajectory)
     try:
-        data = codec.encode(trajectory if _is_plain(trajectory) else _simplify(trajectory))
-    except (codec.NotEncodable, RecursionError):  # an object among the fields, or token ids in a numpy array
-        data = codec.encode(_simplify(trajectory))
-    return _BINARY + zlib.compress(data, level=1)
+        try:
+            return packed.encode(trajectory)
+        except (codec.NotEncodable, RecursionError):  # a value of another type than its field has, or nested too deep
+            return packed.encode(_simplify(trajectory))
+    except packed.NotNumbers as error:
+        raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
 
 
 def decode(data: bytes) -> Trajectory:
-    """Reads both formats. Raises ConfigError if the bytes are not a stored trajectory."""
+    """Reads all formats. Raises ConfigError if the bytes are not a stored trajectory."""
     try:
-        if data[:1] != _BINARY:
-            return from_json(json.loads(zlib.decompress(data)))
-        found = codec.decode(zlib.decompress(data[1:]), any_keys=True)
-    except (zlib.error, ValueError, KeyError, TypeError) as error:
+        if data[:1] == packed.MARK:
+            found = packed.decode(data)
+        elif data[:1] == _RECORDS_MARK:
+            found = codec.decode(zlib.decompress(data[1:]), any_keys=True)
+        else:
+            found = from_json(json.loads(zlib.decompress(data)))
+    except (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError, InvariantError) as error:
         raise ConfigError(f"a stored trajectory cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(found, Trajectory):
         raise ConfigError(f"a stored trajectory cannot be read: the bytes hold a {type(found).__name__}")
     return found
 
 
-def _check_numbers(trajectory: Trajectory) -> None:
-    try:
-        for turn in trajectory.turns:
-            reply = turn.completion
-            for ids in (turn.context_ids, reply.token_ids, reply.versions):
-                array("q", ids)
-            array("d", reply.logprobs)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"trajectory {trajectory.id!r} has a token id or log-prob that is not a number: {error}") from None
-
-
-def _is_plain(value: Any, field: str = "") -> bool:
-    """Whether the value holds neither images nor bytes, which the codec would store in full."""
-    if type(value) in _SCALARS or field in _NUMBERS:
-        return True
-    if field in ("image", "images"):
-        return field == "images" and not value
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    if is_dataclass(value):
-        return all(_is_plain(getattr(value, each.name), each.name) for each in fields(value))
-    return not isinstance(value, bytes)
-
-
 def _simplify(value: Any, field: str = "") -> Any:
     """A copy of a trajectory, or of the value of one of its fields, that the codec can encode."""
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return value
     if field in _NUMBERS:
         return value if type(value) is list else list(value)
     if field in ("fields", "arguments"):
         return simplify(value)
     if field == "image":
-        return _left_out(value)
+        return left_out(value)
     if field == "images":
-        return tuple(map(_left_out, value))
+        return tuple(map(left_out, value))
     if isinstance(value, list | tuple):
         return type(value)([_simplify(part) for part in value])
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: _simplify(getattr(value, each.name), each.name) for each in fields(value)})
     return value
-
-
-def simplify(value: Any, depth: int = 0) -> Any:
-    """The value made of None, bool, int, float, str, list, tuple, dict and `Opaque` only. Applying it twice changes nothing."""
-    if type(value) in _SCALARS or isinstance(value, Opaque):
-        return value
-    if depth >= MAX_DEPTH:
-        return Opaque(_type_name(value), "nested too deep to be stored")
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of numpy or torch
-        return simplify(value.item(), depth + 1)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int | float):
-        return int(value) if isinstance(value, int) else float(value)
-    if isinstance(value, list):
-        return [simplify(part, depth + 1) for part in value]
-    if isinstance(value, tuple):
-        return tuple(simplify(part, depth + 1) for part in value)
-    if isinstance(value, Mapping):
-        return {_hashable(simplify(key, depth + 1)): simplify(part, depth + 1) for key, part in value.items()}
-    return Opaque(_type_name(value), _safe_repr(value))
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -227,30 +173,5 @@ def _untag(value: Any) -> Any:
     if kind == "tuple":
         return tuple(_untag(part) for part in inner)
     if kind == "dict":
-        return {_hashable(_untag(key)): _untag(part) for key, part in inner}
+        return {hashable(_untag(key)): _untag(part) for key, part in inner}
     raise ValueError(f"unknown tag {kind!r}")
-
-
-def _hashable(key: Any) -> Any:
-    return Opaque("list", repr(key)) if isinstance(key, (list, dict)) else key
-
-
-def _left_out(image: Any) -> Opaque:
-    """A note in place of an image: a run that stores its images grows to gigabytes."""
-    if isinstance(image, Opaque):
-        return image
-    size = getattr(image, "size", None)
-    shape = f" {size[0]}x{size[1]}" if isinstance(size, tuple) and len(size) == 2 else ""
-    return Opaque(_type_name(image), f"image{shape} left out of the store")
-
-
-def _type_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
-def _safe_repr(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a user's repr may raise anything, and the trajectory must still be stored
-        return f"<its repr failed: {type(error).__name__}>"
-    return text if len(text) <= MAX_REPR else text[:MAX_REPR] + "..."

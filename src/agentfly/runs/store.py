@@ -23,6 +23,7 @@ from ..types import Trajectory
 from .codec import decode, encode, from_json, to_json
 
 StoredSplit = Literal["train", "validation"]
+SPLITS: tuple[StoredSplit, ...] = ("train", "validation")
 FORMAT = 1
 BUSY_S = 30.0
 
@@ -157,6 +158,20 @@ class RunStore:
         """Trajectories in the order of `rows`."""
         return [decode(body) for (body,) in self._select("body", query)]
 
+    def scan(self, *, split: str | None = None) -> Iterator[tuple[TrajectoryRow, bytes]]:
+        """Every summary with the encoded trajectory, in the order they were added, also those that are added meanwhile.
+
+        Reads in batches: a long read would keep the writer's log from being shortened.
+        """
+        condition, values = ("AND split = ?", (split,)) if split else ("", ())
+        statement = (
+            f"SELECT key, body, {', '.join(_COLUMNS)} FROM trajectories WHERE key > ? {condition} ORDER BY key LIMIT 256"
+        )
+        last = -1
+        while found := self._fetch(statement, (last, *values)):
+            yield from ((_read_row(row[2:]), row[1]) for row in found)
+            last = found[-1][0]
+
     def _select(self, columns: str, query: TrajectoryQuery) -> list[Any]:
         limit, offset = query.pop("limit", 100), query.pop("offset", 0)
         where, values = _where(**query)
@@ -247,9 +262,18 @@ def _where(**conditions: Any) -> tuple[str, tuple[Any, ...]]:
     return (f" WHERE {clause}" if clause else ""), tuple(given.values())
 
 
+def summary_of(step: int, split: str, trajectory: Trajectory) -> TrajectoryRow:
+    """The summary that is stored with a trajectory."""
+    return _read_row(_columns(step, split, trajectory))
+
+
 def _row(step: int, split: str, trajectory: Trajectory) -> tuple[Any, ...]:
-    if split not in ("train", "validation"):
+    if split not in SPLITS:
         raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
+    return (*_columns(step, split, trajectory), encode(trajectory))
+
+
+def _columns(step: int, split: str, trajectory: Trajectory) -> tuple[Any, ...]:
     return (
         _text(trajectory.id),
         step,
@@ -264,7 +288,6 @@ def _row(step: int, split: str, trajectory: Trajectory) -> tuple[Any, ...]:
         len(trajectory.turns),
         trajectory.num_sampled,
         trajectory.seconds,
-        encode(trajectory),
     )
 
 

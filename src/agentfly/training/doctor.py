@@ -1,0 +1,559 @@
+"""Examines a finished or running training run from its folder alone: `agentfly doctor RUN`.
+
+Every check promises one thing and is a row of `CHECKS`. It tells problems and what it has seen, or why it was skipped.
+
+    run.db  -> every chain (`runs.audit`), and per step: groups, draws, versions, metrics
+    config.toml, checkpoints/  -> sizes, limits and the order of the draws; manifests and the tokenizer
+
+A step counts if its metrics are stored. The chains of later steps belong to a step that is running or was interrupted: only the
+chains themselves are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..engines import engine_options
+from ..errors import AgentFlyError, ConfigError, InvariantError
+from ..learn.samples import to_samples
+from ..runs import RunDirectory, RunStore, TrajectoryRow, decode
+from ..runs.audit import examine_chain
+from ..types import Outcome, Task, Trajectory
+from .build import build_tasks
+from .checkpoint import broken_files, list_checkpoints
+from .cursor import TaskCursor
+
+MAX_TOLD = 5
+"""Problems of one check that are told; the rest are counted."""
+MAX_HANDOVER_GAP = 0.05
+"""The limit of the engines that hold a copy of the weights, unless their option `max_gap` sets another."""
+_NAME = re.compile(r"t(\d+)-(\d+)-(\d+)")
+
+
+@dataclass(slots=True)
+class Check:
+    """The result of one check. `skipped` says why nothing could be checked."""
+
+    name: str
+    promise: str
+    evidence: str = ""
+    problems: list[str] = field(default_factory=list)
+    num_problems: int = 0
+    skipped: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not self.num_problems
+
+    def add(self, problem: str) -> None:
+        self.num_problems += 1
+        if len(self.problems) < MAX_TOLD:
+            self.problems.append(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All checks of one run."""
+
+    run: Path
+    checks: list[Check]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check has found a problem."""
+        return all(check.ok for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: the run, whether it is sound, and every check."""
+        names = ("name", "promise", "ok", "skipped", "evidence", "num_problems", "problems")
+        return {
+            "run": str(self.run),
+            "ok": self.ok,
+            "checks": [{name: getattr(check, name) for name in names} for check in self.checks],
+        }
+
+
+class Skip(Exception):
+    """Raised by a check that cannot be made; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What the checks of whole steps need of a stored chain of the training split.
+
+    `drawn` are the step and the position that its task was drawn for; None if its id does not say.
+    """
+
+    id: str
+    step: int
+    task: str
+    draw: int
+    number: int
+    outcome: str
+    scored: bool
+    trainable: bool
+    total: float
+    num_tokens: int
+    versions: Counter[int]
+    prompt: int | None
+    drawn: tuple[int, int] | None
+
+
+@dataclass(slots=True)
+class Run:
+    """The records of a run. `steps` are those that count, `chains` the trained chains by step."""
+
+    directory: RunDirectory
+    config: Config | None
+    metrics: dict[int, dict[str, float]]
+    steps: list[int]
+    chains: dict[int, list[Chain]] = field(default_factory=lambda: defaultdict(list))
+    tasks: dict[str, Task] = field(default_factory=dict)
+    num_stored: Counter[str] = field(default_factory=Counter)
+    scored: set[tuple[int, str]] = field(default_factory=set)
+
+    def settings(self) -> Config:
+        if self.config is None:
+            raise Skip("config.toml is missing or cannot be read")
+        return self.config
+
+    def trained(self) -> list[Chain]:
+        """The chains of the steps that count. Skips the check if there is none."""
+        if not self.steps:
+            raise Skip("no training step is stored")
+        return [chain for step in self.steps for chain in self.chains[step]]
+
+    def series(self, name: str) -> dict[int, float]:
+        return {step: values[name] for step, values in self.metrics.items() if name in values}
+
+
+def diagnose(path: str | Path) -> Diagnosis:
+    """Examine the run in a folder. Raises ConfigError if the folder holds no store of a run."""
+    directory = RunDirectory.existing(path)
+    checks = {name: Check(name, promise) for name, (promise, _) in CHECKS.items()}
+    with RunStore(directory.database, readonly=True) as store:
+        run = _open(directory, store)
+        _read_chains(run, store, checks)
+    for name, (_, look) in CHECKS.items():
+        check = checks[name]
+        try:
+            evidence = look(run, check)
+            check.evidence = check.evidence or evidence
+        except Skip as why:
+            check.skipped = str(why)
+    return Diagnosis(directory.path, list(checks.values()))
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------------
+
+
+def _open(directory: RunDirectory, store: RunStore) -> Run:
+    try:
+        config = Config.load(directory.config) if directory.config.is_file() else None
+    except ConfigError:
+        config = None
+    metrics: dict[int, dict[str, float]] = {}
+    for row in store.metrics():
+        metrics.setdefault(row.step, {})[row.name] = row.value
+    rollouts = any("rollout/chains" in values for values in metrics.values())
+    steps = [step for step in sorted(metrics) if step > 0 and any(name.startswith("train/") for name in metrics[step])]
+    return Run(directory, config, metrics, steps if rollouts or store.count(split="train") else [])
+
+
+def _read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
+    """Decode every chain once: check it by itself, and keep what the checks of steps need."""
+    texts = _Texts(run.directory, checks["texts"])
+    for row, body in store.scan():
+        run.num_stored[row.split] += 1
+        try:
+            trajectory = decode(body)
+        except ConfigError as error:
+            checks["rows"].add(f"chain {row.id} of step {row.step}: {error}")
+            continue
+        for name, problem in examine_chain(row, trajectory):
+            checks[name].add(problem)
+        if (problem := _mask_problem(trajectory)) is not None:
+            checks["tokens"].add(f"chain {row.id} of step {row.step}: {problem}")
+        texts.look_at(row, trajectory)
+        if trajectory.scored:
+            run.scored.add((row.step, row.split))
+        if row.split == "train":
+            run.chains[row.step].append(_facts(row, trajectory))
+            run.tasks.setdefault(row.task_id, trajectory.task)
+    texts.close()
+
+
+def _facts(row: TrajectoryRow, trajectory: Trajectory) -> Chain:
+    named = _NAME.fullmatch(row.id)
+    return Chain(
+        id=row.id,
+        step=row.step,
+        task=row.task_id,
+        draw=trajectory.draw,
+        number=trajectory.chain,
+        outcome=row.outcome,
+        scored=trajectory.scored,
+        trainable=trajectory.trainable,
+        total=trajectory.total_reward,
+        num_tokens=trajectory.num_sampled,
+        versions=Counter(version for turn in trajectory.turns for version in turn.completion.versions),
+        prompt=hash(tuple(trajectory.turns[0].context_ids)) if trajectory.turns else None,
+        drawn=(int(named[1]), int(named[2])) if named else None,
+    )
+
+
+def _mask_problem(trajectory: Trajectory) -> str | None:
+    """The mask is not stored: it is made again as for training, and must cover exactly the sampled tokens."""
+    try:
+        rows = to_samples(trajectory)
+    except (InvariantError, AssertionError) as error:
+        return f"no training rows can be made of it: {error}"
+    sampled = [token for turn in trajectory.turns for token in turn.completion.token_ids] if rows else []
+    trained = [token for row in rows for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
+    return None if trained == sampled else f"the mask covers {len(trained)} tokens, but {len(sampled)} were sampled"
+
+
+class _Texts:
+    """Compares the text of each reply with what the tokenizer of the newest checkpoint makes of its ids."""
+
+    def __init__(self, directory: RunDirectory, check: Check) -> None:
+        self._check, self._compared, self._wrong = check, 0, 0
+        self._tokenizer: Any = None
+        found = [path for path in list_checkpoints(directory.checkpoints) if (path / "tokenizer_config.json").is_file()]
+        if not found:
+            check.skipped = "no checkpoint has a tokenizer"
+            return
+        from ..engines.local.load import read_settings
+
+        try:
+            self._tokenizer = read_settings(found[-1])[0]
+        except AgentFlyError as error:
+            check.skipped = f"the tokenizer cannot be loaded: {error}"
+
+    def look_at(self, row: TrajectoryRow, trajectory: Trajectory) -> None:
+        if self._tokenizer is None:
+            return
+        from ..engines.prompt import decode as text_of
+
+        for number, turn in enumerate(trajectory.turns, 1):
+            ids, text = turn.completion.token_ids, turn.completion.text
+            if not ids:
+                continue
+            self._compared += 1
+            try:  # the id that ends a turn is left out of the text
+                same = text == text_of(self._tokenizer, ids[:-1]) or text == text_of(self._tokenizer, ids)
+            except (OverflowError, TypeError, ValueError, IndexError):
+                same = False
+            if not same:
+                self._wrong += 1
+                self._check.add(f"chain {row.id} of step {row.step}: the text of turn {number} is not that of its token ids")
+
+    def close(self) -> None:
+        if self._wrong and self._wrong == self._compared and self._wrong > 1:  # an engine of the user's may write other texts
+            self._check.problems, self._check.num_problems = [], 0
+            self._check.skipped = "the tokenizer of the checkpoint did not write these texts"
+        self._check.evidence = f"{self._compared:,} replies compared"
+
+
+# ---- the checks ----------------------------------------------------------------------------------------------------------
+# Each returns what it has seen, as evidence, and adds problems.
+
+
+def _stored(run: Run, check: Check) -> str:
+    if not run.num_stored:
+        raise Skip("no chain is stored")
+    return ", ".join(f"{count:,} {split} chains" for split, count in sorted(run.num_stored.items())) + " decoded"
+
+
+def _texts(run: Run, check: Check) -> str:
+    if check.skipped is not None:
+        raise Skip(check.skipped)
+    return check.evidence
+
+
+def _versions(run: Run, check: Check) -> str:
+    chains = run.trained()
+    known = run.series("train/version")
+    for earlier, later in zip(run.steps, run.steps[1:], strict=False):
+        if earlier in known and later in known and not 0 <= known[later] - known[earlier] <= later - earlier:
+            check.add(
+                f"the weights are at version {known[earlier]:g} in step {earlier} and at {known[later]:g} in step {later}"
+            )
+    for chain in chains:
+        # The version grows by at most 1 per step, so it is at most the number of finished steps.
+        published = int(known.get(chain.step, chain.step - 1))
+        if chain.versions and max(chain.versions) > published:
+            told = f"had reached {published}" if chain.step in known else f"cannot be beyond {published}"
+            check.add(f"chain {chain.id} of step {chain.step} has tokens of version {max(chain.versions)}; the weights {told}")
+    return f"versions up to {max((max(chain.versions) for chain in chains if chain.versions), default=0)}"
+
+
+def _lag(run: Run, check: Check) -> str:
+    chains, rollout = run.trained(), run.settings().rollout
+    known = run.series("train/version")
+    if not known:
+        raise Skip("the run did not record train/version")
+    max_lag, masks = getattr(rollout, "max_lag", 0), getattr(rollout, "at_limit", "wait") == "mask"
+    masked = run.series("train/masked_tokens")
+    largest = 0
+    for step in run.steps:
+        old = 0
+        for chain in run.chains[step]:
+            if step not in known or not chain.trainable:
+                continue
+            lag = int(known[step]) - min(chain.versions)
+            largest = max(largest, lag)
+            if lag > max_lag:
+                old += sum(count for version, count in chain.versions.items() if version < known[step] - max_lag)
+                if not masks:
+                    check.add(f"chain {chain.id} was trained in step {step} with tokens {lag} versions old (limit {max_lag})")
+        if masks and old and not masked.get(step):
+            check.add(f"step {step} has {old} tokens older than {max_lag} versions, and none were masked")
+    checked = sum(chain.step in known for chain in chains)
+    return f"at most {largest} versions in {checked:,} chains; rollout.max_lag is {max_lag}"
+
+
+def _groups(run: Run, check: Check) -> str:
+    run.trained()
+    settings = run.settings().rollout
+    failed: Counter[str] = Counter()
+    num_groups = 0
+    for step in run.steps:
+        chains = run.chains[step]
+        # A run that was resumed with other settings says in its metrics how many chains a step has.
+        planned = settings.num_tasks * settings.num_chains
+        expected = int(run.metrics[step].get("rollout/chains", planned))
+        size = settings.num_chains if expected == planned else max((chain.number for chain in chains), default=0) + 1
+        if len(chains) != expected:
+            check.add(f"step {step} has {len(chains)} of {expected} chains")
+        groups: dict[Any, list[Chain]] = defaultdict(list)
+        for chain in chains:
+            groups[chain.drawn or (chain.task, chain.draw)].append(chain)
+            if not Outcome(chain.outcome).trainable:
+                failed[chain.outcome] += 1
+        num_groups += len(groups)
+        for group in groups.values():
+            for problem in _group_problems(group, size):
+                check.add(f"step {step}, task {group[0].task!r}: {problem}")
+    lost = ", ".join(f"{count} ended in {outcome}" for outcome, count in failed.most_common()) or "no chain failed"
+    return f"{len(run.steps)} steps, {num_groups:,} groups; {lost}"
+
+
+def _group_problems(group: list[Chain], num_chains: int) -> Iterator[str]:
+    if len({(chain.task, chain.draw) for chain in group}) > 1:
+        yield f"chains of different tasks share the place {group[0].drawn} of the draws"
+    numbers = sorted(chain.number for chain in group)
+    if numbers != list(range(num_chains)):
+        yield f"the group has the chains {numbers} instead of 0 to {num_chains - 1}"
+    if len({chain.prompt for chain in group} - {None}) > 1:
+        yield "sibling chains have different prompts"
+
+
+def _once(run: Run, check: Check) -> str:
+    counted = Counter(chain.id for chains in run.chains.values() for chain in chains)
+    if not counted:
+        raise Skip("no chain is stored")
+    for name, count in counted.items():
+        if count > 1:
+            check.add(f"chain {name} is stored {count} times")
+    return f"{len(counted):,} different ids"
+
+
+def _draws(run: Run, check: Check) -> str:
+    """Tasks are drawn in the order of the cursor; a chain's id says for which step and position its task was drawn."""
+    drawn, per_step = _places(run)
+    holes = set(range(max(drawn) + 1)) - set(drawn)
+    ahead = _in_flight(run, per_step)
+    if len(holes) > ahead:
+        step, position = divmod(min(holes), per_step)
+        check.add(
+            f"{len(holes)} of {max(drawn) + 1} draws were not trained, but at most {ahead} are in flight: the first is "
+            f"position {position} of step {step + 1}"
+        )
+    tasks = _load_tasks(run)
+    cursor = TaskCursor(tasks, shuffle=run.settings().data.shuffle, seed=run.settings().seed)
+    for index, task in enumerate(cursor.take(max(drawn) + 1)):
+        if index in drawn and drawn[index] != task.id:
+            step, position = divmod(index, per_step)
+            check.add(
+                f"position {position} of step {step + 1} holds task {drawn[index]!r}, but the cursor draws {task.id!r} there"
+            )
+    return f"{len(drawn):,} draws are those of the cursor; {len(holes)} before the last one are in flight"
+
+
+def _places(run: Run) -> tuple[dict[int, str], int]:
+    """The tasks by the number of their draw, and the draws per step."""
+    chains, per_step = run.trained(), run.settings().rollout.num_tasks
+    if any(chain.drawn is None for chain in chains):
+        raise Skip("the chains' ids do not say which draw they belong to")
+    drawn = {(step - 1) * per_step + position: chain.task for chain in chains for step, position in [chain.drawn or (0, 0)]}
+    if not drawn or max(position for chain in chains for _, position in [chain.drawn or (0, 0)]) >= per_step:
+        raise Skip("the run was continued with another rollout.num_tasks")
+    return drawn, per_step
+
+
+def _in_flight(run: Run, per_step: int) -> int:
+    known = run.series("ledger/in_flight")
+    if run.steps[-1] in known:
+        return int(known[run.steps[-1]])
+    return per_step * int(getattr(run.settings().rollout, "steps_ahead", 0))
+
+
+def _load_tasks(run: Run) -> list[Task]:
+    """The rows that the config names. Skips if they are not those of the run."""
+    if not run.settings().data.train:
+        raise Skip("the rows were given in Python: the order of the draws cannot be compared")
+    try:
+        tasks = build_tasks(run.settings())[0]
+    except Exception as error:  # noqa: BLE001 - a task set of the user's may raise anything
+        raise Skip(f"the rows cannot be loaded: {error}") from None
+    by_id = {task.id: task for task in tasks}
+    for name, task in run.tasks.items():
+        if name not in by_id or by_id[name].messages != task.messages:
+            raise Skip(f"the rows have changed since the run: task {name!r} is not among them as it was")
+    return tasks
+
+
+def _books(run: Run, check: Check) -> str:
+    run.trained()
+    names = ("trained", "filtered", "failed", "in_flight")
+    kept = {step: values for step, values in run.metrics.items() if "ledger/drawn" in values and step in run.steps}
+    if not kept:
+        raise Skip("the run did not record ledger/drawn")
+    for step, values in kept.items():
+        parts = {name: int(values.get(f"ledger/{name}", 0)) for name in names}
+        if sum(parts.values()) != values["ledger/drawn"]:
+            told = ", ".join(f"{count} {name}" for name, count in parts.items())
+            check.add(f"step {step}: {values['ledger/drawn']:g} tasks were drawn, but {told} are {sum(parts.values())}")
+    last = kept[max(kept)]
+    return ", ".join(f"{last.get(f'ledger/{name}', 0):g} {name.replace('_', ' ')}" for name in ("drawn", *names))
+
+
+def _metrics(run: Run, check: Check) -> str:
+    if not run.metrics:
+        raise Skip("no metrics are stored")
+    for step, values in sorted(run.metrics.items()):
+        for name, value in values.items():
+            if not math.isfinite(value) and not _may_be_nan(run, step, name, value):
+                check.add(f"step {step}: {name} is {value}")
+    for step in run.steps:
+        _compare(check, step, run.metrics[step], run.chains[step])
+    return f"{sum(map(len, run.metrics.values())):,} values of {len(run.metrics)} steps"
+
+
+def _may_be_nan(run: Run, step: int, name: str, value: float) -> bool:
+    """The mean of no chains is NaN. A pass@k needs k scored chains of one task."""
+    if math.isinf(value):
+        return False
+    if name.startswith("validation/"):
+        return name.startswith("validation/pass_at_") or (step, "validation") not in run.scored
+    return name.startswith(("reward/", "rollout/")) and (step, "train") not in run.scored
+
+
+def _compare(check: Check, step: int, values: dict[str, float], chains: list[Chain]) -> None:
+    """The metrics that the chains of a step determine."""
+    scores = [chain.total for chain in chains if chain.scored]
+    own = {
+        "rollout/chains": float(len(chains)),
+        "rollout/trainable": float(sum(chain.trainable for chain in chains)),
+        "rollout/tokens": float(sum(chain.num_tokens for chain in chains)),
+        **({"reward/mean": math.fsum(scores) / len(scores)} if scores else {}),
+    }
+    for name, value in own.items():
+        if name in values and not math.isclose(values[name], value, rel_tol=1e-6, abs_tol=1e-9):
+            check.add(f"step {step}: {name} is {values[name]:g}, but that of the stored chains is {value:g}")
+
+
+def _gap(run: Run, check: Check) -> str:
+    gaps = {step: gap for step, gap in run.series("train/logprob_gap").items() if step in run.steps}
+    if not gaps:
+        raise Skip("the run did not record train/logprob_gap")
+    limit = run.settings().train.max_logprob_gap
+    if limit is None:
+        limit = 0.05 if _in_float32(run.directory) else 0.15  # as for training
+    for step, gap in gaps.items():
+        if not gap <= limit:
+            check.add(f"step {step}: sampled and recomputed log-probs differ by {gap:.4g} nats (limit {limit:g})")
+    return f"at most {max(gaps.values()):.2g} nats (limit {limit:g})"
+
+
+def _in_float32(directory: RunDirectory) -> bool:
+    """Whether the newest checkpoint says so."""
+    for path in reversed(list_checkpoints(directory.checkpoints)):
+        try:
+            settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            return "float32" in (settings.get("dtype"), settings.get("torch_dtype"))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return False
+
+
+def _steps(run: Run, check: Check) -> str:
+    if not run.steps:
+        raise Skip("no training step is stored")
+    for step in sorted(set(range(1, run.steps[-1] + 1)) - set(run.steps)):
+        check.add(f"step {step} is missing: the last stored step is {run.steps[-1]}")
+    for step in run.steps:
+        if not run.chains[step]:
+            check.add(f"step {step} has metrics, but no chains")
+    later = sum(len(chains) for step, chains in run.chains.items() if step > run.steps[-1])
+    return f"steps 1 to {run.steps[-1]}" + (f"; {later} chains of an unfinished step" if later else "")
+
+
+def _checkpoints(run: Run, check: Check) -> str:
+    folder = run.directory.checkpoints
+    found = list_checkpoints(folder) if folder.is_dir() else []
+    if not found:
+        raise Skip("there is no checkpoint")
+    for path in found:
+        files = broken_files(path)
+        if files and path.exists():  # the trainer may have removed an old one meanwhile
+            check.add(f"{path.name}: missing or altered: {', '.join(files[:3])}")
+        step = int(path.name.removeprefix(".").removesuffix(".replaced").rpartition("-")[2])
+        if step and run.steps and step not in run.metrics:
+            check.add(f"{path.name} is of a step that the store does not have")
+    return f"{len(found)} intact: {', '.join(path.name for path in found)}" if check.ok else f"{len(found)} found"
+
+
+def _handover(run: Run, check: Check) -> str:
+    run.trained()
+    gaps, moved = run.series("handover/gap"), run.series("handover/moved")
+    if not gaps:
+        raise Skip("the engine shares the learner's weights, so there are none")
+    limit = float(engine_options(run.settings().agent.engine).get("max_gap") or MAX_HANDOVER_GAP)
+    first = min(gaps)
+    for step in run.steps:
+        if step > first and (step not in gaps or step not in moved):
+            check.add(f"step {step} has no proof that the engine received its weights")
+    for step, gap in gaps.items():
+        if not 0.0 <= gap <= limit:
+            check.add(f"step {step}: engine and learner differ by {gap:.4g} nats after the hand-over (limit {limit:g})")
+    return f"{len(gaps)} proofs; at most {max(gaps.values()):.2g} nats (limit {limit:g})"
+
+
+CHECKS: dict[str, tuple[str, Callable[[Run, Check], str]]] = {
+    "rows": ("every stored chain can be read, and its columns agree with it", _stored),
+    "tokens": ("ids, mask, log-probs and versions of every chain agree", _stored),
+    "texts": ("the text of every reply is that of its token ids", _texts),
+    "versions": ("versions never decrease in a chain and never exceed the published one", _versions),
+    "lag": ("no token was trained that was older than rollout.max_lag versions", _lag),
+    "groups": ("every group of every step is complete, and its siblings share a prompt", _groups),
+    "once": ("no chain is counted twice", _once),
+    "draws": ("the tasks are those that the cursor draws: none dropped, none repeated", _draws),
+    "books": ("every task drawn was trained, filtered, failed or is in flight", _books),
+    "rewards": ("rewards are finite, and their parts add up to the total", _stored),
+    "metrics": ("metrics are finite and agree with the stored chains", _metrics),
+    "gap": ("sampled and recomputed log-probs agree", _gap),
+    "steps": ("no step is missing", _steps),
+    "checkpoints": ("checkpoints match their manifests and belong to stored steps", _checkpoints),
+    "handover": ("every hand-over of weights to the engine is proven", _handover),
+}
+"""The promise of each check, and the function that makes it."""
