@@ -22,6 +22,7 @@ from agentfly.runs import RunStore
 from agentfly.training.build import build_tasks
 from agentfly.training.checkpoint import latest_checkpoint
 from agentfly.training.cursor import TaskCursor
+from agentfly.training.doctor import diagnose
 from tests.tiny import ROWS, TwoTurns, even, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {
@@ -85,6 +86,7 @@ def test_no_token_is_older_than_max_lag_and_every_task_is_trained_once(
     assert set(drawn.values()) == {2}  # 36 of 40 rows, each once with both chains
     assert result.history[-1]["ledger/drawn"] == 36
     assert result.history[-1]["ledger/in_flight"] == 0
+    assert not [check.problems for check in diagnose(result.directory).checks if not check.ok]
 
 
 def test_with_max_lag_0_the_weights_are_those_of_sampling_and_learning_in_turn(model: Path, tmp_path: Path) -> None:
@@ -140,6 +142,7 @@ def test_a_run_that_stopped_with_chains_in_flight_loses_no_task_and_repeats_none
     drawn = Counter(trajectory.task.id for _, trajectory in stored(again.directory))
     assert set(drawn.values()) == {2}
     assert len(drawn) == 36
+    assert not [check.problems for check in diagnose(again.directory).checks if not check.ok]
 
 
 @pytest.mark.parametrize("options", [{"depth": 1}, {"max_lag": 1, "depth": 2}, {"at_limit": "mask"}, {"at_update": "keep"}])

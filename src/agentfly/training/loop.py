@@ -28,7 +28,7 @@ from ..config import Config
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
 from ..rollout import Group, GroupStream, Pace, Plan, as_groups, check_prompts, make_plan, open_environments
-from ..runs import RunDirectory, RunStore
+from ..runs import RunDirectory, RunStore, StoreWriter
 from ..types import Learner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
@@ -105,11 +105,12 @@ class Trainer:
             max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
         )
         self.store = RunStore(directory.database)
+        self.writer = StoreWriter(self.store, warn=progress.note)
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
         self.saver = Saver(
-            directory.checkpoints, config.train, self.learner.model, self.engine.tokenizer, progress.note, self.store.flush
+            directory.checkpoints, config.train, self.learner.model, self.engine.tokenizer, progress.note, self.writer.flush
         )
         self.step = 0
         self.sound = True  # False while the weights are changed and not yet checked
@@ -128,12 +129,13 @@ class Trainer:
         """Train to the last step, or until cancelled. A checkpoint is saved in both cases."""
         with self.progress, signals.cancelling() if signals else nullcontext():
             try:
-                async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
-                    assert self.plan.admission is not None
-                    self.plan.admission.advance(self.step)
-                    # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
-                    async with self._saved_at_the_end(), self._environments_shown(), self._open_stream() as self.stream:
-                        await self._steps()
+                with self.writer:  # written to the end also if the run stops; a failed write does not hide why
+                    async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
+                        assert self.plan.admission is not None
+                        self.plan.admission.advance(self.step)
+                        # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
+                        async with self._saved_at_the_end(), self._environments_shown(), self._open_stream() as self.stream:
+                            await self._steps()
             finally:
                 if (idle := self.idle.closing()) is not None:
                     self.progress.note(idle)
@@ -332,7 +334,7 @@ class Trainer:
             return finished
         finally:
             finished = finished or as_groups(self.stream.in_flight)
-            self.store.add_trajectories(step, "train", [each for group in finished for each in group], replace=True)
+            await self.writer.add_trajectories(step, "train", [each for group in finished for each in group], replace=True)
 
     async def _validate(self) -> Evaluation:
         settings = self.config.train
@@ -346,7 +348,7 @@ class Trainer:
             prefix=f"v{self.step}-",
             success_at=self.config.agent.success_at,
         )
-        self.store.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
+        await self.writer.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
 
@@ -423,7 +425,7 @@ class Trainer:
         }
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:
-        self.store.add_metrics(step, metrics)
+        self.writer.add_metrics(step, metrics)
         self.trackers.log(metrics, step)
 
 
