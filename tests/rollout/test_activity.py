@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from agentfly import ReactAgent, Task, reward, tool
 from agentfly.errors import ConfigError
-from agentfly.rollout import Activities, Limits, Plan, describe, make_plan, open_environments, run_chains
+from agentfly.rollout import Activities, Limits, Plan, describe, make_plan, open_environments, run_chains, watchdog
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Completion, Outcome, Request, Trajectory
 
@@ -44,6 +45,10 @@ def agent_for(tool: Any, replies: Any = (CALL, ANSWER), engine_s: float = 0.0, *
     engine = SlowEngine(list(replies))
     engine.seconds = engine_s
     return ReactAgent(engine, tools=[tool], renderer=ByteRenderer(), **options)
+
+
+def timeless(text: str) -> str:
+    return re.sub(r"\d+ s\)", "N s)", text)
 
 
 def run(agent: ReactAgent, num_chains: int = 1, **changes: Any) -> tuple[list[Trajectory], Plan]:
@@ -153,9 +158,9 @@ def test_running_chains_say_what_they_wait_for() -> None:
 
     trajectories, _ = run(agent_for(look), num_chains=5, activities=activities)
     assert all(trajectory.outcome is Outcome.FINISHED for trajectory in trajectories)
-    assert seen[0].startswith("5 chains: t1-0-0 (task 'a', turn 1, tools: wait, 0 s), t1-0-1 (task 'a', ")
+    assert timeless(seen[0]).startswith("5 chains: t1-0-0 (task 'a', turn 1, tools: wait, N s), t1-0-1 (task 'a', ")
     assert seen[0].endswith(" and 2 more")
-    assert seen[1] == "1 chain: t1-0-4 (task 'a', turn 1, tools: wait, 0 s)"
+    assert timeless(seen[1]) == "1 chain: t1-0-4 (task 'a', turn 1, tools: wait, N s)"
     assert not activities
     assert describe(activities) == "no chain"
 
@@ -230,3 +235,54 @@ def test_another_thread_reads_the_seconds_without_changing_them() -> None:
     thread.join()
     assert found[0] >= 0.02
     assert activities.read()[0]["host"] >= found[0]
+
+
+def test_a_watchdog_names_the_chains_that_hang_and_says_so_again_after_twice_the_time() -> None:
+    activities, told = Activities(), []
+
+    async def main() -> None:
+        agent = agent_for(waiting_tool(60))
+        plan = replace(make_plan(agent), activities=activities)
+        work = asyncio.create_task(run_chains(plan, [Task("a", ())], num_chains=2, max_concurrency=None, prefix="t1-"))
+        async with watchdog("step 1", activities, told.append, prefix="t1-", patience_s=0.1):
+            until = time.monotonic() + 30
+            while len(told) < 2 and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    started = time.perf_counter()
+    asyncio.run(main())
+    assert [timeless(text) for text in told] == 2 * [
+        "step 1 waits for 2 chains: t1-0-0 (task 'a', turn 1, tools: wait, N s), t1-0-1 (task 'a', turn 1, tools: wait, N s)"
+    ]
+    assert time.perf_counter() - started >= 0.2
+
+
+def test_a_watchdog_is_silent_while_chains_go_on_and_names_only_the_chains_it_is_for() -> None:
+    activities, told = Activities(), []
+
+    async def main() -> None:
+        quick = replace(make_plan(agent_for(waiting_tool(0.05), [CALL] * 30 + [ANSWER], max_turns=40)), activities=activities)
+        hung = replace(make_plan(agent_for(waiting_tool(60))), activities=activities)
+        other = asyncio.create_task(run_chains(hung, [Task("a", ())], num_chains=1, max_concurrency=None, prefix="t2-"))
+        async with watchdog("step 1", activities, told.append, prefix="t1-", patience_s=1.0):
+            await run_chains(quick, [Task("a", ())], num_chains=2, max_concurrency=None, prefix="t1-")
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+
+    asyncio.run(main())
+    assert told == []
+
+
+def test_a_watchdog_says_that_no_chain_runs() -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with watchdog("step 3", Activities(), told.append, patience_s=0.05):
+            until = time.monotonic() + 30
+            while not told and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert told == ["step 3 waits: none of its chains runs"]

@@ -12,9 +12,11 @@ seconds that a run spends in each state. The state is the first of these phases 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Literal
 
@@ -22,6 +24,8 @@ from ..types import ToolCall, Trajectory
 
 Phase = Literal["sampling", "tools", "environment", "scoring", "host"]
 PHASES: tuple[Phase, ...] = ("sampling", "tools", "environment", "scoring", "host")
+PATIENCE_S = 60.0
+"""A watchdog names chains that have waited this long for one thing."""
 
 
 class Activity:
@@ -145,3 +149,42 @@ def describe(activities: Mapping[str, Activity], limit: int = 3) -> str:
         return "no chain"
     more = f" and {len(waiting) - limit} more" if len(waiting) > limit else ""
     return f"{len(waiting)} chain{'s' if len(waiting) > 1 else ''}: {', '.join(shown)}{more}"
+
+
+@asynccontextmanager
+async def watchdog(
+    name: str,
+    activities: Mapping[str, Activity],
+    tell: Callable[[str], None],
+    *,
+    prefix: str = "",
+    patience_s: float = PATIENCE_S,
+) -> AsyncIterator[None]:
+    """Tells which chains the body waits for, if one of them has waited for the same thing for `patience_s`.
+
+    `name` is what waits, such as "step 12". `prefix` selects the chains by their id. The watchdog tells again when the longest
+    wait has doubled. If no chain runs for `patience_s`, it tells that: they wait for admission.
+    """
+
+    async def watch() -> None:
+        ran, told_s = perf_counter(), patience_s
+        while True:
+            await asyncio.sleep(patience_s / 4)
+            now = perf_counter()
+            running = {key: each for key, each in activities.items() if key.startswith(prefix)}
+            if running:
+                ran = now
+            late = {key: each for key, each in running.items() if each.waits and now - each.since >= patience_s}
+            longest = max((now - each.since for each in late.values()), default=now - ran)
+            if longest < patience_s:
+                told_s = patience_s  # the chains that were told about have gone on
+            elif longest >= told_s:
+                told_s = 2 * longest
+                tell(f"{name} waits for {describe(late)}" if late else f"{name} waits: none of its chains runs")
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
