@@ -64,6 +64,7 @@ def test_every_config_key_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "{config}", "agent.model=no/such/model"], "no/such/model"),
         (["train", "{config}", "agent.max_context=10"], "context holds 10"),
         (["train", "--resume", "nowhere"], "nowhere"),
+        (["train", "{config}", "--dry-run", "--profile"], "remove one of them"),
         (["eval", "{config}", "--chains", "0"], "at least 1"),
         (["eval", "{config}", "train.lr=1"], "agentfly eval does not use the config key train.lr"),
         (["sft", "{config}", "loss.clip_low=0.1"], "agentfly sft does not use the config key loss.clip_low"),

@@ -182,6 +182,8 @@ def _train(arguments: argparse.Namespace) -> int:
         path = Path(arguments.resume) / "config.toml"
     config = Config.load(path, arguments.overrides)
     if arguments.dry_run:
+        if arguments.profile:
+            raise ConfigError("--profile measures a training, and --dry-run does not train: remove one of them")
         return _dry_run(config)
     from rich.console import Console
 
