@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import socket
 import threading
 import time
@@ -63,6 +64,7 @@ def test_every_config_key_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "{config}", "agent.model=no/such/model"], "no/such/model"),
         (["train", "{config}", "agent.max_context=10"], "context holds 10"),
         (["train", "--resume", "nowhere"], "nowhere"),
+        (["train", "{config}", "--dry-run", "--profile"], "remove one of them"),
         (["eval", "{config}", "--chains", "0"], "at least 1"),
         (["eval", "{config}", "train.lr=1"], "agentfly eval does not use the config key train.lr"),
         (["sft", "{config}", "loss.clip_low=0.1"], "agentfly sft does not use the config key loss.clip_low"),
@@ -127,6 +129,8 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["train", str(config)]) == 0
     output = capsys.readouterr().out
     assert "try next" in output
+    assert re.search(r"^time: .*\d+ % learn", output, re.MULTILINE)
+    assert not list((tmp_path / "runs" / "one").glob("profile.*"))
     assert main(["show", str(tmp_path / "runs" / "one"), "--limit", "2"]) == 0
     assert "assistant" in capsys.readouterr().out
     for split in ("train", "validation"):
@@ -139,8 +143,12 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     options = ["--model", str(checkpoint), "--chains", "2", "--json", str(figures)]
     assert main(["eval", str(config), *options, "data.validation_count=3"]) == 0
     assert {"validation/success", "validation/pass_at_1", "validation/pass_at_2"} <= set(json.loads(figures.read_text()))
-    assert main(["train", "--resume", str(tmp_path / "runs" / "one"), "train.steps=2"]) == 0
-    capsys.readouterr()
+    assert main(["train", "--resume", str(tmp_path / "runs" / "one"), "train.steps=2", "--profile"]) == 0
+    assert "where the time of 2 steps went" in capsys.readouterr().out
+    profile = json.loads((tmp_path / "runs" / "one" / "profile.json").read_text())
+    assert profile["steps"] == 2
+    assert sum(part["seconds"] for part in profile["parts"].values()) == pytest.approx(profile["seconds"], rel=0.01)
+    assert "agentfly/training/loop.py" in (tmp_path / "runs" / "one" / "profile.txt").read_text()
     assert main(["runs", str(tmp_path / "runs")]) == 0
     listed = capsys.readouterr().out
     assert "one" in listed

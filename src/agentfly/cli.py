@@ -1,6 +1,6 @@
 """The command line: parses arguments, calls the library and prints.
 
-    agentfly train [CONFIG] [key=value ...] [--resume RUN] [--dry-run]      CONFIG: a .toml file or the name of a recipe
+    agentfly train [CONFIG] [key=value ...] [--resume RUN] [--profile] [--dry-run]   CONFIG: a .toml file or a recipe's name
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
     agentfly runs | show | export | doctor                        (see cli_runs.py)
@@ -22,6 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from .errors import AgentFlyError, ConfigError
 if TYPE_CHECKING:
     from .config import Config
     from .training import TrainResult
+    from .watch.stack_sampler import StackSampler
 
 # The keys that a command reads (`train` reads all). An override of another key is refused, because it would change nothing. In
 # a config file other keys are accepted, because one file serves several commands.
@@ -89,6 +91,9 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
     train.add_argument(
         "--dry-run", action="store_true", help="check everything, print the config and the first prompt, and do not train"
+    )
+    train.add_argument(
+        "--profile", action="store_true", help="print where the time went, and write profile.json and profile.txt to the run"
     )
     train.set_defaults(run=_train)
 
@@ -177,22 +182,28 @@ def _train(arguments: argparse.Namespace) -> int:
         path = Path(arguments.resume) / "config.toml"
     config = Config.load(path, arguments.overrides)
     if arguments.dry_run:
+        if arguments.profile:
+            raise ConfigError("--profile measures a training, and --dry-run does not train: remove one of them")
         return _dry_run(config)
     from rich.console import Console
 
     from .training import train
     from .watch.progress import Progress
+    from .watch.stack_sampler import StackSampler
 
     console = Console()
     progress = Progress(config.train.steps, console=console)
+    sampler = StackSampler() if arguments.profile else None
     try:
-        result = train(config, resume=arguments.resume, progress=progress)
+        with sampler or nullcontext():
+            result = train(config, resume=arguments.resume, progress=progress)
     except (KeyboardInterrupt, SystemExit) as stop:
         if progress.directory is None:
             raise
+        _profile(console, progress.directory, sampler)
         console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
-    _closing(console, config, result, str(path or result.directory / "config.toml"))
+    _closing(console, config, result, str(path or result.directory / "config.toml"), sampler)
     return 0
 
 
@@ -220,13 +231,37 @@ def _dry_run(config: Config) -> int:
     return 0
 
 
-def _closing(console: Any, config: Config, result: TrainResult, path: str) -> None:
+def _profile(console: Any, directory: Path, sampler: StackSampler | None) -> None:
+    """Print where the time of the run went: one line, or with a sampler (--profile) the table, which is also written."""
+    from .watch.jsonl import read_metrics
+    from .watch.profile import profile_of, show_profile
+
+    profile = profile_of(read_metrics(directory / "metrics.jsonl"))
+    if profile is None:
+        return
+    if sampler is None:
+        console.print(profile.line, highlight=False, soft_wrap=True)
+        return
+    show_profile(console, profile, sampler.busiest())
+    try:
+        (directory / "profile.json").write_text(
+            json.dumps(profile.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        sampler.write(directory / "profile.txt")
+        told = f"written: {directory / 'profile.json'}, {directory / 'profile.txt'}"
+    except OSError as error:
+        told = f"the profile cannot be written to {directory}: {error.strerror}"
+    console.print(told, highlight=False, soft_wrap=True)
+
+
+def _closing(console: Any, config: Config, result: TrainResult, path: str, sampler: StackSampler | None) -> None:
     from .watch.tables import before_after, show_trajectory
 
     if result.before and result.after:
         before_after(console, result.before, result.after)
     if result.sample is not None:
         show_trajectory(console, result.sample, "a held-out task")
+    _profile(console, result.directory, sampler)
     other = "rloo" if config.algorithm != "rloo" else "grpo"
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
     console.print("try next:", style="bold")

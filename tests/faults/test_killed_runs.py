@@ -17,7 +17,7 @@ from agentfly.runs import RunStore
 from tests.faults.killed_runs import STEPS
 
 # Durations, and the rounding of the sampler's log-probs: chains are batched as they come, and the learner computes its own.
-VARYING = ("time/", "rollout/tokens_per_s", "resources/", "train/logprob_gap")
+VARYING = ("time/", "device/", "rollout/tokens_per_s", "resources/", "train/logprob_gap")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each attempt is a fork")

@@ -88,7 +88,20 @@ def test_a_step_is_summed_up() -> None:
         "rollout/reply_tokens": 2.0,
     }
     zero = {f"rollout/outcome/{outcome}": 0.0 for outcome in ("max_tokens", "no_tool_call", "tool_error", "cancelled")}
-    assert found == pytest.approx(expected | zero)
+    times = {"time/reply_s": 0.0, "time/tool_s/multiply": 0.0, "time/tool_s/search": 0.0}  # of these turns, none was measured
+    assert found == pytest.approx(expected | zero | times)
+
+
+def test_the_times_of_replies_and_of_each_tool_are_means_over_turns() -> None:
+    first, second = chain(tools="ms"), chain(tools="mx")
+    for turn, sampled_s, tools_s in zip([*first, *second], (1.0, 2.0, 3.0, 6.0), (4.0, 0.0, 8.0, 0.0), strict=True):
+        turn.sampled_s, turn.tools_s = sampled_s, tools_s
+    found = rollout_metrics([first, second], seconds=1.0)
+    assert {name: value for name, value in found.items() if name.startswith("time/")} == {
+        "time/reply_s": 3.0,
+        "time/tool_s/multiply": 6.0,
+        "time/tool_s/search": 4.0,
+    }
 
 
 def test_a_chain_of_a_chat_server_is_scored_though_it_cannot_be_trained_on() -> None:

@@ -35,6 +35,7 @@ from ..types import (
     Trajectory,
     Turn,
 )
+from .activity import Activities, Activity
 
 
 class AgentLike(Protocol):
@@ -53,18 +54,24 @@ class AgentLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one chain. A tool's deadline is shorter than `chain_timeout_s`; scoring then has `score_timeout_s`."""
+    """Limits of one chain. A tool's deadline is shorter than `chain_timeout_s`; scoring then has `score_timeout_s`.
+
+    `turn_timeout_s` limits one turn, that is a reply and its tool calls (None: no limit but that of the chain).
+    """
 
     max_turns: int = 8
     max_context: int = 1 << 30
     chain_timeout_s: float = 600.0
     score_timeout_s: float = 120.0
+    turn_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ConfigError(f"max_turns must be at least 1, not {self.max_turns}")
         if min(self.chain_timeout_s, self.score_timeout_s) <= 0:
             raise ConfigError("chain_timeout_s and score_timeout_s must be above 0")
+        if self.turn_timeout_s is not None and not self.turn_timeout_s > 0:
+            raise ConfigError(f"turn_timeout_s must be above 0, not {self.turn_timeout_s}")
 
 
 @dataclass(slots=True)
@@ -73,6 +80,7 @@ class Plan:
 
     `kinds` are all kinds of environment that a chain may use. A chain acquires `env_kind` at its start and the others when a
     tool or the reward requests them. `admission` controls all rollouts of the run; if it is None, each rollout makes one.
+    `activities` lists the running chains with what they wait for (None: they are not listed).
     """
 
     agent: AgentLike
@@ -87,6 +95,7 @@ class Plan:
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     on_event: Callable[[Event], None] | None = None
+    activities: Activities | None = None
 
 
 @dataclass(slots=True)
@@ -102,23 +111,33 @@ class Opening:
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None) -> Trajectory:
     """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped.
 
-    `until` is a deadline of the event loop's clock for the chain without its scoring, besides `limits.chain_timeout_s`.
+    `until` is the deadline of its group, on the event loop's clock. It ends the chain as `limits.chain_timeout_s` does.
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
-    started = time.perf_counter()
+    activity = Activity(trajectory, plan.activities)
+    started = activity.since
+    chain_ends = asyncio.get_running_loop().time() + plan.limits.chain_timeout_s
+    of_group = until is not None and until < chain_ends
+    chain_ends = until if until is not None and of_group else chain_ends
+    limit = asyncio.timeout_at(chain_ends)
     _tell(plan, trajectory, "chain_started")
     try:
-        async with asyncio.timeout_at(_deadline(plan.limits, until)):
+        async with limit:
             if plan.manager is not None:
+                activity.enter("environment")
                 lease = await _borrow(plan, plan.manager, context)
-            trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids)
+                activity.leave()
+            trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit)
+            _check(limit)
         if trajectory.outcome.trainable and plan.reward is not None:
+            activity.enter("scoring")
             async with asyncio.timeout(plan.limits.score_timeout_s):
                 await _score(plan.reward, trajectory, context)
-    except TimeoutError:
-        _fail(trajectory, DeadlineError("the chain, or its scoring, exceeded its time limit"))
+    except TimeoutError as error:
+        whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
+        _fail(trajectory, _late(plan.limits, activity, error, whose, limit.expired()))
     except RolloutError as error:
         _fail(trajectory, error)
     except asyncio.CancelledError:
@@ -136,6 +155,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         ) from error
     finally:
         trajectory.seconds = time.perf_counter() - started
+        activity.end()
         plan.engine.release(trajectory_id)
         if lease is not None:
             lease.release_now()
@@ -144,15 +164,18 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     return trajectory
 
 
-def _deadline(limits: Limits, until: float | None) -> float:
-    deadline = asyncio.get_running_loop().time() + limits.chain_timeout_s
-    return deadline if until is None else min(deadline, until)
-
-
-async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: Sequence[int]) -> Outcome:
-    """The loop: sample, parse, act, extend."""
+async def play(
+    plan: Plan,
+    trajectory: Trajectory,
+    context: Context,
+    first_ids: Sequence[int],
+    activity: Activity,
+    limit: asyncio.Timeout,
+) -> Outcome:
+    """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier."""
     agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
     messages, turns = trajectory.messages, trajectory.turns
+    chain_ends, task = limit.when(), asyncio.current_task()
     prompt = list(first_ids)
     new_ids, restarts = list(first_ids), True
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
@@ -162,13 +185,18 @@ async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: 
             return Outcome.MAX_TOKENS
         sampling = _sampling(plan.sampling, room, trajectory, len(turns))
         request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text)
+        if task is not None and task.cancelling():
+            _check(limit)
+        if limits.turn_timeout_s is not None and chain_ends is not None:
+            limit.reschedule(min(chain_ends, asyncio.get_running_loop().time() + limits.turn_timeout_s))
+        activity.enter("sampling")
         try:
             completion = await engine.generate(request)
         except (AgentFlyError, TimeoutError):
             raise
         except Exception as error:
             raise EngineError(f"generate: {type(error).__name__}: {error}") from error
-        turn = Turn(new_ids, restarts, completion)
+        turn = Turn(new_ids, restarts, completion, sampled_s=activity.leave())
         turns.append(turn)
         prompt += completion.token_ids
         action = agent.parse(completion)
@@ -185,7 +213,11 @@ async def play(plan: Plan, trajectory: Trajectory, context: Context, first_ids: 
                 return _react(agent.on_no_tool_call, "the reply has no tool call", completion.text)
             new_messages = [agent.nudge(action)]
         else:
-            results = turn.results = await _act(plan, trajectory, context, calls)
+            activity.enter("tools", calls)
+            try:
+                results = turn.results = await _act(plan, trajectory, context, calls)
+            finally:
+                turn.tools_s = activity.leave()
             ended = _settle(agent, trajectory, turn, results)
             new_messages = agent.observe(calls, results)
             if ended is not None:
@@ -256,6 +288,25 @@ async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> No
     trajectory.components = dict(score.components)
     for turn, extra in zip(trajectory.turns, score.turn_rewards or (), strict=False):
         turn.reward += extra
+
+
+def _check(limit: asyncio.Timeout) -> None:
+    """A tool may swallow the cancellation at the deadline: its turn then ends late instead of being cut off."""
+    if limit.expired():
+        raise TimeoutError
+
+
+def _late(limits: Limits, activity: Activity, error: TimeoutError, whose: str, expired: bool) -> DeadlineError:
+    """The sentence about a time limit: which one was exceeded, and in which phase."""
+    told = f"{activity} (turn {activity.turn})" if activity.turn else f"{activity}"
+    if activity.phase == "scoring":
+        return DeadlineError(f"scoring exceeded its time limit of {limits.score_timeout_s:g} s")
+    if not expired:
+        return DeadlineError(f"{told}: TimeoutError: {error}")
+    if whose == "group":
+        return DeadlineError(f"the group of the chain exceeded its time limit, in {told}")
+    limit_s = limits.chain_timeout_s if whose == "chain" else limits.turn_timeout_s
+    return DeadlineError(f"the {whose} exceeded its time limit of {limit_s:g} s, in {told}")
 
 
 def _fail(trajectory: Trajectory, error: RolloutError) -> None:

@@ -5,10 +5,15 @@
 At most (depth + 1) x num_tasks groups are drawn and not handed over, so sampling runs at most `depth` steps ahead of training.
 Every group that is drawn is handed over once: a slow task is waited for or trained late, and never dropped or drawn again.
 
-A batch holds the oldest complete groups. While the weights move on, the tokens of a group in flight grow older. With
-`at_limit = "wait"` a batch is not handed over until every group that the next update would make older than `max_lag` versions
-is complete, and such groups come first. At most `num_tasks` groups are that old, because `depth` is at most `max_lag`: a batch
-has room for all of them. With "mask" no batch waits for an old group, and the learner masks the tokens that are too old.
+A batch holds the oldest complete groups. While the weights move on, the tokens of a group in flight grow older: a group that
+started at version v must be trained at version v + max_lag at the latest. With `at_limit = "wait"` newer groups overtake an old
+one only while the batches until then have room for all groups that are as old:
+
+    for every k in 0 .. max_lag - 1, after the batch of version V:
+        groups in flight that started at V - max_lag + k or before  <=  k x num_tasks
+
+Else the batch waits for the old ones. Because `depth` is at most `max_lag`, there is always a batch that keeps this. With
+"mask" no batch waits for an old group, and the learner masks the tokens that are too old.
 
 With depth 0 a batch is exactly the tasks drawn for it, and nothing is sampled between `next_batch` and the next call of it.
 """
@@ -17,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,8 +33,6 @@ from .chain import Opening, Plan, run_chain
 from .scheduler import admission_timeout_s, fewer_collections, make_ready, open_task
 
 AtLimit = Literal["wait", "mask"]
-WATCH_S = 60.0
-"""Seconds without a finished chain until the stream says what it waits for; then twice as long, and so on."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +89,7 @@ class GroupStream:
     """Runs the chains of a training run. `async with stream:` around its use; leaving it cancels the chains in flight.
 
     `draw()` returns the place of the cursor and the next task. `seeded(step)` returns the plan for the chains of a step.
-    `on_chain` receives each finished chain, `warn` a sentence if no chain ends for long.
+    `on_chain` receives each finished chain.
     """
 
     def __init__(
@@ -98,8 +100,6 @@ class GroupStream:
         draw: Callable[[], tuple[tuple[int, int], Task]],
         seeded: Callable[[int], Plan],
         on_chain: Callable[[Group, Trajectory], None] | None = None,
-        warn: Callable[[str], None] | None = None,
-        watch_s: float = WATCH_S,
     ) -> None:
         if plan.admission is None:
             raise InvariantError("a stream of groups needs an admission controller: open the environments first")
@@ -108,13 +108,13 @@ class GroupStream:
         self.drawn = 0
         self.trained = 0
         self.finished_chains = 0  # of the groups in flight
-        self._draw, self._seeded, self._on_chain, self._warn, self._watch_s = draw, seeded, on_chain, warn, watch_s
+        self._draw, self._seeded, self._on_chain = draw, seeded, on_chain
         self._groups: list[Group] = []  # running and complete ones, in the order of their draws
+        self._restored: list[Group] = []  # of a resumed run; drawn again before new ones
         self._untrained: list[Group] = []  # handed over, but `advance` was not called since
         self._next = (1, 0)  # step and position of the next draw
         self._draws: Counter[str] = Counter()  # tasks of that step so far
         self._failure: BaseException | None = None
-        self._moved_at = 0.0
         self._news = asyncio.Event()
         self._new_groups: asyncio.Queue[Group] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class GroupStream:
     @property
     def in_flight(self) -> list[Group]:
         """The groups that are drawn and not trained, complete ones included."""
-        return [*self._untrained, *self._groups]
+        return [*self._untrained, *self._groups, *self._restored]
 
     # ---- handing over ----------------------------------------------------------------------------------------------------
 
@@ -145,25 +145,14 @@ class GroupStream:
 
         Raises what a chain raised if it stops the run. No deadline here: each chain has one.
         """
+        if self._failure is not None:
+            raise self._failure
         self._draw_ahead()
-        patience = self._watch_s
-        since = self._moved_at = time.monotonic()
-        while True:
+        while (batch := self._choose(version)) is None:
+            self._news.clear()
+            await self._news.wait()
             if self._failure is not None:
                 raise self._failure
-            batch = self._choose(version)
-            if batch is not None:
-                break
-            self._news.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await self._news.wait()
-            if self._moved_at > since:
-                since, patience = self._moved_at, self._watch_s
-            elif time.monotonic() - since >= patience:
-                if self._warn is not None:
-                    self._warn(self._waiting_for(version, time.monotonic() - since))
-                patience *= 2
         self._groups = [group for group in self._groups if group not in batch]
         self._untrained = sorted(batch, key=lambda group: (group.step, group.position))
         self.finished_chains -= sum(len(group.chains) for group in batch)
@@ -179,18 +168,23 @@ class GroupStream:
 
     def _choose(self, version: int) -> set[Group] | None:
         """Returns the batch, or None while groups that it must hold are not complete."""
-        batch = set(self._old_groups(version)) if self.pace.at_limit == "wait" else set()
-        if not all(group.complete for group in batch):
+        ready = [group for group in self._groups if group.complete]
+        if len(ready) < self.pace.num_tasks:
             return None
-        if len(batch) > self.pace.num_tasks:
-            raise InvariantError(f"{len(batch)} groups reach the lag limit at once, but a batch has {self.pace.num_tasks}")
-        others = [group for group in self._groups if group.complete and group not in batch]
-        batch.update(others[: self.pace.num_tasks - len(batch)])
-        return batch if len(batch) == self.pace.num_tasks else None
-
-    def _old_groups(self, version: int) -> list[Group]:
-        """The groups whose oldest token may be more than `max_lag` versions old after the next update."""
-        return [group for group in self._groups if group.version is not None and group.version <= version - self.pace.max_lag]
+        ready.sort(key=lambda group: (group.version, group.step, group.position))
+        batch = set(ready[: self.pace.num_tasks])
+        if self.pace.at_limit == "wait":
+            for more in range(max(1, self.pace.max_lag)):
+                limit = version - self.pace.max_lag + more
+                old = [group for group in self._groups if group.version is not None and group.version <= limit]
+                left = [group for group in old if group not in batch]
+                if len(left) > more * self.pace.num_tasks:
+                    if all(group.complete for group in left):
+                        raise InvariantError(
+                            f"{len(old)} groups reach rollout.max_lag, and {more + 1} batches cannot hold them"
+                        )
+                    return None
+        return batch
 
     # ---- drawing and running ---------------------------------------------------------------------------------------------
 
@@ -199,7 +193,11 @@ class GroupStream:
         if self.pace.num_steps is not None:
             steps = min(steps, self.pace.num_steps - self.admission.done)
         while len(self._groups) < steps * self.pace.num_tasks:
+            if self._restored:
+                self._put(self._restored.pop(0))
+                continue
             place, task = self._draw()
+            self.drawn += 1
             step, position = self._next
             group = self._group(step, position, self._draws[task.id], task, place)
             self._draws[task.id] += 1
@@ -214,7 +212,6 @@ class GroupStream:
         return Group(step, position, draw, task, place, [None] * count, count)
 
     def _put(self, group: Group) -> None:
-        self.drawn += 1
         self._groups.append(group)
         self._new_groups.put_nowait(group)
 
@@ -249,7 +246,6 @@ class GroupStream:
         group.chains[chain] = trajectory
         group.missing -= 1
         self.finished_chains += 1
-        self._moved_at = time.monotonic()
         if self._on_chain is not None:
             self._on_chain(group, trajectory)
         if group.complete:
@@ -265,17 +261,6 @@ class GroupStream:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
             self._failure = error
             self._news.set()
-
-    def _waiting_for(self, version: int, seconds: float) -> str:
-        """Returns what the next batch waits for, as a sentence."""
-        waiting = [group for group in self._groups if not group.complete]
-        missing = sum(group.missing for group in waiting)
-        limited = self.pace.max_lag and self.pace.at_limit == "wait"
-        late = [group for group in self._old_groups(version) if not group.complete] if limited else []
-        which = late or waiting
-        names = ", ".join(repr(group.task.id) for group in which[:3]) + (", ..." if len(which) > 3 else "")
-        why = "at the lag limit" if late else "in flight"
-        return f"no chain has ended for {seconds:.0f} s: {missing} chains are missing; tasks {why}: {names}"
 
     # ---- resume ----------------------------------------------------------------------------------------------------------
 
@@ -294,7 +279,8 @@ class GroupStream:
         self._draws = Counter(state["draws"])
         for step, position, draw, *place in state["pending"]:
             where = (int(place[0]), int(place[1]))
-            self._put(self._group(step, position, draw, task_at(*where), where))
+            self._restored.append(self._group(step, position, draw, task_at(*where), where))
+        self.drawn += len(self._restored)
 
     def start_at(self, step: int) -> None:
         """The next draw is the first of a step: for a run whose state holds no draws."""

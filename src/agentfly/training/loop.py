@@ -27,12 +27,13 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
-from ..rollout import Group, GroupStream, Pace, Plan, as_groups, check_prompts, make_plan, open_environments
+from ..rollout import Group, GroupStream, Pace, Plan, as_groups, check_prompts, make_plan, open_environments, watchdog
 from ..runs import RunDirectory, RunStore, StoreWriter
-from ..types import Learner, Task, TrainableEngine, Trajectory
+from ..types import Learner, MeasuredEngine, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
+from .breakdown import Breakdown
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
@@ -79,7 +80,8 @@ class Trainer:
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
-        self.plan = make_plan(agent, sampling=config.sampling)
+        plan = make_plan(agent, sampling=config.sampling)
+        self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
         learner = PolicyLearner(
             self.engine.model,
             find_algorithm(config.algorithm),
@@ -106,6 +108,9 @@ class Trainer:
         )
         self.store = RunStore(directory.database)
         self.writer = StoreWriter(self.store, warn=progress.note)
+        measured = self.engine if isinstance(self.engine, MeasuredEngine) else None
+        self.breakdown = Breakdown(measured.stats if measured is not None else None, self.writer)
+        self.plan = replace(self.plan, activities=self.breakdown.activities)
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
@@ -121,7 +126,6 @@ class Trainer:
         self._drawn: dict[str, Any] | None = None  # the draws that a resumed run goes on with
         self._recorded: dict[str, float] = {}  # what the store holds of the step that the run was resumed at
         self._batch_at = time.perf_counter()  # when the last batch was complete
-        self._clock: dict[str, float] = {}  # of the next step
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
@@ -155,6 +159,7 @@ class Trainer:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
             await self._validate_once()  # it may have been stopped in this validation
+        self.breakdown.begin()
         while self.step < settings.steps:
             metrics = await self._step()
             self.result.history.append(metrics)
@@ -169,38 +174,34 @@ class Trainer:
     async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
         step = self.step + 1
-        started, clock = time.perf_counter(), self._clock
-        self._clock = {}
         self.result.after = {}
         if self.plan.manager is not None:
             self.plan.manager.mark()
         metrics: dict[str, float] = {"train/version": float(self.learner.version)}
         try:
-            with timed(clock, "time/rollout_s"):
+            with self.breakdown.span("rollout"):
                 groups = await self._collect(step)
             metrics |= self.plan.manager.step_metrics() if self.plan.manager is not None else {}
-            with timed(clock, "time/ledger_s"):
+            with timed(metrics, "time/ledger_s"):
                 self.ledger.check_rollout(
                     groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
                 )
-            await finish(asyncio.ensure_future(self._update(groups, step, clock, metrics)))
+            await finish(asyncio.ensure_future(self._update(groups, step, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
-                with timed(clock, "time/validate_s"):
+                with self.breakdown.span("validate"):
                     self.result.after = (await self._validate()).metrics
                 metrics |= self.result.after
         finally:
             if self.step == step:
-                metrics |= clock | {"time/step_s": time.perf_counter() - started}
+                metrics |= self.breakdown.end_step(metrics["train/tokens"])
                 self._record(step, metrics)
         self.progress.step(step, metrics)
         if self.saver.due(step):
-            with timed(self._clock, "time/save_s"):
+            with self.breakdown.span("save"):
                 await self.saver.save(step, self._state())
         return metrics
 
-    async def _update(
-        self, groups: list[list[Trajectory]], step: int, clock: dict[str, float], metrics: dict[str, float]
-    ) -> None:
+    async def _update(self, groups: list[list[Trajectory]], step: int, metrics: dict[str, float]) -> None:
         """Learn from one step's chains and publish the weights. The step counts once every check has passed.
 
         Adds to `metrics`, which holds those of the environments.
@@ -208,11 +209,11 @@ class Trainer:
         assert self.stream is not None
         now = time.perf_counter()
         # Chains that run ahead are sampled in all of the time between two batches, not only while the loop waits for them.
-        sampling_s = now - self._batch_at if self.overlaps else clock["time/rollout_s"]
+        sampling_s = now - self._batch_at if self.overlaps else self.breakdown.seconds("rollout")
         self._batch_at = now
         self.sound = False
-        learned = await finish_in_thread(self._learn, groups, clock)
-        with timed(clock, "time/ledger_s"):
+        learned = await finish_in_thread(self._learn, groups)
+        with timed(metrics, "time/ledger_s"):
             self.ledger.check_published(self.engine, self.learner)
         self.stream.advance(step)
         metrics |= self.ledger.check_books(groups, learned, drawn=self.stream.drawn, in_flight=len(self.stream.in_flight))
@@ -226,10 +227,10 @@ class Trainer:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
         self.step, self.sound = step, True
 
-    def _learn(self, groups: list[list[Trajectory]], clock: dict[str, float]) -> dict[str, float]:
+    def _learn(self, groups: list[list[Trajectory]]) -> dict[str, float]:
         """Update the weights and publish them. Runs in a thread while the event loop goes on."""
         with ExitStack() as held:
-            with timed(clock, "time/learn_s"):
+            with self.breakdown.span("learn"):
                 if not self.overlaps:
                     self.engine.rest()
 
@@ -243,7 +244,7 @@ class Trainer:
                 except Exception:
                     self.sound = not self.learner.half_updated  # a failed check comes before the first change of the weights
                     raise
-            with timed(clock, "time/handover_s"):
+            with self.breakdown.span("publish"):
                 # Publishing drops the caches of all chains, so a version that the engine has is not published again.
                 if not self.overlaps or self.engine.version != self.learner.version:
                     self.engine.publish(self.learner.version)
@@ -316,9 +317,7 @@ class Trainer:
         def show(group: Group, _: Trajectory) -> None:
             self.progress.chains(min(stream.finished_chains, total), total)
 
-        stream = GroupStream(
-            self.plan, pace, draw=self.cursor.draw, seeded=self._seeded, on_chain=show, warn=self.progress.note
-        )
+        stream = GroupStream(self.plan, pace, draw=self.cursor.draw, seeded=self._seeded, on_chain=show)
         if self._drawn is None:
             stream.start_at(self.step + 1)
         else:
@@ -330,7 +329,8 @@ class Trainer:
         assert self.stream is not None
         finished: list[list[Trajectory]] = []
         try:
-            finished = as_groups(await self.stream.next_batch(self.learner.version))
+            async with watchdog(f"step {step}", self.breakdown.activities, self.progress.note):
+                finished = as_groups(await self.stream.next_batch(self.learner.version))
             return finished
         finally:
             finished = finished or as_groups(self.stream.in_flight)

@@ -79,7 +79,7 @@ def is_success(trajectory: Trajectory, success_at: float = 1.0) -> bool:
 def rollout_metrics(
     trajectories: Sequence[Trajectory], seconds: float, success_at: float = 1.0, *, num_envs: int = 0
 ) -> dict[str, float]:
-    """All reward/* and rollout/* metrics of a step. The mean of no values is NaN."""
+    """All reward/* and rollout/* metrics of a step, and the mean times of its turns. The mean of no values is NaN."""
     scored = [trajectory for trajectory in trajectories if trajectory.scored]
     rewards = [trajectory.total_reward for trajectory in scored]
     num_chains, num_turns = len(trajectories), sum(len(trajectory.turns) for trajectory in trajectories)
@@ -106,7 +106,19 @@ def rollout_metrics(
         "rollout/tokens": float(tokens),
         "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "rollout/reply_tokens": _share(tokens, num_turns),
+        **_turn_times(trajectories),
     }
+
+
+def _turn_times(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean times of replies and of tools. Calls of one turn run together, so each of its tools gets the time of the turn."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    tools: dict[str, list[float]] = {}
+    for turn in turns:
+        for name in {call.name for call, result in zip(turn.calls, turn.results, strict=False) if not result.invalid}:
+            tools.setdefault(name, []).append(turn.tools_s)
+    replies = {"time/reply_s": _mean([turn.sampled_s for turn in turns])} if turns else {}
+    return replies | {f"time/tool_s/{name}": _mean(seconds) for name, seconds in sorted(tools.items())}
 
 
 def _components(scored: Sequence[Trajectory]) -> dict[str, float]:
