@@ -142,15 +142,12 @@ class PolicyLearner:
         """Whether the last `update` raised after it had changed weights: they are then those of no step."""
         return self._half_updated
 
-    def update(
-        self, groups: Sequence[Sequence[Trajectory]], check: Check | None = None, changing: Any = None, window: Any = None
-    ) -> dict[str, float]:
+    def update(self, groups: Sequence[Sequence[Trajectory]], check: Check | None = None) -> dict[str, float]:
         """Improve the policy on one step's chains, siblings together. Returns metrics named in `metrics.METRICS`.
 
         `check` receives what was measured before the first change of the weights; if it raises, nothing has changed. Raises
         InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite.
         """
-        self._changing = changing
         with launching_on(self.device):
             return self._update(groups, check)
 
@@ -397,9 +394,6 @@ class PolicyLearner:
         if optimizer is self._optimizer:
             totals.add("train/loss", loss, 1)
         totals.add(name, norm, 1)
-        if getattr(self, "_changing", None) is not None:
-            self._changing()
-            self._changing = None
         self._half_updated = True
         optimizer.step()
         return True
