@@ -28,6 +28,9 @@ from .samples import to_samples
 class Experience:
     """The chains of one step. A tensor stays None until a setting needs it.
 
+    `current` marks the tokens that the learner's version drew, `fresh` the tokens of chains that it drew completely. `inexact`
+    marks the trained tokens whose probabilities the sampler computed with other weights or other kernels (None: no token).
+
     `chain_of`, `turn_of` and `group_of` number the chain, the turn (over all chains) and the group of each token. `owners` is
     `chain_of` as an array. `lags` counts the versions from the weights that drew a token to the learner's.
 
@@ -50,6 +53,7 @@ class Experience:
     sampled: Tensor
     current: Tensor
     fresh: Tensor
+    inexact: Tensor | None
     chain_of: Tensor
     turn_of: Tensor
     group_of: Tensor
@@ -83,9 +87,9 @@ class Experience:
         """The lags of the trained tokens."""
         return self.lags if self.trained is None else self.lags[self.trained]
 
-    def trained_values(self, flat: Tensor) -> Tensor:
-        """Returns the entries of the trained tokens."""
-        return flat if self.trained is None else flat[torch.as_tensor(self.trained, device=flat.device)]
+    def trained_values(self, values: Tensor, tokens: Tensor | slice = slice(None)) -> Tensor:
+        """Returns the entries of the trained tokens. `tokens` are the numbers of the tokens in `values`."""
+        return values if self.trained is None else values[torch.as_tensor(self.trained, device=values.device)[tokens]]
 
     def only_trained(self, batch: MicroBatch) -> MicroBatch:
         """Returns the micro batch without the predictions of tokens outside the window. They remain as context."""
@@ -148,9 +152,16 @@ class Experience:
 
 
 def gather(
-    groups: Sequence[Sequence[Trajectory]], *, version: int, device: torch.device, window: int | None = None
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    version: int,
+    device: torch.device,
+    window: int | None = None,
+    exact: bool = True,
 ) -> Experience:
     """Returns the trainable chains of all groups. `version` is that of the learner's weights.
+
+    `exact` says that tokens of this version were drawn with the very probabilities that the learner computes.
 
     Raises InvariantError for a token of a newer version and for a reward that is not finite.
     """
@@ -183,6 +194,7 @@ def gather(
         )
     lags = version - versions
     inside = None if window is None else lags <= window
+    inexact = (lags > 0 if exact else np.ones(len(lags), dtype=np.bool_)) & (True if inside is None else inside)
     owners, turn_of = _owners(kept)
     stale = np.bincount(owners, weights=lags > 0, minlength=len(kept)) > 0
     return Experience(
@@ -201,6 +213,7 @@ def gather(
         sampled=torch.as_tensor(_pick([sample.logprobs for sample in samples], mask, np.float32), device=device),
         current=torch.as_tensor(lags == 0, device=device),
         fresh=torch.as_tensor(~stale[owners], device=device),
+        inexact=torch.as_tensor(inexact, device=device) if inexact.any() else None,
         chain_of=torch.as_tensor(owners, device=device),
         turn_of=torch.as_tensor(turn_of, device=device),
         group_of=torch.as_tensor(np.asarray(chain_groups, dtype=np.int64)[owners], device=device),

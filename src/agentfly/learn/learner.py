@@ -25,6 +25,7 @@ from ..kernels import launching_on
 from ..types import Sample, Trajectory
 from .algorithms import Algorithm, Chains, find_algorithm
 from .algorithms.advantages import explained_variance
+from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 from .batching import MicroBatch, passes
@@ -61,6 +62,8 @@ class PolicyLearner:
 
     `temperature` is the one that chains are sampled with (1 for greedy sampling), so that the trained policy is the one that
     acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0.
+    `exact` is false if the engine samples from a copy of the weights with other kernels; `loss.correction` then applies to
+    every token, otherwise to tokens of older weights.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class PolicyLearner:
         reference: nn.Module | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
+        exact: bool = True,
     ) -> None:
         self.algorithm = find_algorithm(algorithm)
         self.loss = self.algorithm.complete(loss or self.algorithm.settings())
@@ -94,6 +98,7 @@ class PolicyLearner:
         self.last_chains: list[tuple[Trajectory, list[Sample]]] = []
         """The chains of the last `update` with the rows that it trains. They are known when `check` is called."""
         self._seed = seed
+        self._exact = exact
         self._version = 0
         self._updates = 0
         self._half_updated = False
@@ -176,7 +181,7 @@ class PolicyLearner:
 
     def _update(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> dict[str, float]:
         self._half_updated = False
-        experience = gather(groups, version=self._version, device=self.device, window=window)
+        experience = gather(groups, version=self._version, device=self.device, window=window, exact=self._exact)
         self.last_samples = experience.samples
         rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)
         self.last_chains = list(zip(experience.trajectories, rows, strict=True))
@@ -298,7 +303,7 @@ class PolicyLearner:
         if self.algorithm.trains_zero_advantages:
             return trained
         wanted = experience.rows_with_advantage()
-        if self.algorithm.loss_scope != "token":
+        if self._scope(experience) != "token":
             for rows in experience.chain_rows:
                 if any(wanted[rows.start : rows.stop]):
                     wanted[rows.start : rows.stop] = trained[rows.start : rows.stop]
@@ -309,7 +314,14 @@ class PolicyLearner:
         if experience.recomputed is not None or num_steps == 1:
             return False
         mode = self.loss.old_logprobs
-        return mode == "recompute" or (mode == "auto" and bool(experience.current.any()))
+        corrects = self.loss.correction != "off" and experience.inexact is not None
+        return mode == "recompute" or (mode == "auto" and (corrects or bool(experience.current.any())))
+
+    def _scope(self, experience: Experience) -> Scope:
+        """Returns what one call of the loss must hold completely. The weight of a sequence needs the whole chain."""
+        if self.algorithm.loss_scope == "token" and self.loss.correction == "sequence" and experience.inexact is not None:
+            return "chain"
+        return self.algorithm.loss_scope
 
     def _step(
         self,
@@ -372,7 +384,8 @@ class PolicyLearner:
 
     def _is_divided(self, experience: Experience, micro: Sequence[MicroBatch]) -> bool:
         """Whether micro batches divide what the algorithm's loss needs in one call."""
-        scope = self.algorithm.loss_scope
+        # Recomputed log-probs give the weights of sequences without a call for the whole chain.
+        scope = self._scope(experience) if experience.recomputed is None else self.algorithm.loss_scope
         if scope == "token" or len(micro) == 1:
             return False
         if scope == "minibatch":
