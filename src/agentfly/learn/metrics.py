@@ -26,11 +26,18 @@ METRICS = {
     "train/samples": "Training rows made from this step's chains.",
     "train/tokens": "Sampled tokens in those rows.",
     "train/splits": "Rows beyond one per chain: how often a template rewrote history.",
-    "train/untrainable_chains": "Chains left out because the world failed, they were cancelled, or no token was sampled.",
+    "train/untrainable_chains": "Chains left out: the world failed, they were cancelled, or they have no token to train.",
+    "train/masked_tokens": "Sampled tokens that are not trained: the weights that drew them are outside the window.",
+    "train/lag_mean": "Mean age of the trained tokens, in versions of the weights, when the update begins.",
+    "train/lag_max": "Largest age of a trained token, in versions of the weights, when the update begins.",
     "train/zero_advantage_groups": "Groups without a learning signal: all rewards equal, or fewer than two trainable chains.",
     "train/skipped": "1 if the policy took no optimizer step: every advantage was 0, or the critic warms up.",
     "train/optimizer_steps": "Optimizer steps taken on the policy.",
-    "train/logprob_gap": "Mean |sampled - recomputed log-prob| of tokens drawn by the current weights; 0 if both agree.",
+    "train/logprob_gap": "Mean |sampled - recomputed log-prob| of chains drawn wholly by the current weights; 0 if both agree.",
+    "train/mismatch_kl": "KL from the sampler to the learner before the update, k3, over trained tokens, unless all are exact.",
+    "train/ess": "Effective sample size, (sum w)^2 / (n sum w^2), of corrected tokens (loss.correction = sequence: chains).",
+    "train/correction_mean": "Mean weight of loss.correction over corrected tokens (sequence: chains that have one).",
+    "train/correction_clipped": "Share of corrected tokens (sequence: chains) whose weight was truncated or masked.",
     "train/critic_warmup": "1 in the first steps, in which the critic learns and the policy waits (PPO).",
     "train/explained_variance": "1 - var(return - value) / var(return), before the step (PPO).",
     "train/padding_waste": "Share of padding among the tokens that were run.",
@@ -56,4 +63,7 @@ class Totals:
     def means(self) -> dict[str, float]:
         """Returns the mean of each name; names whose count is 0 are left out."""
         counts = {name: float(count) for name, count in self._counts.items()}
-        return {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
+        found = {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
+        if square := found.get("train/ess"):  # until here the mean square of the weights; 0 if every weight is 0
+            found["train/ess"] = found["train/correction_mean"] ** 2 / square
+        return found

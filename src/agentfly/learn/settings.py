@@ -15,6 +15,7 @@ from ..errors import ConfigError
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 KlKind = Literal["k1", "k2", "k3"]
+Correction = Literal["truncate", "mask", "sequence", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +53,16 @@ class LossSettings:
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
         "auto",
         "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when there is only "
-        "one step: the ratio is then 1). sampled: the log-probs that the engine recorded. auto: recompute for tokens drawn "
-        "by the current weights, sampled for tokens drawn by older ones.",
+        "one step: the ratio is then 1). sampled: the log-probs that the engine recorded; turns loss.correction off. auto: "
+        'recompute; with loss.correction = "off", sampled for tokens drawn by older weights.',
     )
+    correction: Correction = setting(
+        "truncate",
+        "Weight on the loss of tokens that the learner's weights did not draw exactly (older weights, or a copy in another "
+        "engine), by w = learner's / sampler's probability. truncate: min(w, cap). mask: w, or 0 outside [1 / cap, cap]. "
+        "sequence: min(product of w over the chain, cap). off: 1.",
+    )
+    correction_cap: float = setting(2.0, "The cap of loss.correction.", above=1)
     gamma: float = setting(1.0, "Discount per sampled token (tool observations do not count as time).", low=0, high=1)
     lam: float = setting(1.0, "Lambda of GAE: 1 relies on observed rewards, smaller values rely on the critic.", low=0, high=1)
     critic: Literal["copy", "shared"] = setting(
@@ -69,6 +77,19 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "loss.")
+        if self.old_logprobs == "sampled" and self.correction != "off":
+            raise ConfigError(
+                'loss.old_logprobs = "sampled" already divides by the sampler\'s probability, so loss.correction = '
+                f'"{self.correction}" would count it twice: set loss.correction = "off", or leave out loss.old_logprobs'
+            )
+
+    def check_lag(self, max_lag: int) -> None:
+        """Raises ConfigError if tokens of older weights would be trained without any correction."""
+        if max_lag > 0 and self.correction == "off" and self.old_logprobs == "recompute":
+            raise ConfigError(
+                f'rollout.max_lag = {max_lag} with loss.old_logprobs = "recompute" and loss.correction = "off" trains tokens '
+                'of older weights as if the current ones had drawn them: set loss.correction, or loss.old_logprobs = "auto"'
+            )
 
     @property
     def kl_estimator(self) -> KlKind:

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 ALWAYS = frozenset({
     "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "entropy_coef",
-    "old_logprobs",
+    "old_logprobs", "correction", "correction_cap",
 })  # fmt: skip
 """The keys of LossSettings that every algorithm with PPO's loss uses."""
+
+_OF_LEARNER = frozenset({"options", "correction", "correction_cap"})
+"""Keys that apply to every algorithm, whatever it reads: the learner multiplies the loss of each token with its weight."""
 
 Scope = Literal["token", "chain", "minibatch"]
 
@@ -120,8 +123,8 @@ class Tokens:
     """Sampled tokens, as one-dimensional tensors of equal length; only `logprobs` carries a gradient.
 
     `chains`, `turns` and `groups` are numbers that tell which tokens belong together; turns are numbered over all chains.
-    `weights` is the factor of each token's loss in the minibatch's loss (`loss.aggregation`). `reference_logprobs` is None
-    unless the KL is a term of the loss.
+    `weights` is the factor of each token's loss in the minibatch's loss (`loss.aggregation`, `loss.correction`).
+    `reference_logprobs` is None unless the KL is a term of the loss.
     """
 
     logprobs: Tensor
@@ -213,9 +216,16 @@ class Algorithm:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
                 raise ConfigError(f"loss has no setting {key!r}; {config_hint(f'loss.{key}') or hint}")
-            if key not in self.reads and key != "options":
+            if key not in self.reads | _OF_LEARNER:
                 raise ConfigError(f"{self.name} does not use loss.{key}: remove it (it reads {', '.join(sorted(self.reads))})")
-        made = self.complete(LossSettings(**{**self.defaults, **given}))
+        known_keys = {**self.defaults, **given}
+        if known_keys.get("old_logprobs") == "sampled":  # the ratio itself is then the importance weight
+            known_keys.setdefault("correction", "off")
+        made = self.complete(LossSettings(**known_keys))
+        if "correction_cap" in given and made.correction == "off":
+            raise ConfigError(
+                'loss.correction_cap is not used with loss.correction = "off" (old_logprobs = "sampled" turns it off)'
+            )
         if "sequence_divisor" in given and made.aggregation != "sequence_sum":
             raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
         if "value_coef" in given and made.critic != "shared":
@@ -238,7 +248,7 @@ class Algorithm:
         """Raises ConfigError if a key that the algorithm does not read differs from its default."""
         expected = LossSettings(**self.defaults)
         for f in fields(LossSettings):
-            unread = f.name not in self.reads and f.name != "options"
+            unread = f.name not in self.reads | _OF_LEARNER
             if unread and getattr(settings, f.name) != getattr(expected, f.name):
                 raise ConfigError(f"{self.name} does not use loss.{f.name}: leave it at {getattr(expected, f.name)!r}")
 

@@ -6,12 +6,13 @@ sum over micro batches gives the same loss and gradient for every division into 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..settings import Aggregation, KlKind
+from ..settings import Aggregation, Correction, KlKind
 from .interface import TokenLoss, Tokens
 
 
@@ -61,6 +62,22 @@ def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     return TokenLoss(-weight * tokens.advantages * tokens.logprobs, (weight != ratio).float())
 
 
+def correction_weights(log_ratio: Tensor, kind: Correction, cap: float) -> tuple[Tensor, Tensor]:
+    """Returns the importance weight of each log(learner's / sampler's probability), and whether the cap changed it.
+
+    truncate, sequence  min(ratio, cap), Ionides, "Truncated Importance Sampling", 2008. For a sequence, `log_ratio` is the sum
+                        over a chain's tokens.
+    mask                the ratio, or 0 outside [1 / cap, cap]: IcePop, arXiv:2510.18855
+
+    The limit is applied to the logarithm, so that no exponential overflows. A NaN stays one and stops the step.
+    """
+    limit = math.log(cap)
+    if kind == "mask":
+        outside = log_ratio.abs() > limit
+        return torch.where(outside, torch.zeros_like(log_ratio), log_ratio.exp()), outside
+    return log_ratio.clamp(max=limit).exp(), log_ratio > limit
+
+
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:
     """Half the squared error per token; with `clip`, the larger of it and the error of the value clipped around the old one."""
     loss = (values - returns) ** 2
@@ -90,10 +107,12 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def token_weights(lengths: Sequence[int], aggregation: Aggregation, *, divisor: float = 1.0) -> list[float]:
-    """Returns, for each chain of a minibatch, the weight of one of its tokens. `lengths` counts the chains' sampled tokens.
+    """Returns, for each chain of a minibatch, the weight of one of its tokens. `lengths` counts the chains' trained tokens.
+
+    Tokens outside the window are not trained and in no divisor, nor are chains without trained tokens:
 
     token_mean      1 / all tokens                     a long chain counts more
-    sequence_mean   1 / (chains x own tokens)          every chain counts the same
+    sequence_mean   1 / (chains x own tokens)          every chain counts the same, also if a part of it is masked
     sequence_sum    1 / (chains x constant divisor)    Dr. GRPO: length is neither rewarded nor punished
     """
     if aggregation == "token_mean":

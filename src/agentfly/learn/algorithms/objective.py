@@ -18,7 +18,7 @@ from ..metrics import Totals
 from ..model.logprobs import Scores
 from ..settings import LossSettings
 from .interface import Algorithm, TokenLoss, Tokens
-from .losses import clipped_surrogate, kl_divergence, value_loss
+from .losses import clipped_surrogate, correction_weights, kl_divergence, value_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,58 @@ class Minibatch:
 
 
 def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor | slice) -> Tensor:
-    """Returns the ratio's denominator at `tokens`. `own` are the log-probs of the learner's weights before the update."""
-    if settings.old_logprobs == "recompute":
+    """Returns the ratio's denominator at `tokens`. `own` are the log-probs of the learner's weights before the update.
+
+    With a correction it is `own`, as in decoupled PPO (arXiv:2110.00641, arXiv:2505.24298): the ratio is clipped around the
+    weights before the update, and `importance_weights` accounts for the distance from the sampler to them.
+    """
+    if settings.old_logprobs == "recompute" or settings.correction != "off":
         return own
     sampled = experience.sampled[tokens]
     if settings.old_logprobs == "sampled":
         return sampled
     return torch.where(experience.current[tokens], own, sampled)
+
+
+def importance_weights(experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor, totals: Totals) -> Tensor:
+    """Returns the weight of `loss.correction` at each of `tokens`: 1 where the learner's weights drew the token exactly.
+
+    For "sequence", all trained tokens of a chain get the chain's weight, and `tokens` holds whole chains unless log-probs were
+    recomputed. The metrics count corrected tokens; for "sequence", chains with a corrected token.
+    """
+    assert experience.inexact is not None
+    if settings.correction == "sequence":
+        weights, clipped, corrected = _sequence_weights(experience, settings, own, tokens)
+        found = weights[experience.chain_of[tokens]]
+    else:
+        corrected = experience.inexact[tokens]
+        gaps = torch.where(corrected, own - experience.sampled[tokens], torch.zeros_like(own))
+        weights, clipped = correction_weights(gaps, settings.correction, settings.correction_cap)
+        found = weights
+    count = corrected.sum()
+    totals.add("train/correction_mean", (weights * corrected).sum(), count)
+    totals.add("train/correction_clipped", (clipped * corrected).sum(), count)
+    totals.add("train/ess", (weights**2 * corrected).sum(), count)  # the mean square; `Totals.means` makes the ratio
+    return found
+
+
+def _sequence_weights(
+    experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns, for each chain, its weight, whether it was truncated, and the share of its corrected tokens in `tokens`."""
+    assert experience.inexact is not None
+
+    def per_chain(chains: Tensor, values: Tensor) -> Tensor:
+        return own.new_zeros(experience.num_chains).index_add(0, chains, values.to(own.dtype))
+
+    chains, inexact = experience.chain_of[tokens], experience.inexact[tokens]
+    share = per_chain(chains, inexact) / per_chain(experience.chain_of, experience.inexact).clamp(min=1.0)
+    if experience.recomputed is None:
+        sums = per_chain(chains, torch.where(inexact, own - experience.sampled[tokens], torch.zeros_like(own)))
+    else:  # micro batches may divide a chain
+        gaps = experience.recomputed - experience.sampled
+        sums = per_chain(experience.chain_of, torch.where(experience.inexact, gaps, torch.zeros_like(gaps)))
+    return *correction_weights(sums, "sequence", settings.correction_cap), share
 
 
 def surrogate(
@@ -65,6 +110,9 @@ def surrogate(
         own = now
         if minibatch.is_first:
             measure_gap(experience, now, tokens, totals)
+    weights = minibatch.weights[tokens]
+    if experience.inexact is not None and settings.correction != "off":
+        weights = weights * importance_weights(experience, settings, own, tokens, totals)
     batch = Tokens(
         logprobs=logprobs,
         old_logprobs=old_logprobs(experience, settings, own, tokens),
@@ -72,7 +120,7 @@ def surrogate(
         chains=experience.chain_of[tokens],
         turns=experience.turn_of[tokens],
         groups=experience.group_of[tokens],
-        weights=minibatch.weights[tokens],
+        weights=weights,
         reference_logprobs=None if experience.reference is None else experience.reference[tokens],
     )
     found = _token_loss(algorithm, batch, settings)
@@ -143,7 +191,14 @@ def critic_loss(
 
 
 def measure_gap(experience: Experience, logprobs: Tensor, tokens: Tensor, totals: Totals) -> None:
-    """Measure how far the sampler's and the learner's log-probs differ on tokens that the current weights drew."""
-    current = experience.current[tokens]
-    gap = (logprobs - experience.sampled[tokens]).abs()
-    totals.add("train/logprob_gap", (gap * current).sum(), current.sum())
+    """Measure how far the sampler's and the learner's log-probs differ.
+
+    The gap is measured on chains that the current weights drew completely, the KL divergence on all trained tokens. A chain
+    that began under older weights may have been continued with their keys and values: its later tokens carry the current
+    version, but no forward pass of the current weights gives their log-probs.
+    """
+    fresh, sampled = experience.fresh[tokens], experience.sampled[tokens]
+    totals.add("train/logprob_gap", ((logprobs - sampled).abs() * fresh).sum(), fresh.sum())
+    if experience.inexact is not None:
+        kl = experience.trained_values(kl_divergence(sampled, logprobs, "k3"), tokens)
+        totals.add("train/mismatch_kl", kl.sum(), len(kl))
