@@ -240,6 +240,7 @@ class Config:
         if "api_key" in engine_options(config.agent.engine):
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         config = dataclasses.replace(config, loss=algorithm.settings(loss))
+        config.loss.check_lag(config.rollout.max_lag)
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")

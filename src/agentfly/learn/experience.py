@@ -7,6 +7,7 @@ The rows of a chain are adjacent, so a chain is one slice.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from ..types import Sample, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
 from .batching import MicroBatch, Rows
-from .samples import to_samples
+from .samples import check_tokens, to_samples
 
 
 @dataclass(slots=True)
@@ -176,6 +177,7 @@ def gather(
             if not made:
                 num_untrainable += 1
                 continue
+            check_tokens(trajectory, made, versions=range(sys.maxsize))
             if not math.isfinite(trajectory.total_reward):
                 raise InvariantError(
                     f"chain {trajectory.id!r} has the reward {trajectory.total_reward}, which cannot be learned from"

@@ -4,7 +4,8 @@
 - every admitted chain returned once, with an outcome, in the group it was admitted with;
 - no trained token is older than `max_lag` versions when training starts, and the learner's own log-probs agree with those of
   the tokens that the current weights drew;
-- the mask of a training row covers exactly the sampled tokens of its chain;
+- the mask of a training row covers exactly the sampled tokens of its chain, with the engine's log-probs and versions (the
+  learner checks this on the rows that it trains: `learn.samples.check_tokens`);
 - after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
   reused a key or value of older weights for a new request;
 - not more than `max_failed_share` of a step's chains are untrainable.
@@ -16,7 +17,6 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
-from ..learn.samples import to_samples
 from ..types import Learner, MeasuredEngine, Outcome, TrainableEngine, Trajectory
 
 REMEMBERED = 100_000
@@ -119,18 +119,14 @@ def _step_of(trajectory: Trajectory) -> str:
 
 
 def _check_tokens(trajectory: Trajectory, version: int, max_lag: int | None) -> None:
-    sampled = [token for turn in trajectory.turns for token in turn.completion.token_ids]
-    versions = {v for turn in trajectory.turns for v in turn.completion.versions}
-    if versions and (max(versions) > version or (max_lag is not None and min(versions) < version - max_lag)):
-        wrong = max(versions) if max(versions) > version else min(versions)
-        allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
-        raise InvariantError(
-            f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
-        )
-    if not trajectory.trainable:
-        if trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED) and trajectory.reward is not None:
-            raise InvariantError(f"chain {trajectory.id} ended in a failure of the world but has a reward")
-        return
-    trained = [token for row in to_samples(trajectory) for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
-    if trained != sampled:
-        raise InvariantError(f"chain {trajectory.id}: the mask covers {len(trained)} tokens, but {len(sampled)} were sampled")
+    versions = [(min(drawn), max(drawn)) for turn in trajectory.turns if (drawn := turn.completion.versions)]
+    if versions:
+        oldest, newest = min(low for low, _ in versions), max(high for _, high in versions)
+        if newest > version or (max_lag is not None and oldest < version - max_lag):
+            wrong = newest if newest > version else oldest
+            allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
+            raise InvariantError(
+                f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
+            )
+    if trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED) and trajectory.reward is not None:
+        raise InvariantError(f"chain {trajectory.id} ended in a failure of the world but has a reward")

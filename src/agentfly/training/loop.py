@@ -88,6 +88,7 @@ class Trainer:
             loss=config.loss,
             optim=replace(config.train, total_steps=config.train.total_steps or config.train.steps),
             temperature=config.sampling.temperature or 1.0,
+            exact=self.engine.shares_weights,
             seed=config.seed,
         )
         self.learner: Learner = learner
