@@ -96,7 +96,7 @@ class PolicyLearner:
         self._check: Check | None = None
         self._scorer = Scorer(self.model, temperature=temperature, chunk=self.optim.logprob_chunk)
         with launching_on(self.device):
-            self._packed = self._scorer.prepare(self.optim)
+            self._shape = self._scorer.prepare(self.optim)
             self._make_critic()
         self._own_reference = reference is None
         self._reference: Scorer | None = None
@@ -105,7 +105,8 @@ class PolicyLearner:
             frozen.requires_grad_(False).eval()
             self._reference = Scorer(frozen, temperature=temperature, chunk=self.optim.logprob_chunk)
             with launching_on(self.device):
-                self._reference.prepare(self.optim)
+                if self._reference.prepare(self.optim) != self._shape:
+                    self._shape = "padded"
 
     def _make_critic(self) -> None:
         self._critic: Critic | None = None
@@ -299,7 +300,7 @@ class PolicyLearner:
         micro = list(self._batches(experience, rows))
         minibatch = Minibatch(weights.to(self.device), sum(lengths), 1.0 / len(micro), is_first)
         size = sum(batch.input_ids.numel() for batch in micro)
-        totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in rows), size)
+        totals.add("train/padding_waste", sum(batch.num_padding for batch in micro), size)
         while True:
             found = Totals()
             whole = self._gradients(experience, micro, minibatch, found, entropy)
@@ -401,7 +402,7 @@ class PolicyLearner:
     # -- scores of the weights before the update ----------------------------------------------------------------------------
 
     def _batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
-        return experience.rows.batches(rows, self.optim.max_tokens_per_batch, self.device, packed=self._packed)
+        return experience.rows.batches(rows, self.optim.max_tokens_per_batch, self.device, self._shape)
 
     @torch.no_grad()
     def _score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:

@@ -38,7 +38,7 @@ class SupervisedLearner:
         self.device = next(self.model.parameters()).device
         self._scorer = Scorer(self.model, chunk=self.optim.logprob_chunk)
         with launching_on(self.device):
-            self._packed = self._scorer.prepare(self.optim)
+            self._shape = self._scorer.prepare(self.optim)
         self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
         self._seed = seed
         self._version = 0
@@ -68,9 +68,9 @@ class SupervisedLearner:
 
     def _step(self, rows: Rows, members: Sequence[int], totals: Totals) -> None:
         num_tokens = sum(len(rows.positions[row]) for row in members)
-        micro = list(rows.batches(members, self.optim.max_tokens_per_batch, self.device, packed=self._packed))
+        micro = list(rows.batches(members, self.optim.max_tokens_per_batch, self.device, self._shape))
         size = sum(batch.input_ids.numel() for batch in micro)
-        totals.add("train/padding_waste", size - sum(rows.lengths[row] for row in members), size)
+        totals.add("train/padding_waste", sum(batch.num_padding for batch in micro), size)
         loss_value, norm = self._gradients(micro, num_tokens)
         while not math.isfinite(norm) and self._optimizer.retry() and math.isfinite(loss_value):
             loss_value, norm = self._gradients(micro, num_tokens)
@@ -97,7 +97,7 @@ class SupervisedLearner:
     def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Returns the mean negative log-likelihood per token of held-out rows."""
         rows, totals = Rows(samples), Totals()
-        for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, packed=self._packed):
+        for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, self._shape):
             with launching_on(self.device):
                 logprobs = self._scorer(batch).logprobs
             totals.add("eval/loss", -logprobs.sum(), len(logprobs))
