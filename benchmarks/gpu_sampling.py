@@ -275,7 +275,7 @@ def gap_row(model: Any, shape: Shape, *, caches: Sequence[str], chains: int, pro
             del engine
         scorer, rows = Scorer(model), Rows(samples)
         packed = scorer.prepare(OptimSettings())
-        drawn = torch.tensor([value for sample in samples for value, m in zip(sample.logprobs, sample.mask, strict=True) if m])
+        drawn = torch.cat([torch.tensor(sample.logprobs[sample.mask], dtype=torch.float32) for sample in samples])
         gaps = []
         with torch.no_grad():
             for batch in rows.batches(range(len(rows)), STEP_TOKENS, device, packed=packed):
@@ -299,7 +299,7 @@ def _format_gap(model: Any, samples: Sequence[Sample]) -> float:
     full = copy.deepcopy(model).float()
     gaps = []
     for sample in samples:
-        line = torch.tensor([sample.token_ids], device=model.device)
+        line = torch.tensor(sample.token_ids, device=model.device)[None]
         sampled = torch.tensor(sample.mask[1:], device=model.device, dtype=torch.bool)
         ours, exact = (
             torch.log_softmax(each(input_ids=line, use_cache=False).logits[0, :-1].float()[sampled], -1).gather(

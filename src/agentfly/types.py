@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
 from .errors import ConfigError, InvariantError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
@@ -273,7 +276,7 @@ class Trajectory:
     @property
     def trainable(self) -> bool:
         """Whether the chain is scored and has token ids (a chat server returns none)."""
-        return self.scored and any(turn.completion.token_ids for turn in self.turns)
+        return self.scored and any(len(turn.completion.token_ids) for turn in self.turns)
 
     @property
     def tool_counts(self) -> Counter[str]:
@@ -296,30 +299,45 @@ class Trajectory:
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sample:
-    """One training row: token ids, and lists of the same length with the values per token.
+    """One training row: token ids, and NumPy arrays of the same length with the values per token.
 
-    `mask[i]` is 1 exactly if the policy sampled `token_ids[i]`. `logprobs`, `versions`, `rewards` and `advantages` are
+    `mask[i]` is true exactly if the policy sampled `token_ids[i]`. `logprobs`, `versions`, `rewards` and `advantages` are
     meaningful only there (0 elsewhere; versions -1). `group` names the task (and its draw) whose siblings are compared,
-    `trajectory` names the chain: a chain whose history was rewritten has several rows, in order.
+    `trajectory` names the chain: a chain whose history was rewritten has several rows, in order. Lists become arrays.
     """
 
-    token_ids: list[int]
-    mask: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    rewards: list[float]
-    advantages: list[float]
+    token_ids: NDArray[Any]
+    mask: NDArray[Any]
+    logprobs: NDArray[Any]
+    versions: NDArray[Any]
+    rewards: NDArray[Any]
+    advantages: NDArray[Any]
     group: str = ""
     trajectory: str = ""
 
     def __post_init__(self) -> None:
-        lengths = {
-            len(part) for part in (self.token_ids, self.mask, self.logprobs, self.versions, self.rewards, self.advantages)
-        }
-        if len(lengths) != 1:
-            raise InvariantError(f"the lists of a training row differ in length: {sorted(lengths)}")
+        import numpy as np  # late: reading a config or playing a chain needs no arrays
+
+        for name, kind in _SAMPLE_ARRAYS.items():
+            setattr(self, name, np.asarray(getattr(self, name), dtype=kind))
+        lengths = {getattr(self, name).shape for name in _SAMPLE_ARRAYS}
+        if len(lengths) != 1 or len(next(iter(lengths))) != 1:
+            raise InvariantError(f"the arrays of a training row differ in length: {sorted(lengths)}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sample):
+            return NotImplemented
+        same = (self.group, self.trajectory) == (other.group, other.trajectory)
+        return same and all(getattr(self, name).tolist() == getattr(other, name).tolist() for name in _SAMPLE_ARRAYS)
+
+
+_SAMPLE_ARRAYS = {
+    "token_ids": "int64", "mask": "bool", "logprobs": "float64", "versions": "int64", "rewards": "float64",
+    "advantages": "float64",
+}  # fmt: skip
+"""The arrays of a Sample and the types of their elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,11 +496,17 @@ class Learner(Protocol):
         """Whether the last `update` raised after it had changed weights: they are then those of no step."""
 
     def update(
-        self, groups: Sequence[Sequence[Trajectory]], check: Callable[[Mapping[str, float]], None] | None = None
+        self,
+        groups: Sequence[Sequence[Trajectory]],
+        check: Callable[[Mapping[str, float]], None] | None = None,
+        changing: Callable[[], object] | None = None,
+        window: int | None = None,
     ) -> dict[str, float]:
         """Improve the weights on one step's chains, siblings together. Returns metrics.
 
-        `check` receives the metrics that are known before the weights change. If it raises, they have not changed.
+        `check` receives the metrics that are known before the weights change. `changing` is called once after it, right before
+        the first change of weights that the engine samples from, and never if there is none. If either raises, the weights have
+        not changed. Tokens drawn by versions below `version - window` are not trained; None trains tokens of every version.
         """
 
     def state_dict(self) -> dict[str, Any]: ...

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.errors import InvariantError
-from agentfly.learn.samples import to_samples
-from agentfly.types import Outcome
+from agentfly.learn.samples import check_tokens, to_samples
+from agentfly.types import Completion, Outcome, Sample
 from tests.learn.chains import chain
 
 
@@ -42,13 +46,13 @@ def test_each_reward_stands_on_the_last_sampled_token_of_its_turn():
     text, mask = draw(row)
     assert text == "abcdefgh"
     assert mask == "  ^^ ^^^"
-    assert row.rewards == [0, 0, 0, 0.25, 0, 0, 0, 1.5]
+    assert row.rewards.tolist() == [0, 0, 0, 0.25, 0, 0, 0, 1.5]
 
 
 def test_log_probs_and_versions_mean_something_only_where_sampled():
     (row,) = to_samples(chain(("ab", "c"), ("d", "e"), version=7))
-    assert row.logprobs == [0, 0, -0.5, 0, -1.5]
-    assert row.versions == [-1, -1, 7, -1, 7]
+    assert row.logprobs.tolist() == [0, 0, -0.5, 0, -1.5]
+    assert row.versions.tolist() == [-1, -1, 7, -1, 7]
 
 
 def test_context_that_no_reply_follows_is_left_off():
@@ -56,7 +60,7 @@ def test_context_that_no_reply_follows_is_left_off():
     text, mask = draw(row)
     assert text == "abc"
     assert mask == "  ^"
-    assert row.rewards == [0, 0, 1.5], "the empty turn's reward goes to the token before it"
+    assert row.rewards.tolist() == [0, 0, 1.5], "the empty turn's reward goes to the token before it"
 
 
 @pytest.mark.parametrize("outcome", [Outcome.WORLD_FAILURE, Outcome.CANCELLED, Outcome.TOOL_ERROR])
@@ -86,3 +90,89 @@ def test_every_sampled_token_is_trained_once_and_no_reward_is_lost(turns, turn_r
     assert all(m == (chr(i) in "XYZ") for row in rows for i, m in zip(row.token_ids, row.mask, strict=True))
     if rows:
         assert sum(sum(row.rewards) for row in rows) == trajectory.total_reward
+        check_tokens(trajectory, rows, versions=range(1))
+
+
+def test_a_row_holds_arrays_and_lists_become_arrays():
+    (row,) = to_samples(chain(("ab", "c"), ("d", "e")))
+    same = Sample(
+        *[part.tolist() for part in (row.token_ids, row.mask, row.logprobs, row.versions, row.rewards, row.advantages)]
+    )
+    assert same != row, "it belongs to no chain"
+    same = replace(same, group=row.group, trajectory=row.trajectory)
+    assert same == row == copy.deepcopy(row)
+    assert (same != replace(row, mask=[0, 0, 1, 0, 0])) and row not in ["a row", None]
+    assert [part.dtype for part in (same.token_ids, same.mask, same.logprobs, same.versions)] == [
+        np.int64, np.bool_, np.float64, np.int64,
+    ]  # fmt: skip
+    with pytest.raises(InvariantError, match="differ in length"):
+        replace(row, mask=[0, 1])
+    with pytest.raises(InvariantError, match="differ in length"):
+        Sample(*[[[1]]] * 6)
+
+
+def test_replies_may_hold_arrays():
+    as_lists = chain(("ab", "cd"), ("e", "f"))
+    as_arrays = copy.deepcopy(as_lists)
+    for number, turn in enumerate(as_arrays.turns):
+        reply = turn.completion
+        parts = {name: np.array(getattr(reply, name)) for name in ("token_ids", "logprobs", "versions")}
+        as_arrays.turns[number] = replace(
+            turn, context_ids=np.array(turn.context_ids), completion=Completion(text=reply.text, **parts)
+        )
+    rows = to_samples(as_arrays)
+    assert rows == to_samples(as_lists)
+    check_tokens(as_arrays, rows, versions=range(1))
+
+
+def spoil(rows, **changes):
+    """Change one entry of an array of the last row."""
+    for name, value in changes.items():
+        array = getattr(rows[-1], name)
+        array[np.flatnonzero(rows[-1].mask)[-1]] = value
+    return rows
+
+
+def shift(rows):
+    return [replace(row, mask=np.roll(row.mask, -1)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("plant", "sentence"),
+    [
+        (shift, "the mask covers 5 tokens that are not the 5 sampled ones"),
+        (lambda rows: [replace(rows[0], mask=rows[0].mask & (rows[0].token_ids != ord("d")))], "the mask covers 4 tokens"),
+        (lambda rows: [replace(rows[0], mask=rows[0].mask | (rows[0].token_ids == ord("b")))], "the mask covers 6 tokens"),
+        (lambda rows: spoil(rows, token_ids=ord("x")), "the mask covers 5 tokens that are not"),
+        (lambda rows: rows * 2, "the mask covers 10 tokens"),
+        (lambda rows: spoil(rows, logprobs=-0.25), "are not those that the engine recorded"),
+        (lambda rows: spoil(rows, logprobs=float("nan")), "not a finite number of at most 0"),
+        (lambda rows: spoil(rows, logprobs=0.5), "not a finite number of at most 0"),
+        (lambda rows: spoil(rows, versions=2), "versions of its training rows"),
+        (lambda rows: [], "no training row"),
+    ],
+)
+def test_rows_that_are_not_what_was_sampled_are_refused(plant, sentence):
+    trajectory = chain(("ab", "cd"), ("e", "fgh"), version=3)
+    check_tokens(trajectory, to_samples(trajectory), versions=range(2, 4))
+    with pytest.raises(InvariantError, match=sentence):
+        check_tokens(trajectory, plant(to_samples(trajectory)), versions=range(2, 4))
+
+
+@pytest.mark.parametrize("versions", [range(4, 9), range(3), range(3, 3)])
+def test_tokens_of_other_versions_are_refused(versions):
+    trajectory = chain(("ab", "cd"), version=3)
+    with pytest.raises(InvariantError, match="holds tokens of version 3"):
+        check_tokens(trajectory, to_samples(trajectory), versions=versions)
+    lost = chain(("ab", "cd"), version=3, outcome=Outcome.WORLD_FAILURE, reward=None)
+    check_tokens(lost, [], versions=range(4))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf"), 0.01])
+def test_a_log_prob_that_no_model_gives_is_refused(value):
+    trajectory = chain(("ab", "cd"))
+    trajectory.turns[0].completion.logprobs[1] = value
+    with pytest.raises(InvariantError, match="not a finite number of at most 0"):
+        check_tokens(trajectory, to_samples(trajectory), versions=range(1))
+    trajectory.turns[0].completion.logprobs[1] = 1e-7  # rounding
+    check_tokens(trajectory, to_samples(trajectory), versions=range(1))

@@ -29,7 +29,7 @@ def plain_loss(model):
     total, count = 0.0, 0
     for row in ROWS:
         labels = torch.tensor([i if m else -100 for i, m in zip(row.token_ids, row.mask, strict=True)])
-        logits = model(torch.tensor([row.token_ids])).logits[0]
+        logits = model(torch.tensor(row.token_ids)[None]).logits[0]
         total = total + torch.nn.functional.cross_entropy(logits[:-1], labels[1:], reduction="sum")
         count += sum(row.mask)
     return total / count

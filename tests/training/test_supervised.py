@@ -34,10 +34,10 @@ def convert(agent: ReactAgent, row: Any) -> Any:
 def test_a_demonstration_is_trained_on_its_replies_and_their_ends_alone(agent: ReactAgent) -> None:
     (row,) = to_samples(convert(agent, ROW))
     renderer: Any = agent.renderer
-    trained = [token for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
+    trained = row.token_ids[row.mask].tolist()
     text = "".join(renderer.tokenizer.decode(trained, skip_special_tokens=False))
     assert text == 'Thought: add\nAction: add\nInput: {"a": 2, "b": 3}<|im_end|>Answer: 5<|im_end|>'
-    context = [token for token, mask in zip(row.token_ids, row.mask, strict=True) if not mask]
+    context = row.token_ids[~row.mask].tolist()
     assert "Observation: 5" in renderer.tokenizer.decode(context, skip_special_tokens=False)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..errors import InvariantError
 from ..types import Sample, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
-from .batching import Rows
+from .batching import MicroBatch, Rows
 from .samples import to_samples
 
 
@@ -28,7 +28,11 @@ from .samples import to_samples
 class Experience:
     """The chains of one step. A tensor stays None until a setting needs it.
 
-    `chain_of`, `turn_of` and `group_of` number the chain, the turn (over all chains) and the group of each token.
+    `chain_of`, `turn_of` and `group_of` number the chain, the turn (over all chains) and the group of each token. `owners` is
+    `chain_of` as an array. `lags` counts the versions from the weights that drew a token to the learner's.
+
+    A token is trained if its lag is at most `window`. `trained` is None if every token is. The others keep their rewards, their
+    values and their part in every baseline, but get no loss.
     """
 
     samples: list[Sample]
@@ -39,8 +43,13 @@ class Experience:
     num_groups: int
     num_untrainable: int
     rewards: TokenValues
+    owners: NDArray[np.int64]
+    lags: NDArray[np.int64]
+    window: int | None
+    trained: NDArray[np.bool_] | None
     sampled: Tensor
     current: Tensor
+    fresh: Tensor
     chain_of: Tensor
     turn_of: Tensor
     group_of: Tensor
@@ -48,6 +57,7 @@ class Experience:
     reference: Tensor | None = None
     values: Tensor | None = None
     advantages: Tensor | None = None
+    with_advantage: NDArray[np.bool_] | None = None
     returns: Tensor | None = None
 
     @property
@@ -58,9 +68,43 @@ class Experience:
         rows = self.chain_rows[chain]
         return slice(int(self.rows.starts[rows.start]), int(self.rows.starts[rows.stop]))
 
-    def num_tokens(self, chain: int) -> int:
-        part = self.tokens_of(chain)
-        return int(part.stop - part.start)
+    @property
+    def num_masked(self) -> int:
+        """The number of tokens outside the window."""
+        return 0 if self.trained is None else int((~self.trained).sum())
+
+    @property
+    def num_trained(self) -> NDArray[np.int64]:
+        """The number of trained tokens of each chain."""
+        return np.bincount(self.owners if self.trained is None else self.owners[self.trained], minlength=self.num_chains)
+
+    @property
+    def trained_lags(self) -> NDArray[np.int64]:
+        """The lags of the trained tokens."""
+        return self.lags if self.trained is None else self.lags[self.trained]
+
+    def trained_values(self, flat: Tensor) -> Tensor:
+        """Returns the entries of the trained tokens."""
+        return flat if self.trained is None else flat[torch.as_tensor(self.trained, device=flat.device)]
+
+    def only_trained(self, batch: MicroBatch) -> MicroBatch:
+        """Returns the micro batch without the predictions of tokens outside the window. They remain as context."""
+        if self.trained is None:
+            return batch
+        keep = torch.as_tensor(self.trained, device=batch.tokens.device)[batch.tokens]
+        return replace(batch, where=batch.where[keep], targets=batch.targets[keep], tokens=batch.tokens[keep])
+
+    def check_window(self, batches: Sequence[MicroBatch]) -> None:
+        """Raises InvariantError if one of these micro batches would train a token outside the window."""
+        if self.window is None:
+            return
+        for batch in batches:
+            worst = int(self.lags[batch.tokens.cpu().numpy()].max(initial=0))
+            if worst > self.window:
+                raise InvariantError(
+                    f"a token that is {worst} versions old would be trained, but the window is {self.window}: this optimizer "
+                    "step was not applied"
+                )
 
     def per_chain(self, flat: TokenValues) -> list[TokenValues]:
         """Split a flat array into one array per chain."""
@@ -70,30 +114,42 @@ class Experience:
         return [row for chain in chains for row in self.chain_rows[chain] if wanted[row]]
 
     def set_credit(self, credit: Credit) -> int:
-        """Store advantages and returns. Returns the number of groups whose advantages are all 0."""
-        taught = {group for group, part in zip(self.groups, credit.advantages, strict=True) if part.any()}
-        self.advantages = self._flat(credit.advantages, "an advantage")
-        self.returns = None if credit.returns is None else self._flat(credit.returns, "a return")
-        numbers = iter(self.advantages.tolist())
-        for sample, positions in zip(self.samples, self.rows.positions, strict=True):
-            for position in positions.tolist():
-                sample.advantages[position] = next(numbers)
+        """Store advantages and returns. Returns the number of groups whose trained tokens all have the advantage 0."""
+        advantages = self._flat(credit.advantages, "an advantage")
+        self.with_advantage = advantages != 0 if self.trained is None else (advantages != 0) & self.trained
+        taught = np.unique(np.asarray(self.groups, dtype=np.int64)[self.owners[self.with_advantage]])
+        stored = advantages.astype(np.float32)
+        for sample, positions, start in zip(self.samples, self.rows.positions, self.rows.starts[:-1], strict=True):
+            sample.advantages[positions] = stored[start : start + len(positions)]
+        self.advantages = torch.as_tensor(stored, device=self.sampled.device)
+        if credit.returns is not None:
+            returns = self._flat(credit.returns, "a return").astype(np.float32)
+            self.returns = torch.as_tensor(returns, device=self.sampled.device)
         return self.num_groups - len(taught)
 
-    def _flat(self, chains: Sequence[TokenValues], what: str) -> Tensor:
-        flat = np.concatenate(chains) if chains else np.zeros(0)
+    def _flat(self, chains: Sequence[TokenValues], what: str) -> TokenValues:
+        flat: TokenValues = np.concatenate(chains) if chains else np.zeros(0)
         if not np.isfinite(flat).all():
             raise InvariantError(f"{what} is not a finite number: the weights were not changed; check the rewards")
-        return torch.as_tensor(flat, dtype=torch.float32, device=self.sampled.device)
+        return flat
 
     def rows_with_advantage(self) -> list[bool]:
-        assert self.advantages is not None
-        nonzero = (self.advantages != 0).cpu().numpy()
-        starts = self.rows.starts
-        return [bool(nonzero[starts[row] : starts[row + 1]].any()) for row in range(len(self.rows))]
+        """Whether each row has a trained token with an advantage."""
+        assert self.with_advantage is not None
+        return self._any_per_row(self.with_advantage)
+
+    def rows_with_trained(self) -> list[bool]:
+        """Whether each row has a trained token."""
+        return [True] * len(self.rows) if self.trained is None else self._any_per_row(self.trained)
+
+    def _any_per_row(self, flags: NDArray[np.bool_]) -> list[bool]:
+        found: list[bool] = np.logical_or.reduceat(flags, self.rows.starts[:-1]).tolist() if len(self.rows) else []
+        return found
 
 
-def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torch.device) -> Experience:
+def gather(
+    groups: Sequence[Sequence[Trajectory]], *, version: int, device: torch.device, window: int | None = None
+) -> Experience:
     """Returns the trainable chains of all groups. `version` is that of the learner's weights.
 
     Raises InvariantError for a token of a newer version and for a reward that is not finite.
@@ -118,13 +174,17 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
             kept.append(trajectory)
             samples += made
     rows = Rows(samples)
-    versions = _pick([sample.versions for sample in samples], rows, np.int64)
+    mask = np.concatenate([np.zeros(0, dtype=np.bool_), *(sample.mask for sample in samples)])
+    versions = _pick([sample.versions for sample in samples], mask, np.int64)
     if len(versions) and versions.max() > version:
         raise InvariantError(
             f"a token was drawn by version {versions.max()} of the weights, but the learner is at version {version}: "
             "publish the learner's own version to the engine"
         )
-    chain_of, turn_of = _owners(kept)
+    lags = version - versions
+    inside = None if window is None else lags <= window
+    owners, turn_of = _owners(kept)
+    stale = np.bincount(owners, weights=lags > 0, minlength=len(kept)) > 0
     return Experience(
         samples=samples,
         trajectories=kept,
@@ -133,12 +193,17 @@ def gather(groups: Sequence[Sequence[Trajectory]], *, version: int, device: torc
         groups=chain_groups,
         num_groups=len(groups),
         num_untrainable=num_untrainable,
-        rewards=_pick([sample.rewards for sample in samples], rows, np.float64),
-        sampled=torch.as_tensor(_pick([sample.logprobs for sample in samples], rows, np.float32), device=device),
-        current=torch.as_tensor(versions == version, device=device),
-        chain_of=torch.as_tensor(chain_of, device=device),
+        rewards=_pick([sample.rewards for sample in samples], mask, np.float64),
+        owners=owners,
+        lags=lags,
+        window=window,
+        trained=None if inside is None or inside.all() else inside,
+        sampled=torch.as_tensor(_pick([sample.logprobs for sample in samples], mask, np.float32), device=device),
+        current=torch.as_tensor(lags == 0, device=device),
+        fresh=torch.as_tensor(~stale[owners], device=device),
+        chain_of=torch.as_tensor(owners, device=device),
         turn_of=torch.as_tensor(turn_of, device=device),
-        group_of=torch.as_tensor(np.asarray(chain_groups, dtype=np.int64)[chain_of], device=device),
+        group_of=torch.as_tensor(np.asarray(chain_groups, dtype=np.int64)[owners], device=device),
     )
 
 
@@ -150,7 +215,6 @@ def _owners(trajectories: Sequence[Trajectory]) -> tuple[NDArray[np.int64], NDAr
     return np.repeat(np.arange(len(counts)), per_chain), np.repeat(np.arange(len(every)), every)
 
 
-def _pick(lists: Sequence[Sequence[float]], rows: Rows, kind: type[np.generic]) -> NDArray[Any]:
+def _pick(arrays: Sequence[NDArray[Any]], mask: NDArray[np.bool_], kind: type[np.generic]) -> NDArray[Any]:
     """Returns the values at the sampled positions of all rows, in one array."""
-    parts = [np.asarray(values, dtype=kind)[where] for values, where in zip(lists, rows.positions, strict=True)]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
+    return np.concatenate(arrays)[mask].astype(kind, copy=False) if arrays else np.zeros(0, dtype=kind)

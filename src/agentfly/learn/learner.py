@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ from .optim import Optimizer
 from .settings import LossSettings, OptimSettings
 
 Check = Callable[[Mapping[str, float]], None]
+Changing = Callable[[], object]
 
 CRITIC_LR, CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2.5, 2, 8, 7
 """Defaults of a critic: its learning rate over the policy's, passes, optimizer steps per pass, steps alone.
@@ -89,11 +91,14 @@ class PolicyLearner:
         self.model.eval()
         self.device = next(self.model.parameters()).device
         self.last_samples: list[Sample] = []
+        self.last_chains: list[tuple[Trajectory, list[Sample]]] = []
+        """The chains of the last `update` with the rows that it trains. They are known when `check` is called."""
         self._seed = seed
         self._version = 0
         self._updates = 0
         self._half_updated = False
         self._check: Check | None = None
+        self._changing: Changing | None = None
         self._scorer = Scorer(self.model, temperature=temperature, chunk=self.optim.logprob_chunk)
         with launching_on(self.device):
             self._shape = self._scorer.prepare(self.optim)
@@ -143,19 +148,39 @@ class PolicyLearner:
         """Whether the last `update` raised after it had changed weights: they are then those of no step."""
         return self._half_updated
 
-    def update(self, groups: Sequence[Sequence[Trajectory]], check: Check | None = None) -> dict[str, float]:
+    def update(
+        self,
+        groups: Sequence[Sequence[Trajectory]],
+        check: Check | None = None,
+        changing: Changing | None = None,
+        window: int | None = None,
+    ) -> dict[str, float]:
         """Improve the policy on one step's chains, siblings together. Returns metrics named in `metrics.METRICS`.
 
-        `check` receives what was measured before the first change of the weights; if it raises, nothing has changed. Raises
-        InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite.
-        """
-        with launching_on(self.device):
-            return self._update(groups, check)
+        `check` receives what was measured before the first change of the weights. `changing` is called once after it, right
+        before the first optimizer step on weights that the engine samples from; an update that takes no such step does not call
+        it. If either raises, nothing has changed.
 
-    def _update(self, groups: Sequence[Sequence[Trajectory]], check: Check | None) -> dict[str, float]:
+        Tokens drawn by weights older than `version - window` are not trained: they get no loss and count in no divisor, but
+        their rewards stay in the baseline of their group. None trains tokens of every age.
+
+        Raises InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite.
+        """
+        if window is not None and window < 0:
+            raise ConfigError(f"the window counts versions and must be 0 or more, not {window}")
+        self._check, self._changing = check, changing
+        try:
+            with launching_on(self.device):
+                return self._update(groups, window)
+        finally:
+            self._check = self._changing = None
+
+    def _update(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> dict[str, float]:
         self._half_updated = False
-        experience = gather(groups, version=self._version, device=self.device)
+        experience = gather(groups, version=self._version, device=self.device, window=window)
         self.last_samples = experience.samples
+        rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)
+        self.last_chains = list(zip(experience.trajectories, rows, strict=True))
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
         metrics = {
@@ -163,16 +188,18 @@ class PolicyLearner:
             "train/samples": float(len(experience.rows)),
             "train/tokens": float(experience.rows.num_tokens),
             "train/splits": float(len(experience.rows) - experience.num_chains),
-            "train/untrainable_chains": float(experience.num_untrainable),
+            "train/untrainable_chains": float(experience.num_untrainable + (experience.num_trained == 0).sum()),
             "train/zero_advantage_groups": float(len(groups)),
+            "train/masked_tokens": float(experience.num_masked),
         }
+        if len(lags := experience.trained_lags):
+            metrics |= {"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())}
         steps = 0
         if experience.num_chains:
             metrics["train/zero_advantage_groups"] = float(self._give_credit(experience, totals))
             self._optimizer.set_lr(factor)
             if self._critic_optimizer is not None:  # the policy's warm-up does not apply to the critic
                 self._critic_optimizer.set_lr(self.optim.lr_factor(max(self._updates, self.optim.warmup_steps)))
-            self._check = check
             warms_up = self._updates < self.critic_warmup_steps
             if warms_up:
                 metrics["train/critic_warmup"] = 1.0
@@ -217,8 +244,8 @@ class PolicyLearner:
         kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_in == "loss"
         # A row without advantage only counts in the loss's divisor: skip its forward pass unless another term needs it.
         every_row = kl_in_loss or self.loss.entropy_coef > 0 or self._value_head is not None
-        wanted = [every_row or has for has in with_advantage]
-        steps_per_epoch = min(self.optim.num_minibatches, experience.num_chains)
+        wanted = experience.rows_with_trained() if every_row else with_advantage
+        steps_per_epoch = min(self.optim.num_minibatches, int((experience.num_trained > 0).sum()))
         rows = experience.rows_with(range(experience.num_chains), wanted)
         if self._needs_recompute(experience, self.optim.epochs * steps_per_epoch):
             self._score_policy(experience, rows, totals)
@@ -241,14 +268,14 @@ class PolicyLearner:
         """Run the passes of a separate critic model."""
         if self._critic is None or self._critic_optimizer is None:
             return
-        if self._updates == 0 and experience.returns is not None:
-            self._critic.head.start_at(experience.returns.mean())
-        every_row = [True] * len(experience.rows)
+        if self._updates == 0 and experience.returns is not None and experience.num_trained.any():
+            self._critic.head.start_at(experience.trained_values(experience.returns).mean())
+        every_row, lengths = experience.rows_with_trained(), experience.num_trained
         epochs = self.optim.critic_epochs or CRITIC_EPOCHS
         for chains in self._passes(experience, epochs, self.optim.critic_minibatches or CRITIC_MINIBATCHES):
             rows = experience.rows_with(chains, every_row)
-            micro = list(self._batches(experience, rows))
-            minibatch = Minibatch(experience.sampled, sum(map(experience.num_tokens, chains)), 1.0 / len(micro), False)
+            micro = self._trained_batches(experience, rows)
+            minibatch = Minibatch(experience.sampled, int(lengths[chains].sum()), 1.0 / len(micro), False)
             while True:
                 found, whole = Totals(), torch.zeros((), device=self.device)
                 for batch in micro:
@@ -260,18 +287,22 @@ class PolicyLearner:
                     break
 
     def _passes(self, experience: Experience, epochs: int, num_minibatches: int) -> Iterator[list[int]]:
-        """Yield the chains of each optimizer step."""
+        """Yield the chains of each optimizer step. A chain without trained tokens is in none."""
+        trained = np.flatnonzero(experience.num_trained).tolist()
         order = f"{self._seed}/{self._updates}"
-        return passes(experience.num_chains, epochs=epochs, num_minibatches=num_minibatches, seed=order)
+        for share in passes(len(trained), epochs=epochs, num_minibatches=num_minibatches, seed=order):
+            yield [trained[index] for index in share]
 
     def _rows_to_train(self, experience: Experience) -> list[bool]:
         """Returns the rows whose loss may differ from 0. A loss over whole chains needs all rows of a chain."""
+        trained = experience.rows_with_trained()
         if self.algorithm.trains_zero_advantages:
-            return [True] * len(experience.rows)
+            return trained
         wanted = experience.rows_with_advantage()
         if self.algorithm.loss_scope != "token":
             for rows in experience.chain_rows:
-                wanted[rows.start : rows.stop] = [any(wanted[rows.start : rows.stop])] * len(rows)
+                if any(wanted[rows.start : rows.stop]):
+                    wanted[rows.start : rows.stop] = trained[rows.start : rows.stop]
         return wanted
 
     def _needs_recompute(self, experience: Experience, num_steps: int) -> bool:
@@ -292,13 +323,14 @@ class PolicyLearner:
         entropy: EntropyMode,
     ) -> None:
         """One optimizer step on one minibatch, gradients accumulated over its micro batches."""
-        lengths = [experience.num_tokens(chain) for chain in chains]
-        weights = torch.zeros(experience.rows.num_tokens)
-        per_chain = token_weights(lengths, self.loss.aggregation, divisor=self.loss.sequence_divisor)
-        for chain, weight in zip(chains, per_chain, strict=True):
-            weights[experience.tokens_of(chain)] = weight
-        micro = list(self._batches(experience, rows))
-        minibatch = Minibatch(weights.to(self.device), sum(lengths), 1.0 / len(micro), is_first)
+        lengths = experience.num_trained[chains].tolist()
+        of_chain = np.zeros(experience.num_chains, dtype=np.float32)
+        of_chain[chains] = token_weights(lengths, self.loss.aggregation, divisor=self.loss.sequence_divisor)
+        weights = (
+            of_chain[experience.owners] if experience.trained is None else of_chain[experience.owners] * experience.trained
+        )
+        micro = self._trained_batches(experience, rows)
+        minibatch = Minibatch(torch.from_numpy(weights).to(self.device), sum(lengths), 1.0 / len(micro), is_first)
         size = sum(batch.input_ids.numel() for batch in micro)
         totals.add("train/padding_waste", sum(batch.num_padding for batch in micro), size)
         while True:
@@ -394,15 +426,32 @@ class PolicyLearner:
             )
         if optimizer is self._optimizer:
             totals.add("train/loss", loss, 1)
+            self._announce_change()
         totals.add(name, norm, 1)
         self._half_updated = True
         optimizer.step()
         return True
 
+    def _announce_change(self) -> None:
+        """Call `changing` before the first step on the policy's optimizer. A shared value head's steps are such steps."""
+        changing, self._changing = self._changing, None
+        try:
+            if changing is not None:
+                changing()
+        except BaseException:
+            self._optimizer.zero_grad()
+            raise
+
     # -- scores of the weights before the update ----------------------------------------------------------------------------
 
     def _batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
         return experience.rows.batches(rows, self.optim.max_tokens_per_batch, self.device, self._shape)
+
+    def _trained_batches(self, experience: Experience, rows: Sequence[int]) -> list[MicroBatch]:
+        """Returns micro batches whose predictions are trained tokens only. Every loss is computed on these."""
+        batches = [experience.only_trained(batch) for batch in self._batches(experience, rows)]
+        experience.check_window(batches)
+        return batches
 
     @torch.no_grad()
     def _score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:

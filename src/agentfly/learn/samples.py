@@ -6,6 +6,14 @@ failed through no fault of the policy gives no row.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import InvariantError
 from ..types import Sample, Trajectory
 
@@ -28,36 +36,98 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
     if not trajectory.trainable:
         return []
     group = f"{trajectory.task.id}#{trajectory.draw}" if trajectory.draw else trajectory.task.id
-    rows: list[Sample] = []
-    last: tuple[Sample, int] | None = None
+    rewards = _place_rewards(trajectory)
+    rows, begin = [], 0
+    for number in range(1, len(trajectory.turns) + 1):
+        if number == len(trajectory.turns) or trajectory.turns[number].restarts:
+            row = _row(trajectory, group, begin, number, rewards)
+            rows += [] if row is None else [row]
+            begin = number
+    return rows
+
+
+def _place_rewards(trajectory: Trajectory) -> list[float]:
+    """Returns, for each turn, the reward on its last sampled token. It is 0 for turns without sampled tokens."""
+    placed = [0.0] * len(trajectory.turns)
+    last: int | None = None
     unplaced = 0.0
-    for turn in trajectory.turns:
-        if turn.restarts or not rows:
-            rows.append(Sample([], [], [], [], [], [], group=group, trajectory=trajectory.id))
-        row, sampled = rows[-1], turn.completion
-        num_context, num_sampled = len(turn.context_ids), len(sampled.token_ids)
-        row.token_ids += turn.context_ids + sampled.token_ids
-        row.mask += [0] * num_context + [1] * num_sampled
-        row.logprobs += [0.0] * num_context + sampled.logprobs
-        row.versions += [-1] * num_context + sampled.versions
-        row.rewards += [0.0] * (num_context + num_sampled)
-        if num_sampled:
-            last = row, len(row.mask) - 1
+    for number, turn in enumerate(trajectory.turns):
+        if len(turn.completion.token_ids):
+            last = number
         unplaced += turn.reward
         if last is not None:
-            last[0].rewards[last[1]] += unplaced
+            placed[last] += unplaced
             unplaced = 0.0
     assert last is not None  # guaranteed by trainable, like the next
     assert trajectory.reward is not None
-    last[0].rewards[last[1]] += trajectory.reward
-    return [_finish(row, trajectory) for row in rows if any(row.mask)]
+    placed[last] += trajectory.reward
+    return placed
 
 
-def _finish(row: Sample, trajectory: Trajectory) -> Sample:
-    if row.mask[0]:
-        raise InvariantError(f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts")
-    end = len(row.mask) - row.mask[::-1].index(1)
-    for part in (row.token_ids, row.mask, row.logprobs, row.versions, row.rewards):
-        del part[end:]
-    row.advantages = [0.0] * end
-    return row
+def _row(trajectory: Trajectory, group: str, begin: int, stop: int, rewards: list[float]) -> Sample | None:
+    """Returns the row of turns `begin` to `stop`; None if none of them has a sampled token."""
+    turns = trajectory.turns[begin:stop]
+    ids = _joined([part for turn in turns for part in (turn.context_ids, turn.completion.token_ids)], np.int64)
+    mask, placed = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids))
+    at = end = 0
+    for turn, reward in zip(turns, rewards[begin:stop], strict=True):
+        at += len(turn.context_ids)
+        if count := len(turn.completion.token_ids):
+            if at == 0:
+                raise InvariantError(
+                    f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts"
+                )
+            mask[at : at + count] = True
+            at = end = at + count
+            placed[end - 1] = reward
+    if not end:
+        return None
+    logprobs, versions = np.zeros(end), np.full(end, -1, dtype=np.int64)
+    ids, mask, placed = ids[:end], mask[:end], placed[:end]  # later context predicts nothing
+    logprobs[mask] = _joined([turn.completion.logprobs for turn in turns], np.float64)
+    versions[mask] = _joined([turn.completion.versions for turn in turns], np.int64)
+    return Sample(ids, mask, logprobs, versions, placed, np.zeros(end), group=group, trajectory=trajectory.id)
+
+
+def _joined(parts: Sequence[Sequence[float] | NDArray[Any]], kind: type[np.generic]) -> NDArray[Any]:
+    """Returns lists or arrays of int64 or float64 numbers, one after the other."""
+    if not all(type(part) is list for part in parts):
+        return np.concatenate([np.zeros(0, dtype=kind), *(np.asarray(part, dtype=kind) for part in parts)])
+    count = sum(map(len, parts))
+    buffer = bytearray(8 * count)
+    # Python lists are converted several times as fast by struct as by NumPy.
+    struct.pack_into(f"={count}{'d' if kind is np.float64 else 'q'}", buffer, 0, *chain.from_iterable(parts))
+    return np.frombuffer(buffer, dtype=kind)
+
+
+def check_tokens(trajectory: Trajectory, rows: Sequence[Sample], *, versions: range) -> None:
+    """Checks that `rows` train the sampled tokens of a chain, each once and in order, and nothing else.
+
+    `versions` are those that may have drawn a token. Raises InvariantError, also if a log-prob differs from the engine's, is
+    not finite or is above 0.
+    """
+    name = f"chain {trajectory.id!r}"
+    replies = [turn.completion for turn in trajectory.turns]
+    sampled = _joined([reply.token_ids for reply in replies], np.int64)
+    drawn = _joined([reply.versions for reply in replies], np.int64)
+    if len(drawn) and not (versions.start <= drawn.min() and drawn.max() < versions.stop):
+        outside = int(drawn.min() if drawn.min() < versions.start else drawn.max())
+        raise InvariantError(
+            f"{name} holds tokens of version {outside}, but only those of versions {versions.start} to {versions.stop - 1} "
+            "may be trained"
+        )
+    if not rows:
+        if trajectory.trainable:
+            raise InvariantError(f"{name} has {len(sampled)} sampled tokens, but no training row")
+        return
+    trained = np.concatenate([row.token_ids[row.mask] for row in rows])
+    if not np.array_equal(trained, sampled):
+        raise InvariantError(f"{name}: the mask covers {len(trained)} tokens that are not the {len(sampled)} sampled ones")
+    logprobs = np.concatenate([row.logprobs[row.mask] for row in rows])
+    if not (np.isfinite(logprobs).all() and (logprobs <= 1e-6).all()):
+        raise InvariantError(f"{name} holds a log-prob that is not a finite number of at most 0")
+    if not np.array_equal(logprobs, _joined([reply.logprobs for reply in replies], np.float64)):
+        raise InvariantError(f"{name}: the log-probs of its training rows are not those that the engine recorded")
+    kept = np.concatenate([row.versions[row.mask] for row in rows])
+    if not np.array_equal(kept, drawn):
+        raise InvariantError(f"{name}: the versions of its training rows are not those that the engine recorded")

@@ -79,7 +79,7 @@ def naive(model, samples, temperature):
     """Row by row, all logits at once."""
     logprobs, entropies = [], []
     for sample in samples:
-        logits = model(torch.tensor([sample.token_ids])).logits[0].float() / temperature
+        logits = model(torch.tensor(sample.token_ids)[None]).logits[0].float() / temperature
         logp = torch.log_softmax(logits, -1)
         for position in range(1, len(sample.mask)):
             if sample.mask[position]:

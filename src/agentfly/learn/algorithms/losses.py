@@ -90,10 +90,12 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def token_weights(lengths: Sequence[int], aggregation: Aggregation, *, divisor: float = 1.0) -> list[float]:
-    """Returns, for each chain of a minibatch, the weight of one of its tokens. `lengths` counts the chains' sampled tokens.
+    """Returns, for each chain of a minibatch, the weight of one of its tokens. `lengths` counts the chains' trained tokens.
+
+    Tokens outside the window are not trained and in no divisor, nor are chains without trained tokens:
 
     token_mean      1 / all tokens                     a long chain counts more
-    sequence_mean   1 / (chains x own tokens)          every chain counts the same
+    sequence_mean   1 / (chains x own tokens)          every chain counts the same, also if a part of it is masked
     sequence_sum    1 / (chains x constant divisor)    Dr. GRPO: length is neither rewarded nor punished
     """
     if aggregation == "token_mean":

@@ -143,7 +143,11 @@ def critic_loss(
 
 
 def measure_gap(experience: Experience, logprobs: Tensor, tokens: Tensor, totals: Totals) -> None:
-    """Measure how far the sampler's and the learner's log-probs differ on tokens that the current weights drew."""
-    current = experience.current[tokens]
+    """Measure how far the sampler's and the learner's log-probs differ on chains that the current weights drew completely.
+
+    A chain that began under older weights may have been continued with their keys and values: its later tokens carry the
+    current version, but no forward pass of the current weights gives their log-probs.
+    """
+    fresh = experience.fresh[tokens]
     gap = (logprobs - experience.sampled[tokens]).abs()
-    totals.add("train/logprob_gap", (gap * current).sum(), current.sum())
+    totals.add("train/logprob_gap", (gap * fresh).sum(), fresh.sum())
