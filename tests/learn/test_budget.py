@@ -11,6 +11,7 @@ import torch
 from agentfly.errors import ConfigError
 from agentfly.learn.batching import MicroBatch, Rows
 from agentfly.learn.budget import CPU_TOKENS, FIRST_TOKENS, MAX_TOKENS, TokenBudget
+from agentfly.learn.samples import to_samples
 from agentfly.learn.settings import OptimSettings
 from agentfly.learn.supervised import SupervisedLearner
 from tests.learn.chains import tiny_llama
@@ -174,12 +175,7 @@ def test_a_single_row_that_does_not_fit_ends_the_update_with_the_weights_untouch
 
 
 def test_supervised_training_is_repeated_in_smaller_batches_too() -> None:
-    rows = [*siblings()]
-    samples = [row for row in rows_of(rows).ids]
-    assert samples
-    from agentfly.learn.samples import to_samples
-
-    demos = [row for group in rows for trajectory in group for row in to_samples(trajectory)]
+    demos = [row for group in siblings() for trajectory in group for row in to_samples(trajectory)]
     losses = []
     for limit in (None, 60):
         learner = SupervisedLearner(tiny_llama(VOCABULARY), optim=OptimSettings(lr=1e-3))

@@ -322,6 +322,7 @@ def test_a_reference_of_another_kind_decides_with_the_policy() -> None:
     reference = copy.deepcopy(family("gemma2"))
     learner = learner_of(tiny_llama(VOCABULARY), loss={"kl_coef": 0.1}, reference=reference)
     assert learner._shape == "padded"
+    assert learner.path == "padded rows: the reference model cannot be packed"
     assert learner.update(siblings())["train/reference_kl"] > 0
 
 

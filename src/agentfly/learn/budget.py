@@ -1,8 +1,8 @@
 """How many tokens a micro batch may have: a number, or chosen from the free memory of a GPU.
 
-    auto   first update: FIRST_TOKENS, and the memory that its largest batch takes is measured
-           then: the tokens that take USABLE of the free memory, at most MAX_TOKENS
-    out of memory: half of it from then on; gradients are cleared and the batches are made again
+auto   first update: FIRST_TOKENS, and the memory that its largest batch takes is measured
+       then: the tokens that take USABLE of the free memory, at most MAX_TOKENS
+out of memory: half of it from then on; gradients are cleared and the batches are made again
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from .batching import MicroBatch
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 CPU_TOKENS = 4096
 FIRST_TOKENS = 8192
@@ -115,8 +116,26 @@ class TokenBudget:
             self._memory.release()
         log.warning("out of memory in a batch of %d tokens: continuing with at most %d", largest, self.tokens)
 
+    def run(
+        self, divide: Callable[[], list[MicroBatch]], work: Callable[[list[MicroBatch]], Result], undo: Callable[[], None]
+    ) -> Result:
+        """Returns `work(divide())`. If memory runs out, `undo()` is called and the batches are made again, half as large."""
+        while True:
+            micro = divide()
+            try:
+                with self.measured(micro):
+                    return work(micro)
+            except torch.OutOfMemoryError:
+                undo()
+                if not self.can_halve(micro):
+                    raise
+            self.halve(micro)
+
     def each(
-        self, divide: Callable[[Sequence[int]], Iterator[MicroBatch]], rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
+        self,
+        divide: Callable[[Sequence[int]], Iterator[MicroBatch]],
+        rows: Sequence[int],
+        score: Callable[[MicroBatch], Tensor],
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Yield each batch of `divide(rows)` with its scores. Rows of a batch that does not fit are divided again."""
         left = list(rows)

@@ -80,6 +80,11 @@ class Scorer:
         return shape
 
     @property
+    def packs(self) -> bool:
+        """Whether packed batches can be run."""
+        return self.head is not None and self.head.backbone.packs
+
+    @property
     def path(self) -> str:
         """How batches are run, and why not faster."""
         if self.head is None:
