@@ -32,6 +32,11 @@ def check_fields(settings: Any, prefix: str = "") -> None:
             if value is None:
                 continue
             hint = next(arg for arg in get_args(hint) if arg is not type(None))
+        choices = [choice for arg in get_args(hint) if get_origin(arg) is Literal for choice in get_args(arg)]
+        if choices and get_origin(hint) in (Union, types.UnionType):  # a number, or a word in its place
+            if isinstance(value, str) and value in choices:
+                continue
+            hint = next(arg for arg in get_args(hint) if get_origin(arg) is not Literal)
         limits = {key: limit for key, limit in item.metadata.items() if key != "help"}
         if (wrong := _wrong(value, hint, **limits)) is not None:
             raise ConfigError(f"{prefix}{item.name} must be {wrong}, not {value!r}")

@@ -54,7 +54,7 @@ def test_a_packed_line_shows_where_its_rows_and_targets_lie() -> None:
     line = rows.packed([2, 0], torch.device("cpu"))
     padded = rows.tensors([2, 0], torch.device("cpu"))
     assert line.input_ids.shape == (1, rows.lengths[2] + rows.lengths[0])
-    assert line.lengths == (rows.lengths[2], rows.lengths[0])
+    assert line.layout.lengths == (rows.lengths[2], rows.lengths[0])
     assert torch.equal(line.targets, padded.targets)
     assert torch.equal(line.tokens, padded.tokens)
     assert torch.equal(line.input_ids[0, line.where], padded.input_ids.flatten()[padded.where])
@@ -72,7 +72,7 @@ def windowed() -> Any:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "granite", "cohere", "phi", "mistral"])
 def test_packed_log_probs_are_those_of_rows_alone(name: str) -> None:
     scorer = Scorer(windowed() if name == "mistral" else family(name))
-    assert scorer.prepare(OptimSettings(packing="on"))
+    assert scorer.prepare(OptimSettings(packing="on")) == "shared"
     rows = Rows(rows_of())
     with torch.no_grad():
         packed = scorer(rows.packed(range(4), torch.device("cpu"))).logprobs
@@ -90,7 +90,7 @@ def test_a_row_that_changes_leaves_the_log_probs_of_its_neighbours() -> None:
     count = len(rows.positions[0])
     with torch.no_grad():
         before = scorer(line).logprobs
-        after = scorer(type(line)(changed, line.where, line.targets, line.tokens, lengths=line.lengths)).logprobs
+        after = scorer(type(line)(changed, line.where, line.targets, line.tokens, line.rows, layout=line.layout)).logprobs
     assert torch.equal(before[count:], after[count:])
     assert not torch.allclose(before[:count], after[:count])
 
@@ -118,10 +118,10 @@ def test_layers_are_really_run_again_and_dropout_stays_off() -> None:
     model = tiny_llama()
     runs = []
     model.model.layers[0].self_attn.register_forward_hook(lambda *_: runs.append(model.model.layers[0].self_attn.training))
-    learner = SupervisedLearner(model, optim=OptimSettings(lr=1e-3, gradient_checkpointing=True))
+    learner = SupervisedLearner(model, optim=OptimSettings(lr=1e-3, gradient_checkpointing=True, packing="off"))
     runs.clear()
     learner.update(rows_of())
-    micro = Rows(rows_of()).micro_batches(range(4), learner.optim.max_tokens_per_batch)
+    micro = Rows(rows_of()).micro_batches(range(4), 8192)
     assert runs == [False, False] * len(micro)  # forward, and once more in the backward pass
     assert not any(module.training for module in model.modules())
 
@@ -139,6 +139,6 @@ def test_supervised_steps_are_the_same_packed() -> None:
 
 def test_a_model_with_capped_scores_is_not_packed_unless_it_must_be_and_then_it_is_refused() -> None:
     model = family("gemma2")
-    assert not Scorer(model).prepare(OptimSettings(packing="auto"))
+    assert Scorer(model).prepare(OptimSettings(packing="auto")) == "padded"
     with pytest.raises(ConfigError, match="cannot be packed"):
         Scorer(model).prepare(OptimSettings(packing="on"))

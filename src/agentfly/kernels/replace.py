@@ -25,8 +25,15 @@ ROTARY = "apply_rotary_pos_emb"
 _MARK = "agentfly_fused"
 
 
-def replace_modules(replica: Any, kernels: Any, *, gradients: bool) -> dict[str, int]:
-    """Replace the modules that pass their probe. Returns how many of each kind; modules replaced before are not counted."""
+class Mismatch(Exception):
+    """A probe found that a kernel does not compute what the module computes."""
+
+
+def replace_modules(replica: Any, kernels: Any, *, gradients: bool, failed: dict[str, str] | None = None) -> dict[str, int]:
+    """Replace the modules that pass their probe. Returns how many of each kind; modules replaced before are not counted.
+
+    `failed` receives, per kind, why the last module that was not replaced failed its probe.
+    """
     done = {"norms": 0, "gates": 0, "rotary": 0}
     rotated: dict[Any, Any] = {}
     with torch.set_grad_enabled(gradients):
@@ -34,11 +41,20 @@ def replace_modules(replica: Any, kernels: Any, *, gradients: bool) -> dict[str,
             if "forward" in vars(module):
                 continue
             if type(module).__name__.endswith("RMSNorm"):
-                done["norms"] += _replace_norm(module, kernels, gradients)
+                kind, replace = "norms", partial(_replace_norm, module, kernels, gradients)
             elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-                done["gates"] += _replace_gate(module, kernels, gradients)
+                kind, replace = "gates", partial(_replace_gate, module, kernels, gradients)
             elif _calls_rotary(module):
-                done["rotary"] += _replace_rotary(module, kernels, gradients, rotated, next(replica.parameters()))
+                like = next(replica.parameters())
+                kind, replace = "rotary", partial(_replace_rotary, module, kernels, gradients, rotated, like)
+            else:
+                continue
+            try:
+                replace()
+                done[kind] += 1
+            except Mismatch as reason:
+                if failed is not None:
+                    failed[kind] = str(reason)
     return done
 
 
@@ -60,11 +76,11 @@ def restore(replica: Any) -> list[Any]:
 # ---- the three kinds of modules ------------------------------------------------------------------------------------------
 
 
-def _replace_norm(module: Any, kernels: Any, gradients: bool) -> bool:
+def _replace_norm(module: Any, kernels: Any, gradients: bool) -> None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not _is_supported(weight):
-        return False
+        raise Mismatch("a norm of another kind")
     model = copy.deepcopy(module)  # with random weights: those of a new model are all 1 and would not tell the kinds apart
     model.weight.data = 1.0 + 0.5 * _noise(weight, len(weight))
     model.weight.requires_grad_()
@@ -72,10 +88,8 @@ def _replace_norm(module: Any, kernels: Any, gradients: bool) -> bool:
     ours: Callable[[str], Tensor] = partial(kernels.rms_norm, x, model.weight, eps)
     errors = {kind: _error(partial(ours, kind), partial(model, x)) for kind in kernels.NORMS}
     kind = min(errors, key=lambda name: errors[name])
-    if not errors[kind] <= 1.0:
-        return False
-    if gradients and not _same_gradients(partial(ours, kind), partial(model, x), [x, model.weight]):
-        return False
+    by = [x, model.weight] if gradients else None
+    _check_agreement(partial(ours, kind), partial(model, x), by)
     original = type(module).forward
 
     def forward(self: Any, x: Tensor) -> Any:
@@ -84,13 +98,12 @@ def _replace_norm(module: Any, kernels: Any, gradients: bool) -> bool:
         return kernels.rms_norm(x, self.weight, eps, kind)
 
     set_forward(module, forward)
-    return True
 
 
-def _replace_gate(module: Any, kernels: Any, gradients: bool) -> bool:
+def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
     weight = next(module.parameters())
     if not _is_supported(weight):
-        return False
+        raise Mismatch(f"weights of {weight.dtype}")
     grid = torch.linspace(-8.0, 8.0, 257, device=weight.device)
     acts: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": nn.functional.silu,
@@ -98,7 +111,7 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> bool:
     }
     known = [kind for kind in kernels.GATES if _error(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
     if len(known) != 1:
-        return False
+        raise Mismatch("an activation of another kind")
     kind, original = known[0], type(module).forward
 
     def forward(self: Any, x: Tensor) -> Any:
@@ -111,10 +124,8 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> bool:
     size = getattr(module.gate_proj, "in_features", None) or module.down_proj.weight.shape[0]
     x = _noise(weight, 1, 5, int(size)).requires_grad_()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not _agrees(partial(forward, module, x), partial(original, module, x), [x, *trained] if gradients else None):
-        return False
+    _check_agreement(partial(forward, module, x), partial(original, module, x), [x, *trained] if gradients else None)
     set_forward(module, forward)
-    return True
 
 
 def _calls_rotary(module: Any) -> bool:
@@ -122,30 +133,22 @@ def _calls_rotary(module: Any) -> bool:
     return inspect.isfunction(original) and ROTARY in original.__code__.co_names and callable(original.__globals__.get(ROTARY))
 
 
-def _replace_rotary(module: Any, kernels: Any, gradients: bool, made: dict[Any, Any], like: Tensor) -> bool:
+def _replace_rotary(module: Any, kernels: Any, gradients: bool, made: dict[Any, Any], like: Tensor) -> None:
     """Rebuild the module's forward from the same code with another value of one global name."""
     kind = type(module).forward
     if kind not in made:
-        made[kind] = None
         original = inspect.unwrap(kind)
-        rotate = _fused_rotary(original.__globals__[ROTARY], kernels, gradients, like)
-        if rotate is not None:
-            names = {**original.__globals__, ROTARY: rotate}
-            forward = types.FunctionType(
-                original.__code__, names, original.__name__, original.__defaults__, original.__closure__
-            )
-            forward.__kwdefaults__ = original.__kwdefaults__
-            made[kind] = forward
-    if made[kind] is None:
-        return False
+        names = {**original.__globals__, ROTARY: _fused_rotary(original.__globals__[ROTARY], kernels, gradients, like)}
+        forward = types.FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
+        forward.__kwdefaults__ = original.__kwdefaults__
+        made[kind] = forward
     set_forward(module, made[kind])
-    return True
 
 
-def _fused_rotary(original: Callable[..., Any], kernels: Any, gradients: bool, like: Tensor) -> Callable[..., Any] | None:
-    """The kernel where it applies, else `original`. None if the kernel computes something else than `original`."""
+def _fused_rotary(original: Callable[..., Any], kernels: Any, gradients: bool, like: Tensor) -> Callable[..., Any]:
+    """The kernel where it applies, else `original`. Raises Mismatch if the kernel computes something else than `original`."""
     if not _is_supported(like):
-        return None
+        raise Mismatch(f"weights of {like.dtype}")
     # Strided as a model's are. The second half of cos differs from the first: only the plain rotation of halves passes.
     q, k = _noise(like, 1, 3, 4, 16).transpose(1, 2), _noise(like, 1, 3, 2, 16).transpose(1, 2)
     cos, sin = _noise(like, 2, 1, 3, 16)
@@ -157,8 +160,7 @@ def _fused_rotary(original: Callable[..., Any], kernels: Any, gradients: bool, l
     def theirs() -> Tensor:
         return torch.cat(original(*inputs), dim=1)
 
-    if not _agrees(ours, theirs, inputs[:2] if gradients else None):
-        return None
+    _check_agreement(ours, theirs, inputs[:2] if gradients else None)
 
     def rotate(*args: Any, **kwargs: Any) -> Any:
         supported = len(args) == 4 and not kwargs and _fits_rotary(*args)
@@ -188,19 +190,31 @@ def _usable(x: Tensor, gradients: bool) -> bool:
 # ---- the probes ----------------------------------------------------------------------------------------------------------
 
 
-def _agrees(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor] | None) -> bool:
-    """Whether both return the same values and, if `by` is given, the same gradients with respect to these tensors."""
-    return _error(ours, theirs) <= 1.0 and (by is None or _same_gradients(ours, theirs, by))
+def _check_agreement(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor] | None) -> None:
+    """Raise Mismatch unless both return the same values and, if `by` is given, the same gradients by these tensors."""
+    error = _compare(ours, theirs)
+    if not error <= 1.0:
+        raise Mismatch(f"values differ by {error:.1f} times the tolerance")
+    if by is not None:
+        _check_gradients(ours, theirs, by)
 
 
 def _error(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
-    """The difference in units of what rounding explains (at most 1: equal). Infinite if either call fails."""
+    """As `_compare`, and infinite if either call fails."""
+    try:
+        return _compare(ours, theirs)
+    except Mismatch:
+        return float("inf")
+
+
+def _compare(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
+    """The difference in units of what rounding explains (at most 1: equal). Raises Mismatch if either call fails."""
     try:
         got, want = ours(), theirs()
-    except Exception:  # noqa: BLE001  a module that cannot be probed keeps its forward
-        return float("inf")
+    except Exception as error:  # a module that cannot be probed keeps its forward
+        raise Mismatch(f"the probe failed: {_describe(error)}") from error
     if got.shape != want.shape or got.dtype != want.dtype:
-        return float("inf")
+        raise Mismatch(f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}")
     # Tolerance: four units in the last place, of each value or of a tenth of the largest. In float32, matrix products may add
     # up in any order, hence the larger eps.
     eps = max(torch.finfo(want.dtype).eps, 2.5e-6)
@@ -212,17 +226,23 @@ def _error(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
     return found if not found <= 1.0 else float(ratio.mean())
 
 
-def _same_gradients(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor]) -> bool:
-    """Whether both have the same gradients with respect to each tensor of `by`, within rounding."""
+def _check_gradients(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor]) -> None:
+    """Raise Mismatch unless both have the same gradients with respect to each tensor of `by`, within rounding."""
     try:
         out = theirs()
         # The incoming gradient has a component along the output: noise alone would hardly show the term that a norm subtracts.
         push = _noise(out, *out.shape) + out.detach() / out.detach().float().square().mean().sqrt().to(out.dtype)
         want = torch.autograd.grad(out, by, push)
         got = torch.autograd.grad(ours(), by, push)
-    except Exception:  # noqa: BLE001  a module that cannot be probed keeps its forward
-        return False
-    return all(_close(a, b) for a, b in zip(got, want, strict=True))
+    except Exception as error:  # a module that cannot be probed keeps its forward
+        raise Mismatch(f"the probe of gradients failed: {_describe(error)}") from error
+    if not all(_close(a, b) for a, b in zip(got, want, strict=True)):
+        raise Mismatch("gradients differ")
+
+
+def _describe(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _close(got: Tensor, want: Tensor) -> bool:

@@ -11,8 +11,9 @@ and gradients are those of the plain run.
 
 A probe, once per model, decides whether this is used: a model whose cache is not a list of keys and values per layer (recurrent
 state, sliding windows) is run plainly. A packed batch (see `packed`) is run by a replica with another attention and, on a GPU,
-fused kernels. With `checkpoints`, each layer is recomputed in the backward pass; transformers enables that in training mode
-only, so the layers are switched to training mode around the run, and dropout stays off.
+fused kernels; it shares the beginnings of any rows. `path` says what is in use and why. With `checkpoints`, each layer is
+recomputed in the backward pass; transformers enables that in training mode only, so the layers are switched to training mode
+around the run, and dropout stays off.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,11 +30,14 @@ from ..errors import ConfigError
 from ..kernels import find_kernels
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
-from .batching import MicroBatch
-from .packed import packed_replica, run_packed
+from .batching import MicroBatch, Shape
+from .packed import PackedLayout, packed_replica, run_packed
 
 # Sharing saves (rows - 1) x prefix tokens and costs a second, short run: not worth it below this fraction of the batch.
 WORTH_SHARING = 0.1
+_KINDS = {"norms": "RMSNorm", "gates": "gated MLP", "rotary": "rotary"}
+_OTHER_MODEL = (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError)
+"""What a model of another kind raises in a probe."""
 
 
 class Backbone:
@@ -44,19 +49,44 @@ class Backbone:
         self.shares = _can_share(module) if shares is None else shares
         self.checkpoints = False
         self._replica: nn.Module | None = None
+        self._shape: Shape = "padded"
+        self._notes = ["padded rows", "common prefix computed once" if self.shares else "every row computed alone"]
 
     @property
     def packs(self) -> bool:
         """Whether packed batches can be run."""
         return self._replica is not None
 
-    def pack(self) -> bool:
-        """Prepare for packed batches. Returns False if this model cannot run them."""
+    @property
+    def path(self) -> str:
+        """How batches are run, and why not faster."""
+        return "; ".join(self._notes)
+
+    def pack(self) -> Shape:
+        """Prepare for packed batches. Returns the best shape of batches that this model can run."""
         if self._replica is None:
-            self._replica = _make_replica(self.module)
+            self._make_replica()
             if self._replica is not None and self.checkpoints:
                 _enable_checkpoints(self._replica)
-        return self._replica is not None
+        return self._shape
+
+    def _make_replica(self) -> None:
+        """Make the replica for packed batches, with fused kernels if they pass; none if this model cannot be packed."""
+        try:
+            replica = packed_replica(self.module)
+            probe = _Probe(self.module)
+        except _OTHER_MODEL as error:
+            self._notes.append(f"rows cannot be packed: {_first_line(error)}")
+            return
+        gap = probe.gap(replica)
+        if not gap <= probe.tolerance:
+            self._notes.append(f"rows cannot be packed: {probe.reason(gap)}")
+            return
+        attention = probe.line.attention
+        shared = probe.gap(replica, share=True)
+        self._replica, self._shape = replica, "shared" if shared <= probe.tolerance else "packed"
+        alone = "prompts shared" if self._shape == "shared" else f"prompts not shared: {probe.reason(shared)}"
+        self._notes = ["packed rows", alone, f"attention: {attention}", _fuse(probe, replica)]
 
     def checkpoint(self) -> None:
         """Keep no activations inside layers from now on. Raises ConfigError if the model does not support that."""
@@ -66,10 +96,10 @@ class Backbone:
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states [sampled tokens, width]."""
-        if batch.lengths is not None:
-            assert self._replica is not None  # the caller packs only after `pack` returned True
+        if batch.layout is not None:
+            assert self._replica is not None  # the caller packs only what `pack` allowed
             with self._recomputed(self._replica):
-                return run_packed(self._replica, batch.input_ids, batch.lengths)[0][batch.where]
+                return run_packed(self._replica, batch.input_ids, batch.layout)[0][batch.where]
         if self.checkpoints and torch.is_grad_enabled():
             with self._recomputed(self.module):
                 return _run(self.module, batch.input_ids).flatten(0, 1)[batch.where]
@@ -108,35 +138,91 @@ def _enable_checkpoints(module: nn.Module) -> None:
     enable(gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False})
 
 
-def _make_replica(module: nn.Module) -> nn.Module | None:
-    """A replica for packed batches, with fused kernels if they pass; None if this model cannot be packed."""
-    try:
-        replica = packed_replica(module)
-    except (AttributeError, ConfigError, RuntimeError, TypeError, ValueError):  # another kind of model
-        return None
-    if not _runs_packed(module, replica):
-        return None
-    kernels = find_kernels("layers", next(module.parameters()).device)
-    fused = kernels is not None and any(replace_modules(replica, kernels, gradients=True).values())
-    if fused and not _runs_packed(module, replica, room=2.0):
+def _fuse(probe: _Probe, replica: nn.Module) -> str:
+    """Put fused kernels into the replica if they pass. Returns what is in use, or why not."""
+    kernels = find_kernels("layers", probe.device)
+    if kernels is None:
+        why = "Triton is not installed" if probe.device.type == "cuda" else f"on {probe.device.type}"
+        return f"fused layers: off ({why})"
+    calls = probe.record(replica)
+    failed: dict[str, str] = {}
+    done = replace_modules(replica, kernels, gradients=True, failed=failed)
+    notes = [f"{_KINDS[kind]} off ({why})" for kind, why in failed.items() if not done[kind]]
+    if any(done.values()):
+        whole, layer = probe.gap(replica), probe.layer_gap(calls)
+        # Modules were probed one by one, and together they round once more. In a deep model in half precision the rounding of
+        # early layers can grow to any size, so layers that agree on the same inputs are enough.
+        if whole <= 2.0 * probe.tolerance or layer <= probe.layer_tolerance:
+            names = ", ".join(_KINDS[kind] for kind, count in done.items() if count)
+            return "; ".join([f"fused layers: {names}", *notes])
         restore(replica)
-    return replica
+        notes = [f"together they differ by {whole:.1e} (limit {2.0 * probe.tolerance:.0e}), one layer by {layer:.1e}"]
+    return f"fused layers: off ({'; '.join(notes) or 'none of a known kind'})"
 
 
-def _runs_packed(module: nn.Module, replica: nn.Module, *, room: float = 1.0) -> bool:
-    """Whether the replica, given two short rows as one line, computes the hidden states of the model.
+class _Probe:
+    """Two short rows with a common beginning, and the hidden states that the model computes for them."""
 
-    `room` widens the tolerance: fused modules have been probed one by one, and together they round once more.
-    """
-    parameter = next(module.parameters())
-    ids = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 0, 0]], device=parameter.device)
-    try:
+    def __init__(self, module: nn.Module) -> None:
+        embeddings: Any = module.get_input_embeddings()  # type: ignore[operator]
+        self.device = next(module.parameters()).device
+        # Ids from all over the vocabulary: the first ones are special tokens, which training hardly moves in some models.
+        ids = (1 + 7919 * torch.arange(9)) % embeddings.weight.shape[0]
+        self.rows = torch.stack([ids[:6], torch.cat([ids[:3], ids[6:]])]).to(self.device)
+        self.line = PackedLayout((6, 6), self.device)
         with torch.no_grad(), evaluating(module):
-            packed = run_packed(replica, torch.cat([ids[0], ids[1, :3]])[None], (5, 3))[0]
-            plain = _run(module, ids)
-    except (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError):  # another kind of model
-        return False
-    return _alike(packed, torch.cat([plain[0], plain[1, :3]]), room)
+            self.want = _run(module, self.rows)
+        half = self.want.dtype != torch.float32
+        self.tolerance, self.layer_tolerance = (5e-2, 2e-2) if half else (1e-4, 1e-4)
+        self.error = ""
+
+    def gap(self, replica: nn.Module, *, share: bool = False) -> float:
+        """The largest relative difference of a token's hidden state; infinite if the replica fails."""
+        keys = [np.arange(6), np.array([0, 1, 2, 6, 7, 8])] if share else None
+        layout = PackedLayout((6, 3), self.device, keys) if share else self.line
+        line = torch.cat([self.rows[0], self.rows[1, 3:]]) if share else self.rows.flatten()
+        want = torch.cat([self.want[0], self.want[1, 3:]]) if share else self.want.flatten(0, 1)
+        try:
+            with torch.no_grad():
+                return _difference(run_packed(replica, line[None], layout)[0], want)
+        except _OTHER_MODEL as error:
+            self.error = _first_line(error)
+            return float("inf")
+
+    def reason(self, gap: float) -> str:
+        return f"the probe differs by {gap:.1e} (limit {self.tolerance:.0e})" if gap < float("inf") else self.error
+
+    def record(self, replica: nn.Module) -> list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]]:
+        """Run the replica. Returns each of its layers with the arguments it got and what it returned."""
+        found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = []
+
+        def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            found.append((layer, args, kwargs, out[0] if isinstance(out, tuple) else out))
+
+        hooks = [layer.register_forward_hook(keep, with_kwargs=True) for layer in _layers(replica)]
+        try:
+            self.gap(replica)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def layer_gap(self, calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]]) -> float:
+        """The largest relative difference of a layer's output, each layer run on the input that was recorded."""
+        gaps = [float("inf")] if not calls else []
+        try:
+            with torch.no_grad():
+                for layer, args, kwargs, want in calls:
+                    out = layer(*args, **kwargs)
+                    gaps.append(_difference(out[0] if isinstance(out, tuple) else out, want))
+        except _OTHER_MODEL as error:
+            self.error = _first_line(error)
+            return float("inf")
+        return max(gaps)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
 
 
 def _run(module: nn.Module, input_ids: Tensor) -> Tensor:
@@ -174,11 +260,16 @@ def _can_share(module: nn.Module) -> bool:
     return _alike(shared, plain)
 
 
-def _alike(got: Tensor, want: Tensor, room: float = 1.0) -> bool:
-    """Whether every token has the same hidden state within rounding.
+def _alike(got: Tensor, want: Tensor) -> bool:
+    """Whether every token has the same hidden state within rounding."""
+    return _difference(got, want) <= (1e-4 if want.dtype == torch.float32 else 5e-2)
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    """The largest relative difference of a token's hidden state.
 
     Compares norms of differences: in a wide and deep model single numbers differ widely while the vector hardly moves.
     """
-    tolerance = room * (1e-4 if want.dtype == torch.float32 else 5e-2)
     got, want = got.float(), want.float()
-    return bool(((got - want).norm(dim=-1) <= tolerance * want.norm(dim=-1)).all())
+    found = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-30)
+    return float(found.nan_to_num(nan=float("inf")).max())

@@ -1,7 +1,11 @@
-"""Rows to micro batches: rows of similar length together, up to a token budget.
+"""Rows to micro batches, up to a token budget: rows of similar length together, or rows that begin alike.
 
 The division is deterministic. Every row is in exactly one batch and is never truncated; a row longer than the budget gets a
 batch for itself.
+
+    padded    rows of similar length, filled up to the longest
+    packed    rows one after another in one line, see `packed`
+    shared    packed, and the tokens that a row has in common with rows before it are computed once
 
 `Rows` numbers the sampled tokens of all rows from 0, in order. Log-probs, advantages and values are flat tensors with an entry
 per sampled token, and a micro batch selects its entries with `tokens`.
@@ -15,7 +19,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,26 +30,38 @@ from torch import Tensor
 
 from ..errors import InvariantError
 from ..types import Sample
+from .packed import PackedLayout
+
+Shape = Literal["padded", "packed", "shared"]
 
 # A batch is closed before more than this share of it is padding: another small batch costs less.
 MAX_WASTE = 0.08
+# What the copied key and value of a shared token cost in memory, in units of a token that is computed.
+COPY_COST = 1 / 16
+# Rows that begin alike are divided where they have least in common, if the batch is this full by then.
+MIN_FULL = 0.75
+# Below this share of common tokens a line is packed without sharing: copying keys and values costs more.
+WORTH_SHARING = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`input_ids` [rows, longest] is padded on the right: causal attention never sees the padding and needs no mask.
+    """The tensors of some rows.
 
-    `where` are the flat positions whose output predicts a sampled token, `targets` are those tokens, `tokens` their numbers
-    in `Rows`. `prefix` is the length of the rows' common prefix, before any position that predicts a sampled token.
+    A padded batch has `input_ids` [rows, longest], padded on the right: causal attention never sees the padding and needs no
+    mask. A packed one has [1, tokens] and a `layout`. `where` are the flat positions whose output predicts a sampled token
+    (of several rows, if they share it), `targets` are those tokens, `tokens` their numbers in `Rows`. `prefix` is the length of
+    the common prefix of padded rows, before any position that predicts a sampled token.
     """
 
     input_ids: Tensor
     where: Tensor
     targets: Tensor
     tokens: Tensor
+    rows: tuple[int, ...]
+    num_padding: int = 0
     prefix: int = 0
-    lengths: tuple[int, ...] | None = None
-    """Row lengths of a packed batch, whose rows are concatenated to [1, tokens] without padding; None for a padded one."""
+    layout: PackedLayout | None = None
 
 
 class Rows:
@@ -64,23 +82,57 @@ class Rows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def micro_batches(self, rows: Sequence[int], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
+    def micro_batches(self, rows: Sequence[int], max_tokens: int, shape: Shape = "padded") -> list[list[int]]:
         """Divide the given rows into micro batches."""
-        divide = packs if packed else micro_batches
+        if shape == "shared":
+            order = self._alphabetical(rows)
+            common = [0, *(self._common(before, row) for before, row in pairwise(order))]
+            return [order[part] for part in shared_packs([self.lengths[row] for row in order], common, max_tokens)]
+        divide = packs if shape == "packed" else micro_batches
         return [[rows[i] for i in batch] for batch in divide([self.lengths[row] for row in rows], max_tokens)]
 
-    def batches(self, rows: Sequence[int], max_tokens: int, device: torch.device, *, packed: bool) -> Iterator[MicroBatch]:
+    def batches(self, rows: Sequence[int], max_tokens: int, device: torch.device, shape: Shape) -> Iterator[MicroBatch]:
         """Yield the tensors of each micro batch of the given rows."""
-        for members in self.micro_batches(rows, max_tokens, packed=packed):
-            yield self.packed(members, device) if packed else self.tensors(members, device)
+        for members in self.micro_batches(rows, max_tokens, shape):
+            if shape == "padded":
+                yield self.tensors(members, device)
+            else:
+                yield self.packed(members, device, share=shape == "shared")
 
-    def packed(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """Returns the tensors of one packed micro batch."""
-        lengths = [self.lengths[row] for row in rows]
-        starts = np.cumsum([0, *lengths[:-1]])
-        line = np.concatenate([self.ids[row][:-1] for row in rows])
-        where = np.concatenate([start + self.positions[row] - 1 for start, row in zip(starts, rows, strict=True)])
-        return self._batch(rows, line[None], where, device, lengths=tuple(lengths))
+    def packed(self, rows: Sequence[int], device: torch.device, *, share: bool = False) -> MicroBatch:
+        """Returns the tensors of one packed micro batch. With `share`, common beginnings are computed once."""
+        members = self._alphabetical(rows) if share else list(rows)
+        common = [self._common(before, row) for before, row in pairwise(members)] if share else []
+        if sum(common) <= WORTH_SHARING * sum(self.lengths[row] for row in rows):
+            common = [0] * (len(members) - 1)
+        line: list[NDArray[np.int64]] = []
+        places: list[NDArray[np.int64]] = []
+        size = 0
+        for row, shared in zip(members, [0, *common], strict=True):
+            own = self.lengths[row] - shared
+            before = places[-1][:shared] if shared else np.zeros(0, dtype=np.int64)
+            places.append(np.concatenate([before, np.arange(size, size + own)]))
+            line.append(self.ids[row][shared:-1])
+            size += own
+        lengths = [len(part) for part in line]
+        keys = [place for place, own in zip(places, lengths, strict=True) if own] if any(common) else None
+        where = np.concatenate([place[self.positions[row] - 1] for place, row in zip(places, members, strict=True)])
+        layout = PackedLayout([own for own in lengths if own], device, keys)
+        return self._batch(members, np.concatenate(line)[None], where, device, layout=layout)
+
+    def _alphabetical(self, rows: Sequence[int]) -> list[int]:
+        """The rows in the order of their ids, so that each has most in common with the row before it."""
+        return sorted(rows, key=lambda row: (self._texts[row], row))
+
+    @cached_property
+    def _texts(self) -> list[bytes]:
+        return [ids[:-1].astype(">u4").tobytes() for ids in self.ids]  # compare as the ids do
+
+    def _common(self, before: int, row: int) -> int:
+        """The number of ids that two rows have in common from their start, without the last id of each."""
+        length = min(self.lengths[before], self.lengths[row])
+        differs = self.ids[before][:length] != self.ids[row][:length]
+        return int(differs.argmax()) if differs.any() else length
 
     def tensors(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
         """Returns the tensors of one padded micro batch."""
@@ -92,7 +144,8 @@ class Rows:
         first = min(int(self.positions[row][0]) - 1 for row in rows)
         alike = (input_ids[:, :first] == input_ids[0, :first]).all(axis=0)
         prefix = first if alike.all() else int(alike.argmin())
-        return self._batch(rows, input_ids, where, device, prefix=prefix)
+        padding = input_ids.size - sum(self.lengths[row] for row in rows)
+        return self._batch(rows, input_ids, where, device, prefix=prefix, num_padding=padding)
 
     def _batch(
         self, rows: Sequence[int], input_ids: NDArray[Any], where: NDArray[Any], device: torch.device, **more: Any
@@ -104,6 +157,7 @@ class Rows:
             where=torch.from_numpy(where).to(device),
             targets=torch.from_numpy(targets).to(device),
             tokens=torch.from_numpy(tokens).to(device),
+            rows=tuple(rows),
             **more,
         )
 
@@ -136,6 +190,30 @@ def packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         else:
             batches[room].append(index)
             left[room] -= lengths[index]
+    return batches
+
+
+def shared_packs(lengths: Sequence[int], common: Sequence[int], max_tokens: int) -> list[slice]:
+    """Divide rows in the order of their ids, of which each has `common` tokens in common with the row before it.
+
+    The size of a batch counts each common token once, and a little for its copied key and value. Rows that have much in common
+    stay together: a batch ends where its last quarter has least in common.
+    """
+    batches: list[slice] = []
+    start, count = 0, len(lengths)
+    while start < count:
+        sizes = [float(lengths[start])]  # with 1, 2, 3 ... rows
+        for row in range(start + 1, count):
+            size = sizes[-1] + lengths[row] - (1.0 - COPY_COST) * common[row]
+            if size > max_tokens:
+                break
+            sizes.append(size)
+        end = start + len(sizes)
+        if end < count:
+            full = [row for row in range(start + 1, end + 1) if sizes[row - start - 1] >= MIN_FULL * max_tokens]
+            end = min(full, key=lambda row: (common[row], -row), default=end)
+        batches.append(slice(start, end))
+        start = end
     return batches
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 from .batching import MicroBatch, passes
+from .budget import TokenBudget
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
@@ -105,8 +107,9 @@ class PolicyLearner:
         self._check: Check | None = None
         self._changing: Changing | None = None
         self._scorer = Scorer(self.model, temperature=temperature, chunk=self.optim.logprob_chunk)
+        self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         with launching_on(self.device):
-            self._packed = self._scorer.prepare(self.optim)
+            self._shape = self._scorer.prepare(self.optim)
             self._make_critic()
         self._own_reference = reference is None
         self._reference: Scorer | None = None
@@ -115,7 +118,8 @@ class PolicyLearner:
             frozen.requires_grad_(False).eval()
             self._reference = Scorer(frozen, temperature=temperature, chunk=self.optim.logprob_chunk)
             with launching_on(self.device):
-                self._reference.prepare(self.optim)
+                if self._reference.prepare(self.optim) != self._shape:
+                    self._shape = "padded"
 
     def _make_critic(self) -> None:
         self._critic: Critic | None = None
@@ -130,6 +134,12 @@ class PolicyLearner:
             self._critic = Critic(self._scorer.head, hidden_width(self.model)).eval()
             self._critic_optimizer = Optimizer([(self._critic, critic_lr)], self.optim)
         self._optimizer = Optimizer(modules, self.optim)
+
+    @property
+    def path(self) -> str:
+        """How batches are run: packed or padded, which attention and fused layers, and why not faster."""
+        fits = self._reference is None or self._shape != "padded" or not self._scorer.packs
+        return self._scorer.path if fits else "padded rows: the reference model cannot be packed"
 
     @property
     def critic_warmup_steps(self) -> int:
@@ -181,6 +191,7 @@ class PolicyLearner:
 
     def _update(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> dict[str, float]:
         self._half_updated = False
+        self._budget.plan()
         experience = gather(groups, version=self._version, device=self.device, window=window, exact=self._exact)
         self.last_samples = experience.samples
         rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)
@@ -278,17 +289,25 @@ class PolicyLearner:
         epochs = self.optim.critic_epochs or CRITIC_EPOCHS
         for chains in self._passes(experience, epochs, self.optim.critic_minibatches or CRITIC_MINIBATCHES):
             rows = experience.rows_with(chains, every_row)
-            micro = self._trained_batches(experience, rows)
-            minibatch = Minibatch(experience.sampled, int(lengths[chains].sum()), 1.0 / len(micro), False)
+            divide = partial(self._trained_batches, experience, rows)
+            work = partial(self._value_gradients, experience, int(lengths[chains].sum()))
             while True:
-                found, whole = Totals(), torch.zeros((), device=self.device)
-                for batch in micro:
-                    loss = critic_loss(experience, self.loss, batch, self._critic(batch), minibatch, found)
-                    self._critic_optimizer.backward(loss)
-                    whole += loss.detach()
+                whole, found = self._budget.run(divide, work, self._critic_optimizer.zero_grad)
                 if self._apply(self._critic_optimizer, whole, found, "train/critic_grad_norm"):
                     totals.merge(found)
                     break
+
+    def _value_gradients(self, experience: Experience, num_tokens: int, micro: Sequence[MicroBatch]) -> tuple[Tensor, Totals]:
+        """Accumulate the gradients of a separate critic. Returns its loss and what was measured."""
+        assert self._critic is not None
+        assert self._critic_optimizer is not None
+        found, whole = Totals(), torch.zeros((), device=self.device)
+        minibatch = Minibatch(experience.sampled, num_tokens, 1.0 / len(micro), False)
+        for batch in micro:
+            loss = critic_loss(experience, self.loss, batch, self._critic(batch), minibatch, found)
+            self._critic_optimizer.backward(loss)
+            whole += loss.detach()
+        return whole, found
 
     def _passes(self, experience: Experience, epochs: int, num_minibatches: int) -> Iterator[list[int]]:
         """Yield the chains of each optimizer step. A chain without trained tokens is in none."""
@@ -340,13 +359,17 @@ class PolicyLearner:
         weights = (
             of_chain[experience.owners] if experience.trained is None else of_chain[experience.owners] * experience.trained
         )
-        micro = self._trained_batches(experience, rows)
-        minibatch = Minibatch(torch.from_numpy(weights).to(self.device), sum(lengths), 1.0 / len(micro), is_first)
-        size = sum(batch.input_ids.numel() for batch in micro)
-        totals.add("train/padding_waste", size - sum(experience.rows.lengths[row] for row in rows), size)
+        per_token = torch.from_numpy(weights).to(self.device)
+
+        def work(micro: Sequence[MicroBatch]) -> tuple[Tensor, Totals]:
+            minibatch, found = Minibatch(per_token, sum(lengths), 1.0 / len(micro), is_first), Totals()
+            size = sum(batch.input_ids.numel() for batch in micro)
+            found.add("train/padding_waste", sum(batch.num_padding for batch in micro), size)
+            return self._gradients(experience, micro, minibatch, found, entropy), found
+
         while True:
-            found = Totals()
-            whole = self._gradients(experience, micro, minibatch, found, entropy)
+            divide = partial(self._trained_batches, experience, rows)
+            whole, found = self._budget.run(divide, work, self._optimizer.zero_grad)
             if is_first and self._check is not None:
                 self._check_measured(totals, found)
             if self._apply(self._optimizer, whole, found, "train/grad_norm"):
@@ -457,7 +480,13 @@ class PolicyLearner:
     # -- scores of the weights before the update ----------------------------------------------------------------------------
 
     def _batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
-        return experience.rows.batches(rows, self.optim.max_tokens_per_batch, self.device, packed=self._packed)
+        return experience.rows.batches(rows, self._budget.tokens, self.device, self._shape)
+
+    def _scored(
+        self, experience: Experience, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
+    ) -> Iterator[tuple[MicroBatch, Tensor]]:
+        """Yield the micro batches of the rows with their scores, in smaller batches if memory runs out."""
+        return self._budget.each(partial(self._batches, experience), rows, score)
 
     def _trained_batches(self, experience: Experience, rows: Sequence[int]) -> list[MicroBatch]:
         """Returns micro batches whose predictions are trained tokens only. Every loss is computed on these."""
@@ -468,29 +497,31 @@ class PolicyLearner:
     @torch.no_grad()
     def _score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:
         experience.recomputed = torch.zeros_like(experience.sampled)
-        for batch in self._batches(experience, rows):
-            logprobs = self._scorer(batch).logprobs
+        for batch, logprobs in self._scored(experience, rows, lambda batch: self._scorer(batch).logprobs):
             experience.recomputed[batch.tokens] = logprobs
             measure_gap(experience, logprobs, batch.tokens, totals)
 
     @torch.no_grad()
     def _score_reference(self, experience: Experience, rows: Sequence[int]) -> Tensor:
-        assert self._reference is not None  # made if kl_coef > 0
+        reference = self._reference
+        assert reference is not None  # made if kl_coef > 0
         experience.reference = torch.zeros_like(experience.sampled)
-        for batch in self._batches(experience, rows):
-            experience.reference[batch.tokens] = self._reference(batch).logprobs
+        for batch, logprobs in self._scored(experience, rows, lambda batch: reference(batch).logprobs):
+            experience.reference[batch.tokens] = logprobs
         return experience.reference
 
     @torch.no_grad()
     def _score_values(self, experience: Experience, rows: Sequence[int]) -> Tensor:
         experience.values = torch.zeros_like(experience.sampled)
-        for batch in self._batches(experience, rows):
-            if self._critic is not None:
-                experience.values[batch.tokens] = self._critic(batch)
-            else:
-                assert self._value_head is not None
-                experience.values[batch.tokens] = self._value_head(self._scorer.hidden(batch))
+        for batch, values in self._scored(experience, rows, self._values_of):
+            experience.values[batch.tokens] = values
         return experience.values
+
+    def _values_of(self, batch: MicroBatch) -> Tensor:
+        if self._critic is not None:
+            return self._critic(batch)  # type: ignore[no-any-return]
+        assert self._value_head is not None
+        return self._value_head(self._scorer.hidden(batch))  # type: ignore[no-any-return]
 
     # -- resume --------------------------------------------------------------------------------------------------------------
 

@@ -125,13 +125,17 @@ class OptimSettings:
         "Optimizer steps per pass, each on an equal share of the chains: a count, not a size. Old name: train.minibatches.",
         low=1,
     )
-    max_tokens_per_batch: int = setting(
-        8192, "Tokens, padding included, in one forward and backward pass; gradients accumulate over these passes.", low=1
+    max_tokens_per_batch: int | Literal["auto"] = setting(
+        "auto",
+        "Tokens, padding included, in one forward and backward pass; gradients accumulate over these passes. Tokens that rows "
+        "share count once. auto: 4096 on a CPU; on a GPU 8192 in the first step, then from the free memory. Out of memory, "
+        "half as many are tried.",
+        low=1,
     )
     packing: Literal["auto", "on", "off"] = setting(
         "auto",
-        "Concatenate the rows of a batch without padding. auto: on a GPU, if the model's attention supports it; otherwise rows "
-        "of similar length are padded, and their common prefix runs once.",
+        "Concatenate the rows of a batch without padding, and compute what they have in common at their beginning once. auto: "
+        "if the model's attention supports it; otherwise rows of similar length are padded, and their common prefix runs once.",
     )
     gradient_checkpointing: bool = setting(
         False, "Keep no activations inside layers and recompute them in the backward pass: less memory, slower."

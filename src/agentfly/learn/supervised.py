@@ -7,16 +7,18 @@ minibatch, independent of its division into micro batches. Rewards, advantages a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
 from ..types import Sample
 from .batching import MicroBatch, Rows, passes
+from .budget import TokenBudget
 from .metrics import Totals
 from .model.logprobs import Scorer
 from .optim import Optimizer
@@ -37,8 +39,9 @@ class SupervisedLearner:
         self.model.eval()
         self.device = next(self.model.parameters()).device
         self._scorer = Scorer(self.model, chunk=self.optim.logprob_chunk)
+        self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         with launching_on(self.device):
-            self._packed = self._scorer.prepare(self.optim)
+            self._shape = self._scorer.prepare(self.optim)
         self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
         self._seed = seed
         self._version = 0
@@ -52,6 +55,7 @@ class SupervisedLearner:
         """Take epochs x minibatches optimizer steps on these rows. Returns metrics."""
         if not samples:
             raise ConfigError("the batch has no demonstration to train on")
+        self._budget.plan()
         rows, totals = Rows(samples), Totals()
         factor = self.optim.lr_factor(self._version)
         self._optimizer.set_lr(factor)
@@ -68,12 +72,16 @@ class SupervisedLearner:
 
     def _step(self, rows: Rows, members: Sequence[int], totals: Totals) -> None:
         num_tokens = sum(len(rows.positions[row]) for row in members)
-        micro = list(rows.batches(members, self.optim.max_tokens_per_batch, self.device, packed=self._packed))
-        size = sum(batch.input_ids.numel() for batch in micro)
-        totals.add("train/padding_waste", size - sum(rows.lengths[row] for row in members), size)
-        loss_value, norm = self._gradients(micro, num_tokens)
+
+        def gradients() -> tuple[float, float, list[MicroBatch]]:
+            work = partial(self._gradients, num_tokens)
+            return self._budget.run(lambda: list(self._batches(rows, members)), work, self._optimizer.zero_grad)
+
+        loss_value, norm, micro = gradients()
         while not math.isfinite(norm) and self._optimizer.retry() and math.isfinite(loss_value):
-            loss_value, norm = self._gradients(micro, num_tokens)
+            loss_value, norm, micro = gradients()
+        size = sum(batch.input_ids.numel() for batch in micro)
+        totals.add("train/padding_waste", sum(batch.num_padding for batch in micro), size)
         if not (math.isfinite(loss_value) and math.isfinite(norm)):
             self._optimizer.zero_grad()
             raise InvariantError(
@@ -84,22 +92,28 @@ class SupervisedLearner:
         totals.add("train/loss", loss_value, 1)
         totals.add("train/grad_norm", norm, 1)
 
-    def _gradients(self, micro: Sequence[MicroBatch], num_tokens: int) -> tuple[float, float]:
-        """Accumulate the gradients of a minibatch on the parameters. Returns its loss and the gradient's norm."""
+    def _batches(self, rows: Rows, members: Sequence[int]) -> Iterator[MicroBatch]:
+        return rows.batches(members, self._budget.tokens, self.device, self._shape)
+
+    def _gradients(self, num_tokens: int, micro: list[MicroBatch]) -> tuple[float, float, list[MicroBatch]]:
+        """Accumulate the gradients of a minibatch on the parameters. Returns its loss, the gradient's norm and the batches."""
         whole = torch.zeros((), device=self.device)
         for batch in micro:
             loss = -self._scorer(batch).logprobs.sum() / num_tokens
             self._optimizer.backward(loss)
             whole += loss.detach()
-        return float(whole), float(self._optimizer.clip())
+        return float(whole), float(self._optimizer.clip()), micro
+
+    def _log_probs(self, batch: MicroBatch) -> Tensor:
+        with launching_on(self.device):
+            return self._scorer(batch).logprobs
 
     @torch.no_grad()
     def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Returns the mean negative log-likelihood per token of held-out rows."""
         rows, totals = Rows(samples), Totals()
-        for batch in rows.batches(range(len(rows)), self.optim.max_tokens_per_batch, self.device, packed=self._packed):
-            with launching_on(self.device):
-                logprobs = self._scorer(batch).logprobs
+        divide, score = partial(self._batches, rows), self._log_probs
+        for _, logprobs in self._budget.each(divide, range(len(rows)), score):
             totals.add("eval/loss", -logprobs.sum(), len(logprobs))
         return totals.means()
 

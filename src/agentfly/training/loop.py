@@ -92,6 +92,7 @@ class Trainer:
             seed=config.seed,
         )
         self.learner: Learner = learner
+        progress.note(f"learner: {learner.path}")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
             progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
         self.engine.publish(self.learner.version)

@@ -20,7 +20,7 @@ from ...errors import ConfigError
 from ...kernels.replica import evaluating
 from ..algorithms.losses import entropy as entropy_of
 from ..backbone import Backbone
-from ..batching import MicroBatch
+from ..batching import MicroBatch, Shape
 from ..head import head_scores, serves
 from ..settings import OptimSettings
 
@@ -66,21 +66,30 @@ class Scorer:
         self.head = find_head(model)
         self._chunk = chunk
 
-    def prepare(self, optim: OptimSettings) -> bool:
-        """Set up checkpointing and packing. Returns whether batches are packed. Raises ConfigError if unsupported."""
+    def prepare(self, optim: OptimSettings) -> Shape:
+        """Set up checkpointing and packing. Returns the shape of batches to make. Raises ConfigError if unsupported."""
         if optim.gradient_checkpointing:
             if self.head is None:
                 raise ConfigError("the layers of this model cannot be recomputed: remove train.gradient_checkpointing")
             self.head.backbone.checkpoint()
-        if optim.packing == "off":
-            return False
-        cuda = next(self.model.parameters()).is_cuda
-        if optim.packing == "auto" and not cuda:
-            return False
-        packs = self.head is not None and self.head.backbone.pack()
-        if optim.packing == "on" and not packs:
+        if optim.packing == "off" or (self.head is None and optim.packing == "auto"):
+            return "padded"
+        shape = "padded" if self.head is None else self.head.backbone.pack()
+        if optim.packing == "on" and shape == "padded":
             raise ConfigError("the rows of this model cannot be packed: its attention lacks support; remove train.packing")
-        return packs
+        return shape
+
+    @property
+    def packs(self) -> bool:
+        """Whether packed batches can be run."""
+        return self.head is not None and self.head.backbone.packs
+
+    @property
+    def path(self) -> str:
+        """How batches are run, and why not faster."""
+        if self.head is None:
+            return "padded rows; the model's own forward, because its backbone and head do not reproduce its logits"
+        return self.head.backbone.path
 
     def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
         if self.head is None:

@@ -1,0 +1,159 @@
+"""How many tokens a micro batch may have: a number, or chosen from the free memory of a GPU.
+
+auto   first update: FIRST_TOKENS, and the memory that its largest batch takes is measured
+       then: the tokens that take USABLE of the free memory, at most MAX_TOKENS
+out of memory: half of it from then on; gradients are cleared and the batches are made again
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .batching import MicroBatch
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+CPU_TOKENS = 4096
+FIRST_TOKENS = 8192
+MAX_TOKENS = 131_072
+USABLE = 0.5
+"""The share of free memory to use: sampling allocates too, and the allocator cannot use all of it."""
+
+
+class Memory(Protocol):
+    """The memory of a device, in bytes."""
+
+    def allocated(self) -> int: ...
+
+    def peak(self) -> int:
+        """The most that was allocated since `reset_peak`."""
+
+    def reset_peak(self) -> None: ...
+
+    def free(self) -> int:
+        """What can still be allocated, by this process."""
+
+    def release(self) -> None:
+        """Return cached blocks to the device."""
+
+
+class CudaMemory:
+    """The memory of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def free(self) -> int:
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + unused
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+
+class TokenBudget:
+    """The tokens of a micro batch. `tokens` changes when memory was measured or ran out."""
+
+    def __init__(self, setting: int | Literal["auto"], device: torch.device, memory: Memory | None = None) -> None:
+        if memory is None and device.type == "cuda":
+            memory = CudaMemory(device)
+        self._memory = memory
+        self._measures = setting == "auto" and memory is not None
+        self._bytes_per_token = 0.0
+        self.tokens = setting if isinstance(setting, int) else CPU_TOKENS if memory is None else FIRST_TOKENS
+
+    def plan(self) -> None:
+        """Choose `tokens` from what was measured. Called before an update; only the first one after the measurement chooses."""
+        if not self._measures or self._memory is None or not self._bytes_per_token:
+            return
+        self._measures = False
+        fits = int(USABLE * self._memory.free() / self._bytes_per_token)
+        self.tokens = max(min(self.tokens, FIRST_TOKENS), min(MAX_TOKENS, fits // 1024 * 1024))
+        mib = self._bytes_per_token / 2**20
+        log.info("train.max_tokens_per_batch = %d: a token takes %.2f MiB of activations", self.tokens, mib)
+
+    @contextmanager
+    def measured(self, micro: Sequence[MicroBatch]) -> Iterator[None]:
+        """Measure what the largest of these batches takes, if that is not known."""
+        if not self._measures or self._memory is None or self._bytes_per_token:
+            yield
+            return
+        before = self._memory.allocated()
+        self._memory.reset_peak()
+        yield
+        taken = self._memory.peak() - before
+        self._bytes_per_token = max(1.0, taken / max(batch.input_ids.numel() for batch in micro))
+
+    def can_halve(self, micro: Sequence[MicroBatch]) -> bool:
+        """Whether smaller batches of the same rows exist."""
+        return any(len(batch.rows) > 1 for batch in micro)
+
+    def halve(self, micro: Sequence[MicroBatch]) -> None:
+        """After an OutOfMemoryError with these batches: half the tokens of the largest, from now on.
+
+        Call it outside of the `except` block, where the tensors of the failed pass are free.
+        """
+        largest = max(batch.input_ids.numel() for batch in micro)
+        self.tokens = max(1, min(self.tokens, largest) // 2)
+        self._measures = False
+        if self._memory is not None:
+            self._memory.release()
+        log.warning("out of memory in a batch of %d tokens: continuing with at most %d", largest, self.tokens)
+
+    def run(
+        self, divide: Callable[[], list[MicroBatch]], work: Callable[[list[MicroBatch]], Result], undo: Callable[[], None]
+    ) -> Result:
+        """Returns `work(divide())`. If memory runs out, `undo()` is called and the batches are made again, half as large."""
+        while True:
+            micro = divide()
+            try:
+                with self.measured(micro):
+                    return work(micro)
+            except torch.OutOfMemoryError:
+                undo()
+                if not self.can_halve(micro):
+                    raise
+            self.halve(micro)
+
+    def each(
+        self,
+        divide: Callable[[Sequence[int]], Iterator[MicroBatch]],
+        rows: Sequence[int],
+        score: Callable[[MicroBatch], Tensor],
+    ) -> Iterator[tuple[MicroBatch, Tensor]]:
+        """Yield each batch of `divide(rows)` with its scores. Rows of a batch that does not fit are divided again."""
+        left = list(rows)
+        while left:
+            done: set[int] = set()
+            for batch in divide(left):
+                found = self._try(score, batch)
+                if found is None:
+                    break
+                yield batch, found
+                done.update(batch.rows)
+            left = [row for row in left if row not in done]
+
+    def _try(self, score: Callable[[MicroBatch], Tensor], batch: MicroBatch) -> Tensor | None:
+        try:
+            return score(batch)
+        except torch.OutOfMemoryError:
+            if not self.can_halve([batch]):
+                raise
+        self.halve([batch])
+        return None

@@ -1,0 +1,211 @@
+"""Tokens per micro batch: chosen from free memory, and halved when memory runs out, without losing the step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from agentfly.errors import ConfigError
+from agentfly.learn.batching import MicroBatch, Rows
+from agentfly.learn.budget import CPU_TOKENS, FIRST_TOKENS, MAX_TOKENS, TokenBudget
+from agentfly.learn.samples import to_samples
+from agentfly.learn.settings import OptimSettings
+from agentfly.learn.supervised import SupervisedLearner
+from tests.learn.chains import tiny_llama
+from tests.learn.test_learner import gradient, learner_of
+from tests.learn.test_shared_prompts import CASES, VOCABULARY, rows_of, siblings
+
+CPU = torch.device("cpu")
+
+
+class FakeMemory:
+    """A device on which each token of the largest batch takes `per_token` bytes."""
+
+    def __init__(self, per_token: int, total: int) -> None:
+        self.per_token, self.total = per_token, total
+        self.base, self.top, self.released = 1000, 0, 0
+
+    def allocated(self) -> int:
+        return self.base
+
+    def peak(self) -> int:
+        return self.top
+
+    def reset_peak(self) -> None:
+        self.top = self.base
+
+    def free(self) -> int:
+        return self.total - self.base
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def batches(*sizes: int) -> list[MicroBatch]:
+    none = torch.zeros(0)
+    return [MicroBatch(torch.zeros(1, size, dtype=torch.long), none, none, none, (0, 1)) for size in sizes]
+
+
+def run(budget: TokenBudget, memory: FakeMemory, *sizes: int) -> None:
+    with budget.measured(batches(*sizes)):
+        memory.top = max(memory.top, memory.base + memory.per_token * max(sizes))
+
+
+def test_a_number_stays_and_a_processor_has_a_constant() -> None:
+    for setting, tokens in ((512, 512), ("auto", CPU_TOKENS)):
+        budget = TokenBudget(setting, CPU)  # type: ignore[arg-type]
+        budget.plan()
+        with budget.measured(batches(100)):
+            pass
+        budget.plan()
+        assert budget.tokens == tokens
+
+
+def test_the_first_update_is_measured_and_the_next_fills_half_of_the_free_memory() -> None:
+    memory = FakeMemory(per_token=1000, total=100_000_000)
+    budget = TokenBudget("auto", CPU, memory)
+    budget.plan()
+    assert budget.tokens == FIRST_TOKENS
+    run(budget, memory, 4000, 8000, 100)
+    assert budget.tokens == FIRST_TOKENS, "not in the middle of an update"
+    memory.base = 20_000_000  # the optimizer's state came with the first step
+    budget.plan()
+    assert budget.tokens == 80_000_000 // 2 // 1000 // 1024 * 1024
+    memory.base = 90_000_000
+    budget.plan()
+    assert budget.tokens == 39936, "chosen once: batches of one run stay alike"
+
+
+@pytest.mark.parametrize(("total", "tokens"), [(10**12, MAX_TOKENS), (2_000_000, FIRST_TOKENS)])
+def test_the_choice_has_limits(total: int, tokens: int) -> None:
+    memory = FakeMemory(per_token=1000, total=total)
+    budget = TokenBudget("auto", CPU, memory)
+    run(budget, memory, 500)
+    budget.plan()
+    assert budget.tokens == tokens
+
+
+def test_half_of_what_did_not_fit_is_used_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    memory = FakeMemory(per_token=1000, total=10**9)
+    budget = TokenBudget("auto", CPU, memory)
+    run(budget, memory, 500)
+    with caplog.at_level(logging.WARNING):
+        budget.halve(batches(6000, 3000))
+    assert budget.tokens == 3000
+    assert memory.released == 1
+    assert caplog.messages == ["out of memory in a batch of 6000 tokens: continuing with at most 3000"]
+    budget.plan()
+    assert budget.tokens == 3000, "never more again"
+
+
+def fail_above(limit: int) -> Any:
+    """A hook of a model that has memory for so many tokens."""
+
+    def check(module: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        if ids.numel() > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return check
+
+
+def limited(learner: Any, limit: int) -> None:
+    """Let every model of the learner fail above so many tokens."""
+    scorers = [learner._scorer.head.backbone]
+    if learner._critic is not None:
+        scorers.append(learner._critic._run)
+    if learner._reference is not None:
+        scorers.append(learner._reference.head.backbone)
+    for backbone in scorers:
+        for module in {backbone.module, backbone._replica} - {None}:
+            module.register_forward_pre_hook(fail_above(limit), with_kwargs=True)
+
+
+@pytest.mark.parametrize("case", ["grpo", "two epochs", "ppo copy", "ppo shared", "gspo divided", "kl in loss", "kl in reward"])
+@pytest.mark.parametrize("packing", ["on", "off"])
+def test_an_update_that_runs_out_of_memory_is_the_update_in_smaller_batches(case: str, packing: str) -> None:
+    algorithm, loss, optim = CASES[case]
+    found = []
+    for limit in (None, 60):
+        options = {"lr": 1e-4, **optim, "max_tokens_per_batch": 10_000, "packing": packing}
+        learner = learner_of(tiny_llama(VOCABULARY), algorithm, loss=loss, **options)
+        if limit is not None:
+            limited(learner, limit)
+        metrics = learner.update(siblings())
+        assert (learner._budget.tokens <= 60) == (limit is not None)
+        found.append((gradient(learner), metrics))
+    (want, before), (got, after) = found
+    assert float((got - want).norm() / want.norm()) < 1e-5
+    for name in ("train/loss", "train/logprob_gap", "train/reference_kl", "train/clip_fraction", "train/optimizer_steps"):
+        if name in before:
+            assert after[name] == pytest.approx(before[name], rel=1e-5, abs=1e-6), name
+
+
+def test_memory_that_runs_out_late_in_a_step_leaves_no_gradient_behind() -> None:
+    want = learner_of(tiny_llama(VOCABULARY), packing="on", max_tokens_per_batch=60)
+    want.update(siblings())
+    got = learner_of(tiny_llama(VOCABULARY), packing="on", max_tokens_per_batch=60)
+    calls = []
+
+    def fail_once(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:  # the first batch of the step has left its gradients
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    got._scorer.head.backbone._replica.register_forward_pre_hook(fail_once)
+    got.update(siblings())
+    assert len(calls) > 3
+    assert float((gradient(got) - gradient(want)).norm() / gradient(want).norm()) < 1e-5
+
+
+def test_a_single_row_that_does_not_fit_ends_the_update_with_the_weights_untouched() -> None:
+    model = tiny_llama(VOCABULARY)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    learner = learner_of(model, packing="on")
+    limited(learner, 5)
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.update(siblings())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert learner.version == 0
+    assert not learner.half_updated
+
+
+def test_supervised_training_is_repeated_in_smaller_batches_too() -> None:
+    demos = [row for group in siblings() for trajectory in group for row in to_samples(trajectory)]
+    losses = []
+    for limit in (None, 60):
+        learner = SupervisedLearner(tiny_llama(VOCABULARY), optim=OptimSettings(lr=1e-3))
+        if limit is not None:
+            learner._scorer.head.backbone._replica.register_forward_pre_hook(fail_above(limit), with_kwargs=True)  # type: ignore[union-attr]
+        losses.append((learner.update(demos)["train/grad_norm"], learner.evaluate(demos)["eval/loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_scores_of_rows_that_fit_are_kept_when_others_do_not() -> None:
+    rows: Rows = rows_of(siblings())
+    budget = TokenBudget(200, CPU)
+    scored: list[int] = []
+
+    def score(batch: MicroBatch) -> torch.Tensor:
+        if batch.input_ids.numel() > 50:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        scored.extend(batch.rows)
+        return batch.tokens
+
+    def divide(members: Any) -> Any:
+        return rows.batches(members, budget.tokens, CPU, "shared")
+
+    seen = [int(number) for _, tokens in budget.each(divide, range(len(rows)), score) for number in tokens]
+    assert sorted(seen) == list(range(rows.num_tokens))
+    assert sorted(scored) == list(range(len(rows)))
+
+
+@pytest.mark.parametrize("wrong", [0, "all", 1.5, True])
+def test_the_setting_is_a_whole_number_or_auto(wrong: Any) -> None:
+    assert OptimSettings(max_tokens_per_batch="auto").max_tokens_per_batch == "auto"
+    with pytest.raises(ConfigError, match="max_tokens_per_batch must be"):
+        OptimSettings(max_tokens_per_batch=wrong)
