@@ -440,14 +440,14 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
         elif what < 0.96:
             publication += 1
             pages.audit.publication = publication
-            pages.renew(publication, keep=rng.random() < 0.5)
+            pages.renew(publication, {slot for slot in running if rng.random() < 0.5})
         if event % 7 == 0:
             check_pages(pages)
     for slot in running:
         pages.finish(slot)
     for session in "abc":
         pages.release(session)
-    pages.renew(publication + 1, keep=False)
+    pages.renew(publication + 1)
     check_pages(pages)
     assert pages.num_free == 23
     assert pages.audit.stale_tokens == 0

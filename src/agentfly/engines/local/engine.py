@@ -53,7 +53,7 @@ class LocalEngine:
     older weights have cached):
 
     recompute   they go on with the new weights; their keys and values are computed again
-    keep        they go on with the new weights and keep their keys and values
+    keep        they go on with the new weights and keep their keys and values, once a token of theirs is sampled
     finish      `hold` lets them end first; requests that have not started wait until it is left
     """
 

@@ -16,7 +16,7 @@ there are. Only sequences whose keys and values are all of the current weights a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from .slot_allocator import MIN_SHARED, CacheEntry, ReuseAudit, shared_prefix_length
 
@@ -203,8 +203,8 @@ class PageAllocator:
             self.release(seq.session)
         del self._seqs[seq]
 
-    def renew(self, publication: int, *, keep: bool) -> None:
-        """The weights have changed: drop all keys and values; with `keep`, running sequences keep theirs.
+    def renew(self, publication: int, keep: Container[PagedSequence] = ()) -> None:
+        """The weights have changed: drop all keys and values but those of the running sequences in `keep`.
 
         Running sequences keep their entries. One that has no keys and values, or loses them, belongs to the new publication.
         """
@@ -212,7 +212,7 @@ class PageAllocator:
         for seq in list(self._seqs):
             if not seq.busy:
                 self.drop(seq)
-            elif not (keep and seq.cached):
+            elif seq not in keep:
                 self._free_pages(seq, 0)
                 seq.cached, seq.publication = 0, publication
         self._index.reset(seq for seq in self._seqs if seq.publication == publication)

@@ -127,7 +127,7 @@ class PagedScheduler(BatchScheduler):
     def renew(self, publication: int, *, keep: bool) -> None:
         """The weights have changed: every running sequence leaves the decode batch and returns to it under the new version.
 
-        With `keep` it returns at once; otherwise all of it is prefilled again. Launches in flight need no action here: their
+        With `keep` it returns at once; otherwise it is prefilled again. Launches in flight need no action here: their
         `valid()` is false by now, so `_finish` discards them.
         """
         self._orphaned = self._orphaned or bool(self._passes)

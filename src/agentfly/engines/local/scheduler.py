@@ -177,8 +177,12 @@ class BatchScheduler(ABC):
         return []
 
     def renew(self, publication: int, *, keep: bool) -> None:
-        """The weights have changed: nothing cached may be used again, except, with `keep`, by the sequences that run now."""
-        self.allocator.renew(publication, keep=keep)
+        """The weights have changed: nothing cached may be used again, except, with `keep`, by the replies in progress.
+
+        A sequence without a sampled token is computed again also with `keep`. So if all tokens of a reply carry one version,
+        the weights of that version have computed all of it.
+        """
+        self.allocator.renew(publication, {seq.kv for seq in self.running if seq.logprobs} if keep else ())
 
     def add(self, seq: SequenceState) -> None:
         self.queue.append(seq)

@@ -8,7 +8,7 @@ returns False and the scheduler preempts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TypeVar
 
 from .slot_attention import SlotCache
@@ -151,16 +151,16 @@ class SlotAllocator:
         if slot is not None:
             slot.session = ""
 
-    def renew(self, publication: int, *, keep: bool) -> None:
-        """The weights have changed: drop all keys and values; with `keep`, running sequences keep theirs.
+    def renew(self, publication: int, keep: Container[Slot] = ()) -> None:
+        """The weights have changed: drop all keys and values but those of the busy slots in `keep`.
 
-        A running sequence that has none, or loses them, belongs to the new publication.
+        A busy slot that has none, or loses them, belongs to the new publication.
         """
         self.publication = publication
         for slot in self._slots:
             if not slot.busy:
                 self._clear(slot)
-            elif not (keep and slot.cached):
+            elif slot not in keep:
                 slot.cached, slot.publication = 0, publication
 
     def drop(self, slot: Slot) -> None:
