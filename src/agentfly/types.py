@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
@@ -474,17 +475,32 @@ class TrainableEngine(Engine, Protocol):
 
     `model` is the torch module that the learner trains; reading it may load the module. If `shares_weights` is true, the
     engine samples from that module itself. Otherwise it holds a copy, which `publish` replaces and `proof` then covers.
+
+    `at_update` says what happens to the replies in progress when new weights are published. "recompute": they go on with the
+    new weights, and their keys and values are computed again. "keep": they go on with the keys and values that they have.
+    "finish": they end first, and no reply starts meanwhile. Assigning a mode that the engine cannot do raises ConfigError. In
+    every mode a token carries the version of the weights that sampled it, and a new request uses no cache of older weights.
     """
 
     shares_weights: bool
     proof: Proof | None
     tokenizer: Any
+    at_update: Literal["recompute", "keep", "finish"]
 
     @property
     def model(self) -> Any: ...
 
+    def hold(self, timeout_s: float = 600.0) -> AbstractContextManager[None]:
+        """Inside the context no token is sampled from the module's weights, so the learner may change them.
+
+        The thread that holds the engine may call `publish`. Engines that hold a copy do nothing. Raises DeadlineError.
+        """
+
     def publish(self, version: int) -> None:
-        """Sample from the module's current weights from now on, under this version. Drops all KV caches."""
+        """Sample from the module's current weights from now on, under this version."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the engine was opened, the same names for every engine (see `engines.options.COUNTERS`)."""
 
     def rest(self) -> None:
         """Free device memory for the learner until the next `publish`. Engines that share weights do nothing."""

@@ -413,6 +413,7 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
     rng = random.Random(7)
     pages = PageAllocator(24)
     running: list[Any] = []
+    publication = 0
     for event in range(10_000):
         what = rng.random()
         if what < 0.4 and len(running) < 6:
@@ -420,7 +421,8 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
             if rng.random() < 0.7:
                 tokens[: len(tokens) // 2] = [1] * (len(tokens) // 2)
             slot, source, count = pages.allocate(tokens, rng.choice(["", "a", "b", "c"]))
-            if source is not None and source.tokens[:count] == tokens[:count] and source.cached >= count:
+            if source is not None and source.cached >= count:
+                assert source.tokens[:count] == tokens[:count]
                 pages.share(slot, source, count)
             running.append(slot)
         elif what < 0.7 and running:
@@ -436,16 +438,19 @@ def test_pages_balance_under_ten_thousand_random_events() -> None:
         elif what < 0.95:
             pages.release(rng.choice("abc"))
         elif what < 0.96:
-            pages.invalidate()
+            publication += 1
+            pages.audit.publication = publication
+            pages.renew(publication, {slot for slot in running if rng.random() < 0.5})
         if event % 7 == 0:
             check_pages(pages)
     for slot in running:
         pages.finish(slot)
     for session in "abc":
         pages.release(session)
-    pages.invalidate()
+    pages.renew(publication + 1)
     check_pages(pages)
     assert pages.num_free == 23
+    assert pages.audit.stale_tokens == 0
 
 
 def test_the_decode_batch_samples_what_the_sampler_samples() -> None:

@@ -53,6 +53,33 @@ _OWN = {
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
 
 
+UpdateMode = Literal["recompute", "keep", "finish"]
+"""What happens to the replies in progress when new weights are published: see `TrainableEngine.at_update`."""
+
+
+class AtUpdate:
+    """The attribute `at_update` of an engine. Its first mode is the default; assigning one that is not listed raises ConfigError.
+
+    `why` is the sentence about the modes that the engine cannot do.
+    """
+
+    def __init__(self, *modes: UpdateMode, why: str = "") -> None:
+        self._modes, self._why = modes, why
+
+    def __get__(self, engine: Any, owner: Any = None) -> UpdateMode:
+        if engine is None:
+            return self._modes[0]
+        mode: UpdateMode = vars(engine).get("_at_update", self._modes[0])
+        return mode
+
+    def __set__(self, engine: Any, mode: UpdateMode) -> None:
+        if mode not in self._modes:
+            known = " or ".join(map(repr, self._modes))
+            why = f": {self._why}" if self._why and mode in get_args(UpdateMode) else ""
+            raise ConfigError(f"at_update must be {known} for {type(engine).__name__}, not {mode!r}{why}")
+        vars(engine)["_at_update"] = mode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
     """Options of the local engine. Raises a ConfigError for a value out of bounds.

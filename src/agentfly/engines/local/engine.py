@@ -1,11 +1,13 @@
 """The local engine: a transformers model that samples for many chains at once, in a separate thread.
 
 Requests come from any event loop through an inbox; results go back with `call_soon_threadsafe`, one call per step and loop. No
-event loop waits for a forward pass. The learner may change the weights of `model` in place; `publish` then makes sure that no
-key or value computed before is used again. After a failure every request fails with the same sentence.
+event loop waits for a forward pass. The learner changes the weights of `model` in place, inside `hold` if chains are sampled
+meanwhile; `publish` then makes sure that no new request uses a key or value computed before. After a failure every request
+fails with the same sentence.
 
     event loops     generate -> inbox "add"      cancelled -> "remove"      release -> "release"         <- _deliver
-    engine thread   _work: empty the inbox -> if published: invalidate the caches -> scheduler.step -> _send
+    engine thread   _work: empty the inbox -> if published: renew the caches -> scheduler.step -> _send
+    learner         hold [ weights change -> publish ]
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,7 +30,7 @@ import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Proof, Request
-from ..options import LocalOptions
+from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, room_for
 from .load import context_of, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
@@ -45,9 +47,18 @@ _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
 class LocalEngine:
-    """Continuous batching over one model. Takes the fields of `LocalOptions` as keywords, or an instance of it."""
+    """Continuous batching over one model. Takes the fields of `LocalOptions` as keywords, or an instance of it.
+
+    `at_update` says what happens to the replies in progress when new weights are published (a new request never uses what
+    older weights have cached):
+
+    recompute   they go on with the new weights; their keys and values are computed again
+    keep        they go on with the new weights and keep their keys and values, once a token of theirs is sampled
+    finish      `hold` lets them end first; requests that have not started wait until it is left
+    """
 
     reads: Literal["ids", "messages"] = "ids"
+    at_update = AtUpdate("recompute", "keep", "finish")
 
     def __init__(
         self, model: Any, tokenizer: Any, options: LocalOptions | None = None, *, version: int = 0, **fields: Any
@@ -102,11 +113,15 @@ class LocalEngine:
         self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
         self._wake = threading.Condition()
         self._forward = threading.Lock()
-        self._holders = 0
+        self._holders = 0  # threads that wait for `_forward`
+        self._drains = 0  # threads that hold the engine, or wait to, until the replies in progress have ended
+        self._owner: int | None = None  # the thread that holds the engine
+        self._held_s = 0.0
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._published = 0  # counts calls of `publish`
-        self._invalidated = 0  # the last publication for which the thread has dropped the caches
+        self._recomputed = 0  # the last publication at which running replies do not keep their keys and values
+        self._renewed = 0  # the last publication for which the thread has renewed the caches
         self._num_requests = 0
         self._busy_s = 0.0
         self._tail_tokenizer: Any = None
@@ -126,39 +141,90 @@ class LocalEngine:
         return completion
 
     def publish(self, version: int) -> None:
-        """The weights have changed in place: drop every cache; tokens sampled from now on carry `version`.
+        """The weights have changed in place: tokens sampled from now on carry `version`, and no new request uses old caches.
 
-        Replies in progress continue with the new weights; `Completion.versions` records the version of each token. The step
-        that runs now is not waited for: it sees the new count when it ends and discards what it sampled.
+        Replies in progress continue with the new weights, unless `at_update` is "finish"; `Completion.versions` records the
+        version of each token. Outside of `hold`, the step that runs now is not waited for: it sees the new count when it ends
+        and discards what it sampled. Its keys and values may be of a mix of weights, so "keep" holds inside of `hold` only.
         """
-        if not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses:
-            with self.hold():
+        held = self._owner == threading.get_ident()
+        rebuilt = not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses
+        with self.hold() if rebuilt or self.at_update == "finish" else nullcontext():
+            if rebuilt:
                 self._replica = make_replica(self.model, on_pages=self._on_pages)
                 self._addresses = addresses(self.model)
                 self._scheduler.use_model(self._replica)
-        # Version first: a step that starts between these lines still has the old count and is discarded when it ends.
-        self.version = version
-        self._published += 1
+            if self.at_update != "keep" or not held:
+                self._recomputed = self._published + 1
+            # Version first: a step that starts between these lines still has the old count and is discarded when it ends.
+            self.version = version
+            self._published += 1
 
     @contextmanager
-    def hold(self, timeout_s: float = 60.0) -> Iterator[None]:
-        """No forward pass runs inside the context: for a learner that updates the weights while chains are sampled."""
-        with self._wake:
-            # threading.Lock is not fair: without this count the engine thread could re-acquire it for every next step.
-            self._holders += 1
+    def hold(self, timeout_s: float = 600.0) -> Iterator[None]:
+        """No forward pass runs inside the context: for a learner that updates the weights while chains are sampled.
+
+        What was launched before is finished first. If `at_update` is "finish", so are all replies in progress, and no request
+        starts meanwhile. The thread that holds the engine may hold it again. Raises DeadlineError after `timeout_s`.
+        """
+        if self._owner == threading.get_ident():
+            yield
+            return
+        finish = self.at_update == "finish"
+        with self._draining() if finish else nullcontext():
+            self._acquire(time.monotonic() + timeout_s, timeout_s, finish)
+            began = time.perf_counter()
+            try:
+                self._owner = threading.get_ident()
+                self._synchronize()  # launched kernels have ended, too
+                self._send(self._scheduler.settle())
+                yield
+                self._synchronize()  # the learner may have launched its kernels on another stream
+            finally:
+                self._held_s += time.perf_counter() - began
+                self._owner = None
+                self._forward.release()
+
+    @contextmanager
+    def _draining(self) -> Iterator[None]:
+        """Inside the context no queued request starts."""
         try:
-            if not self._forward.acquire(timeout=timeout_s):
-                raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
-        finally:
             with self._wake:
-                self._holders -= 1
-                self._wake.notify_all()
-        try:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # launched kernels have ended, too
+                self._drains += 1
+                self._scheduler.draining = True
             yield
         finally:
+            with self._wake:
+                self._drains -= 1
+                self._scheduler.draining = self._drains > 0
+                self._wake.notify_all()
+
+    def _acquire(self, deadline: float, timeout_s: float, finish: bool) -> None:
+        """Acquire `_forward`; with `finish`, once no reply is in progress."""
+        ended = True
+        while True:
+            with self._wake:
+                if finish:
+                    ended = self._wake.wait_for(lambda: not self._scheduler.in_progress, max(0.0, deadline - time.monotonic()))
+                # threading.Lock is not fair: without this count the engine thread could re-acquire it for every next step.
+                self._holders += 1
+            try:
+                if not ended:
+                    raise DeadlineError(f"the replies in progress did not end within {timeout_s:g} s")
+                if not self._forward.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    raise DeadlineError(f"the engine's step did not end within {timeout_s:g} s")
+            finally:
+                with self._wake:
+                    self._holders -= 1
+                    self._wake.notify_all()
+            # A step that began before `draining` was set may have started a reply.
+            if not (finish and self._scheduler.in_progress):
+                return
             self._forward.release()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def rest(self) -> None:
         """Nothing to free: the learner trains the weights that this engine samples from."""
@@ -175,10 +241,12 @@ class LocalEngine:
             **scheduler.counts,
             "requests": self._num_requests,
             "evicted": scheduler.allocator.num_evicted,
+            "stale_hits": scheduler.allocator.audit.stale_tokens,
             "running": len(scheduler.running),
             "queued": len(scheduler.queue),
             **scheduler.memory(),
             "busy_s": self._busy_s,
+            "held_s": self._held_s,
         }
 
     async def close(self) -> None:
@@ -223,7 +291,7 @@ class LocalEngine:
     def _wait(self) -> bool:
         """Block until there is work. Returns False if the thread must end."""
         with self._wake:
-            while self._holders and self._failure is None:
+            while (self._holders or (self._drains and not self._inbox and not self._scheduler.busy)) and not self._failure:
                 self._wake.wait(IDLE_S)
             self._wake.wait_for(lambda: self._inbox or self._scheduler.busy or self._failure is not None, IDLE_S)
             if self._failure is not None:
@@ -234,30 +302,40 @@ class LocalEngine:
         return True
 
     def _work(self) -> None:
-        scheduler, inbox = self._scheduler, self._inbox
         with self._forward:  # also around the inbox: `publish` may replace the replica, which restarts every sequence
-            while inbox:
-                kind, what = inbox.popleft()
-                if kind == "add":
-                    scheduler.add(what)
-                elif kind == "remove":
-                    scheduler.remove(what)
-                else:
-                    scheduler.allocator.release(what)
-            if not scheduler.busy:
-                return
-            began = time.perf_counter()
-            # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
-            # old count, is invalid when it ends, and the next step drops the caches.
-            published = self._published
-            version = self.version
-            if published != self._invalidated:
-                scheduler.invalidate()
-                self._invalidated = published
-            news = scheduler.step(version, lambda: published == self._published)
-        self._busy_s += time.perf_counter() - began
+            self._empty_inbox()
+            news = self._step() if self._scheduler.busy else []
+        if self._drains:
+            with self._wake:
+                self._wake.notify_all()
         if news:
             self._send(news)
+
+    def _empty_inbox(self) -> None:
+        scheduler, inbox = self._scheduler, self._inbox
+        while inbox:
+            kind, what = inbox.popleft()
+            if kind == "add":
+                scheduler.add(what)
+            elif kind == "remove":
+                scheduler.remove(what)
+            else:
+                scheduler.allocator.release(what)
+
+    def _step(self) -> list[SequenceState]:
+        began = time.perf_counter()
+        scheduler = self._scheduler
+        # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
+        # old count, is invalid when it ends, and the next step renews the caches.
+        published = self._published
+        version = self.version
+        scheduler.allocator.audit.publication = published
+        if published != self._renewed:
+            scheduler.renew(published, keep=self._recomputed <= self._renewed)
+            self._renewed = published
+        news = scheduler.step(version, lambda: published == self._published)
+        self._busy_s += time.perf_counter() - began
+        return news
 
     def _send(self, seqs: Sequence[SequenceState]) -> None:
         """Send news to the event loops of the requests. The requests of a closed loop are removed."""
@@ -294,6 +372,7 @@ class LocalEngine:
             seqs = self._scheduler.clear() + [what for kind, what in self._inbox if kind == "add"]
             self._inbox.clear()
             self._thread = None
+            self._wake.notify_all()  # a thread may wait for the replies in progress to end
         for seq in seqs:
             seq.error = sentence
         if seqs:

@@ -8,24 +8,91 @@ A page table lists the pages of a sequence in the order of its tokens. Full page
 Invariants: a page with more than one holder is never written (`_truncate` moves back to a page boundary before that could
 happen), and page 0 belongs to no sequence: padding writes go there and nothing reads it. If no page is free, `grow` evicts
 cached sequences that do not run; if that is not enough it returns False and the scheduler preempts a running sequence.
+
+A common prefix is found by the hashes of full pages (`PrefixIndex`), so an admission costs the same however many sequences
+there are. Only sequences whose keys and values are all of the current weights are in the index.
 """
 
 from __future__ import annotations
 
-from .slot_allocator import MIN_SHARED, CacheEntry, longest_shared_prefix, shared_prefix_length
+from array import array
+from collections.abc import Container, Iterable
+
+from .slot_allocator import MIN_SHARED, CacheEntry, ReuseAudit, shared_prefix_length
 
 PAGE_SIZE = 16
 """Tokens per page."""
 
 
 class PagedSequence(CacheEntry):
-    """A cache entry whose keys and values are in `pages`."""
+    """A cache entry whose keys and values are in `pages`. `hashes` are those of its first full pages, chained."""
 
-    __slots__ = ("pages",)
+    __slots__ = ("hashes", "pages")
 
     def __init__(self) -> None:
         super().__init__()
         self.pages: list[int] = []
+        self.hashes: list[int] = []
+
+
+class PrefixIndex:
+    """The sequences by the hash of each of their prefixes of full pages.
+
+        hash of page n = hash(hash of page n - 1, ids of page n)       so one number stands for the whole prefix
+
+    A sequence is listed with all pages that it has or will have: those of its prompt from its admission on, those of its reply
+    when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[int, dict[PagedSequence, None]] = {}
+
+    def add(self, seq: PagedSequence, length: int) -> None:
+        """List the sequence with the full pages of its first `length` tokens. Pages listed before stay."""
+        known = len(seq.hashes)
+        seq.hashes += page_hashes(seq.tokens[known * PAGE_SIZE : length], seq.hashes[-1] if known else 0)
+        self._list(seq, known)
+
+    def truncate(self, seq: PagedSequence, length: int) -> None:
+        """List the sequence with no more than the full pages of its first `length` tokens."""
+        first = length // PAGE_SIZE
+        for number in seq.hashes[first:]:
+            holders = self._holders.get(number, {})
+            holders.pop(seq, None)
+            if not holders:
+                self._holders.pop(number, None)
+        del seq.hashes[first:]
+
+    def find(self, seq: PagedSequence) -> tuple[PagedSequence | None, int]:
+        """The sequence listed first of those, other than `seq`, that share most pages with it; and the number of tokens."""
+        for number in range(len(seq.hashes), 0, -1):
+            holders = self._holders.get(seq.hashes[number - 1], {})
+            other = next((each for each in holders if each is not seq), None)
+            if other is not None:
+                # The ids are compared as well: hashes of different pages may be equal.
+                return other, shared_prefix_length(other.tokens, seq.tokens, number * PAGE_SIZE)
+        return None, 0
+
+    def reset(self, seqs: Iterable[PagedSequence]) -> None:
+        """List these sequences, with the pages they were listed with, and no others."""
+        self._holders.clear()
+        for seq in seqs:
+            self._list(seq, 0)
+
+    def _list(self, seq: PagedSequence, first: int) -> None:
+        for number in seq.hashes[first:]:
+            self._holders.setdefault(number, {})[seq] = None
+
+
+def page_hashes(tokens: list[int], parent: int) -> list[int]:
+    """The chained hashes of the full pages of these tokens, which follow the page whose hash is `parent`."""
+    ids = array("q", tokens)
+    data, width = ids.tobytes(), PAGE_SIZE * ids.itemsize
+    hashes = []
+    for start in range(0, len(data) - width + 1, width):
+        parent = hash((parent, data[start : start + width]))
+        hashes.append(parent)
+    return hashes
 
 
 class PageAllocator:
@@ -34,9 +101,13 @@ class PageAllocator:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.num_evicted = 0
+        self.publication = 0
+        self.audit = ReuseAudit()
+        self._stamps = [0] * num_pages  # the publication in which each page was allocated
+        self._index = PrefixIndex()
         self._free = list(range(num_pages - 1, 0, -1))
         self._refcounts = [0] * num_pages
-        self._seqs: list[PagedSequence] = []
+        self._seqs: dict[PagedSequence, None] = {}  # in order of admission
         self._sessions: dict[str, PagedSequence] = {}
         self._clock = 0
 
@@ -56,22 +127,25 @@ class PageAllocator:
         own = self._sessions.get(session) if session else None
         if own is not None and own.busy:
             own, session = None, ""  # a concurrent second request of the same chain runs without a session
+        if own is not None and own.publication != self.publication:
+            self.drop(own)
+            own = None
         self._clock += 1
-        kept = shared_prefix_length(own.tokens, tokens, min(own.cached, want)) if own else 0
-        source, count = (
-            (None, 0)
-            if own is not None and kept == min(own.cached, want)
-            else longest_shared_prefix(self._seqs, tokens, want, own)
-        )
+        whole = False
         if own is None:
             seq = PagedSequence()
-            self._seqs.append(seq)
+            self._seqs[seq] = None
             if session:
                 seq.session, self._sessions[session] = session, seq
         else:
-            seq = own
+            seq, limit = own, min(own.cached, want)
+            kept = shared_prefix_length(own.tokens, tokens, limit)
+            whole = kept == limit
             self._truncate(seq, kept)
-        seq.tokens, seq.busy, seq.used = tokens, True, self._clock
+            self.audit.reuse(map(self._stamps.__getitem__, seq.pages), seq.cached, PAGE_SIZE)
+        seq.tokens, seq.busy, seq.used, seq.publication = tokens, True, self._clock, self.publication
+        self._index.add(seq, want)
+        source, count = (None, 0) if whole else self._index.find(seq)
         if count < seq.cached + max(MIN_SHARED, PAGE_SIZE):
             source, count = None, 0
         return seq, source, count
@@ -83,6 +157,7 @@ class PageAllocator:
             return 0
         self._free_pages(seq, 0)
         seq.pages = source.pages[:full]
+        self.audit.reuse(map(self._stamps.__getitem__, seq.pages), full * PAGE_SIZE, PAGE_SIZE)
         for page in seq.pages:
             self._refcounts[page] += 1
         seq.cached = full * PAGE_SIZE
@@ -95,16 +170,23 @@ class PageAllocator:
                 return False
             page = self._free.pop()
             self._refcounts[page] = 1
+            self._stamps[page] = self.audit.publication
             seq.pages.append(page)
         return True
 
     def finish(self, seq: PagedSequence) -> None:
-        """The sequence has ended. Its pages stay for the chain's next turn and for sequences with the same prefix."""
+        """The sequence has ended. Its pages stay for the chain's next turn and for sequences with the same prefix.
+
+        Keys and values of older weights are dropped: nothing could use them.
+        """
         self._clock += 1
         seq.busy, seq.used = False, self._clock
-        self._free_pages(seq, -(-seq.cached // PAGE_SIZE))
-        if not seq.cached:
+        if not seq.cached or seq.publication != self.publication:
             self.drop(seq)
+            return
+        self._free_pages(seq, -(-seq.cached // PAGE_SIZE))
+        self._index.truncate(seq, seq.cached)
+        self._index.add(seq, seq.cached)
 
     def release(self, session: str) -> None:
         """The chain has ended: its pages are evicted first."""
@@ -115,19 +197,25 @@ class PageAllocator:
     def drop(self, seq: PagedSequence) -> None:
         """Remove a sequence and free everything that it holds."""
         self._free_pages(seq, 0)
+        self._index.truncate(seq, 0)
         seq.cached, seq.busy, seq.tokens = 0, False, []  # sequences that wait for this prefix compare `tokens` by identity
         if seq.session:
             self.release(seq.session)
-        self._seqs.remove(seq)
+        del self._seqs[seq]
 
-    def invalidate(self) -> None:
-        """The weights have changed: drop all keys and values. Running sequences keep their entries and are prefilled again."""
+    def renew(self, publication: int, keep: Container[PagedSequence] = ()) -> None:
+        """The weights have changed: drop all keys and values but those of the running sequences in `keep`.
+
+        Running sequences keep their entries. One that has no keys and values, or loses them, belongs to the new publication.
+        """
+        self.publication = publication
         for seq in list(self._seqs):
-            if seq.busy:
-                self._free_pages(seq, 0)
-                seq.cached = 0
-            else:
+            if not seq.busy:
                 self.drop(seq)
+            elif seq not in keep:
+                self._free_pages(seq, 0)
+                seq.cached, seq.publication = 0, publication
+        self._index.reset(seq for seq in self._seqs if seq.publication == publication)
 
     def _truncate(self, seq: PagedSequence, kept: int) -> None:
         """Keep the first tokens only, back to a page boundary if the last page is shared: the next write would go there."""
@@ -135,17 +223,18 @@ class PageAllocator:
             kept -= kept % PAGE_SIZE
         seq.cached = kept
         self._free_pages(seq, -(-kept // PAGE_SIZE))
+        self._index.truncate(seq, kept)
 
     def _evict(self, requester: PagedSequence) -> bool:
         """Evict sequences until a page is free: ended chains before waiting chains, least recently used first."""
-        idle = [seq for seq in self._seqs if not seq.busy and seq is not requester]
-        idle.sort(key=lambda seq: (seq.session != "", seq.used))
-        for seq in idle:
-            self.num_evicted += bool(seq.session)
-            self.drop(seq)
-            if self._free:
-                return True
-        return False
+        while not self._free:
+            idle = (seq for seq in self._seqs if not seq.busy and seq is not requester)
+            victim = min(idle, key=lambda seq: (seq.session != "", seq.used), default=None)
+            if victim is None:
+                return False
+            self.num_evicted += bool(victim.session)
+            self.drop(victim)
+        return True
 
     def _free_pages(self, seq: PagedSequence, keep: int) -> None:
         for page in seq.pages[keep:]:

@@ -51,7 +51,7 @@ class PagedScheduler(BatchScheduler):
     """Continuous batching over pages.
 
     queue -> running, in `_prefilling` -> running, in `_entries` (the decode batch) -> removed
-             ^ preempted: back to the queue     | published or invalidated: back to `_prefilling`
+             ^ preempted: back to the queue     | published: back to `_prefilling`
     """
 
     allocator: PageAllocator
@@ -84,8 +84,8 @@ class PagedScheduler(BatchScheduler):
         self._prefiller = Prefiller(model, self.pools, max_tokens=self.max_step_tokens, **sizes)
 
     @property
-    def busy(self) -> bool:
-        return bool(self.queue or self.running or self._launches)
+    def in_progress(self) -> bool:
+        return super().in_progress or bool(self._launches)
 
     def memory(self) -> dict[str, float]:
         return {
@@ -104,12 +104,11 @@ class PagedScheduler(BatchScheduler):
         inflight = self._launch(version)
         if inflight is not None:
             self._launches.append(_Launch(inflight, version, valid))
-        changed: list[SequenceState] = []
-        while len(self._launches) > (self.ahead if inflight is not None else 0):
-            self._finish(self._launches.popleft(), changed)
-        news = list(dict.fromkeys(changed))
-        self._remove_ended(news)
-        return news
+        return self._finish_launches(self.ahead if inflight is not None else 0)
+
+    def settle(self) -> list[SequenceState]:
+        self._wait_for_prefill()
+        return self._finish_launches(0)
 
     def remove(self, seq: SequenceState) -> None:
         self._detach(seq)
@@ -125,21 +124,22 @@ class PagedScheduler(BatchScheduler):
     def drain(self) -> None:
         self._wait_for_prefill()
 
-    def invalidate(self) -> None:
-        """The weights have changed: prefill every running sequence again.
+    def renew(self, publication: int, *, keep: bool) -> None:
+        """The weights have changed: every running sequence leaves the decode batch and returns to it under the new version.
 
-        Launches in flight need no action here: their `valid()` is false by now, so `_finish` discards them.
+        With `keep` it returns at once; otherwise it is prefilled again. Launches in flight need no action here: their
+        `valid()` is false by now, so `_finish` discards them.
         """
         self._orphaned = self._orphaned or bool(self._passes)
         self._max_running = self.max_batch
         for seq in list(self._entries):
             self._restart(seq)
-        self.allocator.invalidate()
+        super().renew(publication, keep=keep)
 
     # ---- prefill ---------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self.queue and len(self.running) < self.max_batch:
+        while self._may_start() and len(self.running) < self.max_batch:
             if len(self.running) >= self._max_running and not self._has_room(self.queue[0]):
                 break
             seq = self.queue.popleft()
@@ -199,7 +199,8 @@ class PagedScheduler(BatchScheduler):
         """Share the pages of its prefix source. Returns False while the source has not computed them."""
         assert seq.source is not None
         source, tokens, count = seq.source
-        if source.tokens is tokens:  # else the source was removed or reused: compute the prefix here
+        # A source that was removed, reused, or computed by older weights is not waited for: the prefix is computed here.
+        if source.tokens is tokens and source.publication == _kv(seq).publication:
             if source.busy and source.cached < count:
                 return False
             self.counts["shared_tokens"] += self.allocator.share(_kv(seq), source, count)
@@ -246,6 +247,15 @@ class PagedScheduler(BatchScheduler):
         if not self._step_ms:
             return MAX_STEPS if self.ahead == 0 else MAX_STEPS // 2
         return max(1, min(MAX_STEPS, round(LAUNCH_MS / self._step_ms)))
+
+    def _finish_launches(self, ahead: int) -> list[SequenceState]:
+        """Finish all launches but the last `ahead`. Returns the sequences that have news."""
+        changed: list[SequenceState] = []
+        while len(self._launches) > ahead:
+            self._finish(self._launches.popleft(), changed)
+        news = list(dict.fromkeys(changed))
+        self._remove_ended(news)
+        return news
 
     def _finish(self, launch: _Launch, changed: list[SequenceState]) -> None:
         if not launch.valid():

@@ -7,7 +7,10 @@ changed under it are therefore all the same case:
     tokens  [prompt ........ | sampled .....]
     cached  [=====================]           the rest is computed, then one token is sampled
 
-    add -> queue -> running -> remove         preempt: running -> front of the queue; publish: cached = 0, sampled tokens stay
+    add -> queue -> running -> remove         preempt: running -> front of the queue
+
+After a publication running sequences go on with the new weights. What they have cached is dropped and computed again, or kept
+(`renew`); sampled tokens stay.
 
 Schedulers run in the engine's thread only and know neither threads nor asyncio. Prompts are checked before they get here.
 """
@@ -31,13 +34,13 @@ from .slot_allocator import Slot, SlotAllocator
 class SequenceState:
     """One request. `new_text`, `finished` and `error` are its news, which the engine delivers to the event loop.
 
-    `kv` is its entry in the KV cache, None while it is queued. `source` is a sequence whose prefix it waits to share:
+    `kv` is its entry in the KV cache, None while it is queued. `started` says whether it has ever run. `source` is a sequence whose prefix it waits to share:
     (entry, the entry's token list, prefix length). The list is compared by identity, because an entry may be reused.
     """
 
     __slots__ = (
         "ahead", "error", "finished", "future", "kv", "logprobs", "loop", "new_text", "num_prompt", "on_text", "rng",
-        "sampling", "session", "source", "stop_ids", "stream", "tokens", "versions",
+        "sampling", "session", "source", "started", "stop_ids", "stream", "tokens", "versions",
     )  # fmt: skip
 
     def __init__(self, request: Request, stop_ids: frozenset[int], decode: Callable[[Sequence[int]], str]) -> None:
@@ -54,6 +57,7 @@ class SequenceState:
         self.stream = TextStream(decode, request.sampling.stop) if request.on_text or request.sampling.stop else None
         self.kv: Slot | PagedSequence | None = None
         self.source: tuple[Any, list[int], int] | None = None
+        self.started = False
         self.loop: Any = None
         self.future: Any = None
         self.new_text = ""
@@ -139,11 +143,18 @@ class BatchScheduler(ABC):
         names = ("steps", "prefilled_tokens", "sampled_tokens", "reused_tokens", "shared_tokens", "preempted")
         self.counts = dict.fromkeys(names, 0)
         self.allocator: Any = allocator
+        self.draining = False
+        """If true, no queued sequence starts; running and preempted sequences go on."""
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether any sequence has started and not ended. Preempted sequences are at the front of the queue."""
+        return bool(self.running or (self.queue and self.queue[0].started))
 
     @property
     def busy(self) -> bool:
         """Whether `step` has work to do."""
-        return bool(self.queue or self.running)
+        return self.in_progress or self._may_start()
 
     @abstractmethod
     def step(self, version: int, valid: Callable[[], bool]) -> list[SequenceState]:
@@ -161,9 +172,17 @@ class BatchScheduler(ABC):
         """Compute with another replica from now on."""
         self.model = model
 
-    def invalidate(self) -> None:
-        """The weights have changed: no cached key or value may be used again."""
-        self.allocator.invalidate()
+    def settle(self) -> list[SequenceState]:
+        """Finish what was launched. Returns the sequences that have news, as `step` does."""
+        return []
+
+    def renew(self, publication: int, *, keep: bool) -> None:
+        """The weights have changed: nothing cached may be used again, except, with `keep`, by the replies in progress.
+
+        A sequence without a sampled token is computed again also with `keep`. So if all tokens of a reply carry one version,
+        the weights of that version have computed all of it.
+        """
+        self.allocator.renew(publication, {seq.kv for seq in self.running if seq.logprobs} if keep else ())
 
     def add(self, seq: SequenceState) -> None:
         self.queue.append(seq)
@@ -177,9 +196,13 @@ class BatchScheduler(ABC):
         elif seq in self.queue:
             self.queue.remove(seq)
 
+    def _may_start(self) -> bool:
+        """Whether the first sequence of the queue may start."""
+        return bool(self.queue) and (not self.draining or self.queue[0].started)
+
     def _start(self, seq: SequenceState, kv: Any, source: Any, count: int) -> None:
         """Run a sequence in its cache entry, as `allocate` returned it."""
-        seq.kv = kv
+        seq.kv, seq.started = kv, True
         seq.source = (source, source.tokens, count) if source is not None else None
         self.counts["reused_tokens"] += kv.cached
         self.running.append(seq)

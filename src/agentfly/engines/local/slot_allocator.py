@@ -8,7 +8,7 @@ returns False and the scheduler preempts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import TypeVar
 
 from .slot_attention import SlotCache
@@ -20,13 +20,16 @@ class CacheEntry:
     """A running sequence or a waiting chain in the cache. `tokens[:cached]` have keys and values.
 
     The `tokens` of a busy entry is the sequence's own, growing list. `used` is when it was last used, on the allocator's clock.
+    `publication` is the publication of the oldest weights that computed any of its keys and values: an entry is reused, and
+    shared from, only while that is the current one.
     """
 
-    __slots__ = ("busy", "cached", "session", "tokens", "used")
+    __slots__ = ("busy", "cached", "publication", "session", "tokens", "used")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.cached = 0
+        self.publication = 0
         self.session = ""
         self.busy = False
         self.used = 0
@@ -40,14 +43,33 @@ class CacheEntry:
 AnyEntry = TypeVar("AnyEntry", bound=CacheEntry)
 
 
-class Slot(CacheEntry):
-    """One slot of the cache."""
+class ReuseAudit:
+    """Counts the cached tokens that were reused although older weights had computed them: `stale_tokens` must stay 0.
 
-    __slots__ = ("index",)
+    The audit does not rely on the tags by which entries are matched. The allocators stamp pages and slots when they are
+    written, and compare the stamps at every reuse with `publication`, which the engine sets before each step.
+    """
+
+    __slots__ = ("publication", "stale_tokens")
+
+    def __init__(self) -> None:
+        self.publication = self.stale_tokens = 0
+
+    def reuse(self, stamps: Iterable[int], tokens: int, per_stamp: int) -> None:
+        """Reuse `tokens` tokens, `per_stamp` of them under each stamp."""
+        stale = sum([stamp < self.publication for stamp in stamps])
+        self.stale_tokens += min(tokens, stale * per_stamp)
+
+
+class Slot(CacheEntry):
+    """One slot of the cache. `stamp` is the publication in which its first position was written."""
+
+    __slots__ = ("index", "stamp")
 
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
+        self.stamp = 0
 
     @property
     def free(self) -> bool:
@@ -63,6 +85,8 @@ class SlotAllocator:
         self.max_slots = max_slots
         self.max_length = max_length
         self.num_evicted = 0
+        self.publication = 0
+        self.audit = ReuseAudit()
         self._slots = [Slot(index) for index in range(cache.num_slots)]
         self._sessions: dict[str, Slot] = {}
         self._clock = 0
@@ -79,11 +103,15 @@ class SlotAllocator:
         own = self._sessions.get(session) if session else None
         if own is not None and own.busy:
             own, session = None, ""  # a concurrent second request of the same chain runs without a session
+        if own is not None and own.publication != self.publication:
+            self._clear(own)
+            own = None
         num_own = shared_prefix_length(own.tokens, tokens, min(own.cached, want)) if own else 0
         source: Slot | None = None
         num_shared = 0
         if own is None or num_own < min(own.cached, want):
-            source, num_shared = longest_shared_prefix(self._slots, tokens, want, own)
+            current = (slot for slot in self._slots if slot.publication == self.publication)
+            source, num_shared = longest_shared_prefix(current, tokens, want, own)
         slot = own or self._find_free(source)
         if slot is None:
             return None
@@ -92,16 +120,30 @@ class SlotAllocator:
         if slot is source or num_shared < max(MIN_SHARED, num_own + MIN_SHARED):
             source, num_shared = None, 0
         self._clock += 1
+        self.audit.reuse((slot.stamp,), num_own, num_own)
         slot.tokens, slot.cached, slot.busy, slot.used = tokens, num_own, True, self._clock
+        slot.publication = self.publication
         if session:
             slot.session = session
             self._sessions[session] = slot
         return slot, source, num_shared
 
+    def share(self, slot: Slot, source: Slot, count: int) -> int:
+        """Copy the first `count` tokens of `source`, as far as they are cached. Returns the number of tokens gained."""
+        count = min(count, source.cached)
+        if count <= slot.cached:
+            return 0
+        self.audit.reuse((source.stamp,), count, count)
+        self.cache.copy(source.index, slot.index, count)
+        slot.cached, slot.stamp = count, source.stamp
+        return count
+
     def finish(self, slot: Slot) -> None:
-        """The sequence has ended. Its keys and values stay for the chain's next turn."""
+        """The sequence has ended. Its keys and values stay for the chain's next turn, unless they are of older weights."""
         self._clock += 1
         slot.busy, slot.used = False, self._clock
+        if slot.publication != self.publication:
+            self._clear(slot)
 
     def release(self, session: str) -> None:
         """The chain has ended: its slot becomes free, once no sequence runs in it."""
@@ -109,12 +151,17 @@ class SlotAllocator:
         if slot is not None:
             slot.session = ""
 
-    def invalidate(self) -> None:
-        """The weights have changed: drop all keys and values."""
+    def renew(self, publication: int, keep: Container[Slot] = ()) -> None:
+        """The weights have changed: drop all keys and values but those of the busy slots in `keep`.
+
+        A busy slot that has none, or loses them, belongs to the new publication.
+        """
+        self.publication = publication
         for slot in self._slots:
-            slot.cached = 0
             if not slot.busy:
                 self._clear(slot)
+            elif slot not in keep:
+                slot.cached, slot.publication = 0, publication
 
     def drop(self, slot: Slot) -> None:
         """Free the slot of a running sequence (preemption)."""
@@ -189,7 +236,7 @@ class SlotAllocator:
     def _clear(self, slot: Slot) -> None:
         if slot.session:
             self.release(slot.session)
-        slot.tokens, slot.cached = [], 0
+        slot.tokens, slot.cached = [], 0  # sequences that wait for this prefix compare `tokens` by identity
 
 
 def longest_shared_prefix(

@@ -35,7 +35,10 @@ class SlotScheduler(BatchScheduler):
         ends: list[int] = []
         drawing: list[SequenceState] = []
         for seq, count in work:
-            cached = _slot(seq).cached
+            slot = _slot(seq)
+            cached = slot.cached
+            if not cached:
+                slot.stamp = self.allocator.audit.publication
             ids += seq.tokens[cached : cached + count]
             if cached + count == len(seq.tokens):
                 ends.append(len(ids) - 1)
@@ -59,7 +62,7 @@ class SlotScheduler(BatchScheduler):
         return news
 
     def _admit(self) -> None:
-        while self.queue and len(self.running) < self.max_batch:
+        while self._may_start() and len(self.running) < self.max_batch:
             seq = self.queue[0]
             lent = self.allocator.allocate(seq.tokens, seq.session)
             if lent is None:
@@ -88,14 +91,10 @@ class SlotScheduler(BatchScheduler):
         assert seq.source is not None
         source, tokens, count = seq.source
         slot = _slot(seq)
-        if source.tokens is tokens:
+        if source.tokens is tokens and source.publication == slot.publication:
             if source.busy and source.cached < count:
                 return False
-            count = min(count, source.cached)
-            if count > slot.cached:
-                self.allocator.cache.copy(source.index, slot.index, count)
-                slot.cached = count
-                self.counts["shared_tokens"] += count
+            self.counts["shared_tokens"] += self.allocator.share(slot, source, count)
         seq.source = None
         return True
 
