@@ -30,6 +30,7 @@ from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
 from .template_guard import Guard
 from .template_marks import Marks
+from .template_pieces import TokenCache
 from .template_tokens import CUT, Codec
 
 _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
@@ -165,7 +166,9 @@ class _TemplateRenderer:
         self._restarter = Restarter(self.dialect, self.codec, self._shaper)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
         self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
+        self.extensions = TokenCache(self.codec.pieces.cache.max_bytes)
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
+        self._openings: OrderedDict[Any, tuple[Any, History]] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
 
@@ -221,12 +224,18 @@ class _TemplateRenderer:
         for word in profile.names:
             if is_id(word):
                 values[word] = self.dialect.identity(values[word])
-        ids = self.codec.encode(profile.fill(values), stop)
-        if self.codec.num_control(ids) != num_control:
-            # A message spells out a control token: encode again, with cuts that keep it plain text.
-            guarded = {word: self.codec.guard(value) for word, value in values.items()}
-            ids = self.codec.encode(profile.fill(guarded), stop)
-        return Extension(ids)
+        text = profile.fill(values)
+        # Sibling chains often get the same observation. Texts that need cuts are not cached: the cuts depend on the holes.
+        key = (text, stop, num_control)
+        known = self.extensions.get(key)
+        if known is None:
+            known = self.codec.encode(text, stop)
+            if self.codec.num_control(known) != num_control:
+                # A message spells out a control token: encode again, with cuts that keep it plain text.
+                guarded = {word: self.codec.guard(value) for word, value in values.items()}
+                return Extension(self.codec.encode(profile.fill(guarded), stop))
+            self.extensions.put(key, text, known)
+        return Extension(list(known))
 
     def _profile(
         self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any
@@ -294,7 +303,15 @@ class _TemplateRenderer:
             if known.end == at and known.last is messages[at - 1]:
                 return known.history.then(known.unit), known.last_prompt
             return known.history.then(self._shaper.unit(messages[before:at])), None
-        return self._shaper.history(messages[:at]), None
+        if before >= 0:
+            return self._shaper.history(messages[:at]), None
+        # The first reply: sibling chains share the objects of their opening messages.
+        key = tuple(map(id, messages[:at]))
+        opening = self._openings.get(key)
+        if opening is None:
+            opening = messages[:at], self._shaper.history(messages[:at])
+            _remember(self._openings, key, opening)
+        return opening[1], None
 
     def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
         """The tools with cuts. Equal tools give the same object; the cache is keyed by identity first and by text second."""
