@@ -339,10 +339,11 @@ def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _refuse_images(messages: Sequence[Message]) -> None:
-    if any(message.images for message in messages):
-        raise ConfigError(
-            "a message carries an image, and a tokenizer renders text alone: leave images out, or use a vision engine"
-        )
+    for message in messages:
+        if message.images:
+            raise ConfigError(
+                "a message carries an image, and a tokenizer renders text alone: leave images out, or use a vision engine"
+            )
 
 
 def _refusal(messages: Sequence[Message], refused: TemplateRefused) -> ConfigError:
