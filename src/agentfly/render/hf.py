@@ -37,7 +37,7 @@ _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
 
 
 class HFRenderer:
-    """Implements `types.Renderer`.
+    """Implements `types.Renderer`. Not thread-safe: it is used in the event loop only, and engines decode with their tokenizer.
 
     chat_template   None: the tokenizer's own; "chatml"; the text of a template; or the path of a .jinja file.
     stop_ids        end-of-turn ids beyond eos and those found in the template (a model's generation config may list some).
@@ -214,28 +214,35 @@ class _TemplateRenderer:
                 return self._ask_in_full(profile, chain, messages, at, stop, tools)
             if profile.restarts:
                 return self._restart(profile, chain, messages, tools)
-            values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
-            if profile.glue is None or not self._fits(profile, values):
-                text = self._prober.text(profile, history.messages(), values, shown)
-                return Extension(self.codec.encode(text, stop))
+            if profile.contents is not None:
+                values = {word: new[place].content for word, place in profile.contents}
+            else:
+                values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
+                if profile.glue is None or not self._fits(profile, values):
+                    text = self._prober.text(profile, history.messages(), values, shown)
+                    return Extension(self.codec.encode(text, stop))
         except TemplateRefused:
             # The template refused the probe or the extension; it may still accept the whole conversation.
             return Extension(self.full(messages, tools), restarts=True)
         for word in profile.names:
             if is_id(word):
                 values[word] = self.dialect.identity(values[word])
+        return Extension(self._encode(profile, values, stop, num_control))
+
+    def _encode(self, profile: Profile, values: Mapping[str, str], stop: int | None, num_control: int) -> list[int]:
+        """The ids of an extension. Sibling chains often get the same observation, so recent texts are cached."""
         text = profile.fill(values)
-        # Sibling chains often get the same observation. Texts that need cuts are not cached: the cuts depend on the holes.
         key = (text, stop, num_control)
         known = self.extensions.get(key)
         if known is None:
             known = self.codec.encode(text, stop)
             if self.codec.num_control(known) != num_control:
-                # A message spells out a control token: encode again, with cuts that keep it plain text.
+                # A message spells out a control token: encode again, with cuts that keep it plain text. These ids are not
+                # cached, because the cuts depend on which part of the text is the message's.
                 guarded = {word: self.codec.guard(value) for word, value in values.items()}
-                return Extension(self.codec.encode(profile.fill(guarded), stop))
+                return self.codec.encode(profile.fill(guarded), stop)
             self.extensions.put(key, text, known)
-        return Extension(list(known))
+        return list(known)
 
     def _profile(
         self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any

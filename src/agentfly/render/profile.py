@@ -178,14 +178,19 @@ def turn_shape(shaper: Shaper, reply: Message, new: Sequence[Message]) -> TurnSh
     links: list[Link] = []
     waiting = list(range(len(calls)))
     for message in new:
-        place = -1
-        if message.role == "tool" and calls:
-            named = [i for i, call in enumerate(calls) if message.tool_call_id and call.id == message.tool_call_id]
-            place = named[0] if named else waiting[0] if waiting and not message.tool_call_id else -1
+        place, wanted = -1, message.tool_call_id
+        if calls and message.role == "tool":
+            if wanted:
+                for i, call in enumerate(calls):
+                    if call.id == wanted:
+                        place = i
+                        break
+            elif waiting:
+                place = waiting[0]
             if place in waiting:
                 waiting.remove(place)
         own_name = message.name is not None and (place < 0 or message.name != calls[place].name)
-        links.append(Link(place, place < 0 and message.tool_call_id is not None, own_name))
+        links.append(Link(place, place < 0 and wanted is not None, own_name))
     return TurnShape(shape, tuple([shaper.one(message) for message in new]), tuple(links))
 
 

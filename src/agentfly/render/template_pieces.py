@@ -73,19 +73,20 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, a new list."""
-        pattern, cache = self._pattern, self._cache
-        places = [] if pattern is None else [found.start() for found in pattern.finditer(text) if found.start()]
-        ids: list[int] = []
-        start = 0
-        for end in (*places, len(text)):
-            piece = text[start:end]
-            known = cache.get(piece)
-            if known is None:
-                known = self._plain(piece)
-                cache.put(piece, piece, known)
-            ids += known
-            start = end
+        if self._pattern is None:
+            return list(self._known(text))
+        first, *parts = self._pattern.split(text)
+        ids = list(self._known(first)) if first else []
+        for mark, rest in zip(parts[::2], parts[1::2], strict=True):
+            ids += self._known(mark + rest)
         return ids
+
+    def _known(self, piece: str) -> list[int]:
+        known = self._cache.get(piece)
+        if known is None:
+            known = self._plain(piece)
+            self._cache.put(piece, piece, known)
+        return known
 
     def _is_exact(self, marks: list[str]) -> bool:
         texts = ["".join(mark + text for mark in marks[:_MAX_MARKS]) for text in _DIFFICULT]
@@ -97,7 +98,7 @@ def _splitting(backend: Any) -> re.Pattern[str] | None:
     tokens = [token for token in backend.get_added_tokens_decoder().values() if not token.normalized and token.content]
     if not tokens or any(token.lstrip or token.rstrip or token.single_word for token in tokens):
         return None
-    return re.compile(longest_of(token.content for token in tokens))
+    return re.compile(f"({longest_of(token.content for token in tokens)})")
 
 
 def longest_of(texts: Iterable[str]) -> str:

@@ -47,7 +47,8 @@ class Codec:
         self._turn_pattern = re.compile(first_letter_of(()))
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
         self._anchors: dict[int, str] = {}
-        self.pieces = Pieces(self._plain, backend, marks)
+        # The marks of the template come first, because a tokenizer may have thousands of special tokens.
+        self.pieces = Pieces(self._plain, backend, sorted(marks, key=lambda mark: mark not in written))
         self._newline = self._plain("\n")
         # SentencePiece tokenizers put a space before a text, so text from the middle is tokenised after a prefix.
         self._spaced = self._plain("a") != self._plain("\na")[len(self._newline) :]
