@@ -9,6 +9,10 @@ A second table has chains of 200 turns in which the template rewrites history at
 Their cost per turn is divided by that of a growing chain (chatml) with the same texts; the bar is three. The last column is
 the cost of the last 50 turns divided by that of the turns 11 to 60.
 
+Every chain of these two tables has observations of its own, so that none comes from the cache. A third table has short turns
+with tools: 64 groups of chains with 3 native calls and results of a few characters. Its columns are microseconds
+per `start`, per `extend` with a result that no other chain has, and per `extend` with the result of a sibling.
+
     python benchmarks/render.py                  # table
     python benchmarks/render.py --json out.json  # figures: ratio_chatml, ..., restart_ratio_qwen3, ...
 """
@@ -21,12 +25,14 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agentfly.pocket import model_dir
 from agentfly.render import HFRenderer
 from agentfly.types import Completion, Message, ToolCall
 
@@ -39,6 +45,8 @@ BAR = 2.0
 NUM_TURNS = 128
 RESTART_BAR = 3.0
 NUM_RESTARTS = 200
+NUM_GROUPS = 64
+SHORT = ("pocket", "qwen25", "qwen3", "llama3", "mistral", "gptoss", "glm")
 RESTARTING = ("qwen3", "gptoss", "wrapped", "segments", "tagged", "deepseek")
 NAMES = ("chatml", "qwen25", "qwen3", "llama3", "mistral", "gemma", "gptoss", "glm")
 OBSERVATION = (
@@ -83,8 +91,8 @@ class Chain:
             back = Message("tool", seen, name="multiply", tool_call_id=f"call{i:05d}") if calls else Message("user", seen)
             self.turns.append((Message("assistant", text, calls), sampled, back))
 
-    def play(self, renderer: HFRenderer) -> tuple[float, list[int], int]:
-        """Processor seconds spent in the renderer, the final ids, and how often it restarted."""
+    def play(self, renderer: HFRenderer, number: int) -> tuple[float, list[int], int]:
+        """Processor seconds spent in the renderer, the final ids, and how often it restarted. Each number has other texts."""
         spent, restarts = 0.0, 0
         # Messages are new objects in every chain, as they are in a run.
         messages = [Message(m.role, m.content) for m in self.opening]
@@ -93,7 +101,7 @@ class Chain:
         spent += time.process_time() - started
         for reply, sampled, back in self.turns:
             messages.append(Message(reply.role, reply.content, reply.tool_calls))
-            messages.append(back)
+            messages.append(replace(back, content=f"{number:06d}{back.content[6:]}"))
             started = time.process_time()
             extension = renderer.extend(messages, 1, sampled, self.tools)
             spent += time.process_time() - started
@@ -106,13 +114,13 @@ def measure(name: str, corpus: list[str], characters: int, repeats: int) -> dict
     tokenizer = make_tokenizer(template_text(name), corpus)
     chain = Chain(name, tokenizer, characters)
     renderer = HFRenderer(tokenizer, template_args={"date_string": "1 Jan 2030"})
-    first, ids, restarts = chain.play(renderer)
+    first, ids, restarts = chain.play(renderer, 0)
     text = tokenizer.decode(ids)
     backend = tokenizer.backend_tokenizer
     warm, single = [], []
-    for _ in range(repeats):
+    for number in range(1, repeats + 1):
         gc.collect()
-        warm.append(chain.play(renderer)[0])
+        warm.append(chain.play(renderer, number)[0])
         started = time.process_time()
         backend.encode(text, add_special_tokens=False).ids  # noqa: B018 (reading the ids is part of the work)
         single.append(time.process_time() - started)
@@ -127,7 +135,7 @@ def measure(name: str, corpus: list[str], characters: int, repeats: int) -> dict
     }
 
 
-def plain_chain(name: str, tokenizer: Any, renderer: HFRenderer, characters: int) -> tuple[list[float], int]:
+def plain_chain(name: str, tokenizer: Any, renderer: HFRenderer, characters: int, number: int) -> tuple[list[float], int]:
     """Processor seconds of each turn of a chain without tools, with a thought in every reply, and the number of restarts."""
     family = FAMILIES[name]
     messages = [Message("user", "Find a kettle for travelling, and say what two of them cost.")]
@@ -138,7 +146,7 @@ def plain_chain(name: str, tokenizer: Any, renderer: HFRenderer, characters: int
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.convert_tokens_to_ids(family.end(()))]
         zeros = [0] * len(ids)
         sampled = Completion(text=text, token_ids=ids, logprobs=[0.0] * len(ids), versions=zeros)
-        seen = (f"Result {i}. " + OBSERVATION * (characters // len(OBSERVATION) + 1))[:characters]
+        seen = (f"{number:06d} {i}. " + OBSERVATION * (characters // len(OBSERVATION) + 1))[:characters]
         messages += [Message("assistant", text), Message("user", seen)]
         started = time.process_time()
         restarts += renderer.extend(messages, 1, sampled).restarts
@@ -149,11 +157,11 @@ def plain_chain(name: str, tokenizer: Any, renderer: HFRenderer, characters: int
 def measure_restarts(name: str, corpus: list[str], characters: int, repeats: int) -> dict[str, float]:
     tokenizer = make_tokenizer(template_text(name), corpus)
     renderer = HFRenderer(tokenizer, template_args={"date_string": "1 Jan 2030"})
-    plain_chain(name, tokenizer, renderer, characters)
+    plain_chain(name, tokenizer, renderer, characters, 0)
     runs = []
-    for _ in range(repeats):
+    for number in range(1, repeats + 1):
         gc.collect()
-        runs.append(plain_chain(name, tokenizer, renderer, characters))
+        runs.append(plain_chain(name, tokenizer, renderer, characters, number))
     turns = [statistics.median(run[0][i] for run in runs) for i in range(NUM_RESTARTS)]
     return {
         "turn_ms": statistics.mean(turns) * 1e3,
@@ -183,6 +191,56 @@ def show_restarts(corpus: list[str], characters: int, repeats: int) -> dict[str,
     return figures | {"worst_restart_ratio": worst}
 
 
+def short_tokenizer(name: str, corpus: list[str]) -> Any:
+    return (
+        PreTrainedTokenizerFast.from_pretrained(model_dir())
+        if name == "pocket"
+        else make_tokenizer(template_text(name), corpus)
+    )
+
+
+def short_chains(name: str, tokenizer: Any, renderer: HFRenderer, first: int) -> dict[str, list[float]]:
+    """Processor seconds of each start, of each extension with a new result, and of each with the result of a sibling."""
+    family = FAMILIES["qwen25" if name == "pocket" else name]
+    spent: dict[str, list[float]] = {"start": [], "new": [], "sibling": []}
+    for group in range(first, first + NUM_GROUPS):
+        opening = [Message("system", "You solve tasks with tools."), Message("user", f"What is {group} * 3 + 1?")]
+        started = time.process_time()
+        renderer.start(opening, TOOLS)
+        spent["start"].append(time.process_time() - started)
+        for kind in ("new", "sibling"):
+            messages = list(opening)
+            for i in range(3):
+                call = ToolCall("multiply", {"a": group, "b": i}, f"call{i:05d}")
+                text = family.reply("", "", (call,))
+                end = renderer.stop_ids[0] if name == "pocket" else tokenizer.convert_tokens_to_ids(family.end((call,)))
+                ids = [*tokenizer.encode(text, add_special_tokens=False), end]
+                sampled = Completion(text=text, token_ids=ids, logprobs=[0.0] * len(ids), versions=[0] * len(ids))
+                result = f"{group * 1000 + i}"
+                messages.append(Message("assistant", text, (call,)))
+                messages.append(Message("tool", result, name="multiply", tool_call_id=call.id))
+                started = time.process_time()
+                renderer.extend(messages, 1, sampled, TOOLS)
+                spent[kind].append(time.process_time() - started)
+    return spent
+
+
+def show_short(corpus: list[str], repeats: int) -> dict[str, float]:
+    """Prints the third table. Returns its figures by name."""
+    print("\nshort turns with native calls, microseconds")
+    print(f"{'template':10} {'start':>8} {'extend, new':>12} {'extend, sibling':>16}")
+    figures: dict[str, float] = {}
+    for name in SHORT:
+        tokenizer = short_tokenizer(name, corpus)
+        renderer = HFRenderer(tokenizer, template_args={"date_string": "1 Jan 2030"})
+        short_chains(name, tokenizer, renderer, 0)
+        runs = [short_chains(name, tokenizer, renderer, NUM_GROUPS * (i + 1)) for i in range(repeats)]
+        row = {kind: statistics.median([1e6 * s for run in runs for s in run[kind]]) for kind in ("start", "new", "sibling")}
+        print(f"{name:10} {row['start']:8.1f} {row['new']:12.1f} {row['sibling']:16.1f}")
+        figures |= {f"short_{kind}_us_{name}": value for kind, value in row.items()}
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -203,7 +261,7 @@ def main() -> None:
         )
     worst = max(row["ratio"] for row in rows.values())
     print(f"worst ratio {worst:.2f}: {'within' if worst <= BAR else 'ABOVE'} the bar")
-    restarts = show_restarts(corpus, args.characters, args.repeats)
+    restarts = show_restarts(corpus, args.characters, args.repeats) | show_short(corpus, args.repeats)
     if args.json:
         figures = {f"{key}_{name}": value for name, row in rows.items() for key, value in row.items()}
         args.json.write_text(json.dumps(figures | restarts | {"worst_ratio": worst, "num_turns": NUM_TURNS}, indent=2) + "\n")

@@ -259,9 +259,9 @@ def test_the_work_for_a_new_prompt_does_not_grow_with_the_conversation(monkeypat
     for name in ("qwen3", "gptoss", "wrapped", "segments", "tagged"):
         renderer, family = renderer_for(name), FAMILIES[name]
         tokenised: list[int] = []
-        codec = renderer._renderer(()).codec
-        plain = codec._plain
-        codec._plain = lambda text, plain=plain, seen=tokenised: seen.append(len(text)) or plain(text)  # type: ignore[method-assign]
+        pieces = renderer._renderer(()).codec.pieces
+        plain = pieces._plain
+        pieces._plain = lambda text, plain=plain, seen=tokenised: seen.append(len(text)) or plain(text)  # type: ignore[func-returns-value]
         messages = [Message("user", "Q")]
         for i in range(60):
             if i == 5:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from parser_formats import FORMATS, written
 
 from agentfly.render.parsers import ParsedReply, find_parser, get_parser
+from agentfly.render.parsers.json_calls import JsonCalls
 from agentfly.render.parsers.reply import MAX_CALLS, CallParser
 from agentfly.types import ToolCall
 
@@ -192,3 +193,43 @@ def test_whatever_arguments_python_writes_are_read_back(arguments: dict[str, Any
     text = "[f(" + ", ".join(f"{name}={value!r}" for name, value in arguments.items()) + ")]"
     (call,) = get_parser("pythonic")(text).calls
     assert (call.error, call.arguments) == (None, arguments)
+
+
+JSON_FAMILIES = [family for family in FAMILIES if isinstance(parser_of(family), JsonCalls) and parser_of(family).marks[0][1]]
+values = st.recursive(
+    st.one_of(st.integers(-9, 99), st.text(st.sampled_from('a"\\}{]é\n '), max_size=6), st.none()),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from("ab"), inner, max_size=2)),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("family", JSON_FAMILIES)
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_reply_with_one_call_is_read_as_the_reader_of_all_replies_reads_it(family: str, data: st.DataObject) -> None:
+    parser = parser_of(family)
+    assert isinstance(parser, JsonCalls)
+    opening, closing = parser.marks[0]
+    keys = st.sampled_from(["name", "tool_name", "arguments", "parameters", "id", "function"])
+    calls = st.dictionaries(keys, st.one_of(values, st.just("search")), max_size=3)
+    called = st.builds(lambda value: json.dumps({"name": "search", "arguments": value}), values)
+    bodies = st.one_of(
+        called, calls.map(json.dumps), values.map(json.dumps), st.sampled_from(["{", '{"name": ', "{}x", "{'a': 1}"])
+    )
+    marks = st.sampled_from([opening, closing, *parser._others, " ", "\n", "\u00a0", "words ", "{", "}", '"', "```"])
+    noise = st.lists(marks, max_size=2).map("".join)
+    before, after = data.draw(noise), data.draw(noise)
+    text = f"{before}{opening}{data.draw(st.sampled_from(['', chr(10), ' ', closing]))}{data.draw(bodies)}\n{closing}{after}"
+    general = replace(parser, fenced=False)
+    expected = CallParser.__call__(general, text)
+    assert general(text) == expected
+
+
+def test_a_reply_that_ends_with_its_only_call_takes_the_fast_path() -> None:
+    hermes = parser_of("hermes")
+    assert isinstance(hermes, JsonCalls)
+    call = '<tool_call>\n{"name": "search", "arguments": {"limit": 3}}\n</tool_call>'
+    assert hermes._exactly_one(f"Words.\n{call}\n") == ParsedReply("Words.", (ToolCall("search", {"limit": 3}),))
+    cut, wrong = call[:-1], call.replace("}}", "}]")
+    for other in (f"<think>a</think>{call}", f"a</think>{call}", f"{call} words", f"{call}{call}", cut, wrong):
+        assert hermes._exactly_one(other) is None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -99,7 +98,9 @@ def _with_ids(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
 
     The id is derived from the call, so the same reply gives the same prompt in every run.
     """
-    return tuple(call if call.id else replace(call, id=_id_of(index, call)) for index, call in enumerate(calls))
+    return tuple(
+        [c if c.id else ToolCall(c.name, c.arguments, _id_of(index, c), c.error) for index, c in enumerate(calls)],
+    )
 
 
 def _id_of(index: int, call: ToolCall) -> str:

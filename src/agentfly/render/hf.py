@@ -30,13 +30,14 @@ from .template_dialect import Dialect
 from .template_ends import end_of_turn, turn_marks
 from .template_guard import Guard
 from .template_marks import Marks
+from .template_pieces import TokenCache
 from .template_tokens import CUT, Codec
 
 _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
 
 
 class HFRenderer:
-    """Implements `types.Renderer`.
+    """Implements `types.Renderer`. Not thread-safe: it is used in the event loop only, and engines decode with their tokenizer.
 
     chat_template   None: the tokenizer's own; "chatml"; the text of a template; or the path of a .jinja file.
     stop_ids        end-of-turn ids beyond eos and those found in the template (a model's generation config may list some).
@@ -165,7 +166,9 @@ class _TemplateRenderer:
         self._restarter = Restarter(self.dialect, self.codec, self._shaper)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
         self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
+        self.extensions = TokenCache(self.codec.pieces.cache.max_bytes)
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
+        self._openings: OrderedDict[Any, tuple[Any, History]] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
 
@@ -211,22 +214,35 @@ class _TemplateRenderer:
                 return self._ask_in_full(profile, chain, messages, at, stop, tools)
             if profile.restarts:
                 return self._restart(profile, chain, messages, tools)
-            values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
-            if profile.glue is None or not self._fits(profile, values):
-                text = self._prober.text(profile, history.messages(), values, shown)
-                return Extension(self.codec.encode(text, stop))
+            if profile.contents is not None:
+                values = {word: new[place].content for word, place in profile.contents}
+            else:
+                values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
+                if profile.glue is None or not self._fits(profile, values):
+                    text = self._prober.text(profile, history.messages(), values, shown)
+                    return Extension(self.codec.encode(text, stop))
         except TemplateRefused:
             # The template refused the probe or the extension; it may still accept the whole conversation.
             return Extension(self.full(messages, tools), restarts=True)
         for word in profile.names:
             if is_id(word):
                 values[word] = self.dialect.identity(values[word])
-        ids = self.codec.encode(profile.fill(values), stop)
-        if self.codec.num_control(ids) != num_control:
-            # A message spells out a control token: encode again, with cuts that keep it plain text.
-            guarded = {word: self.codec.guard(value) for word, value in values.items()}
-            ids = self.codec.encode(profile.fill(guarded), stop)
-        return Extension(ids)
+        return Extension(self._encode(profile, values, stop, num_control))
+
+    def _encode(self, profile: Profile, values: Mapping[str, str], stop: int | None, num_control: int) -> list[int]:
+        """The ids of an extension. Sibling chains often get the same observation, so recent texts are cached."""
+        text = profile.fill(values)
+        key = (text, stop, num_control)
+        known = self.extensions.get(key)
+        if known is None:
+            known = self.codec.encode(text, stop)
+            if self.codec.num_control(known) != num_control:
+                # A message spells out a control token: encode again, with cuts that keep it plain text. These ids are not
+                # cached, because the cuts depend on which part of the text is the message's.
+                guarded = {word: self.codec.guard(value) for word, value in values.items()}
+                return self.codec.encode(profile.fill(guarded), stop)
+            self.extensions.put(key, text, known)
+        return list(known)
 
     def _profile(
         self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any
@@ -294,7 +310,15 @@ class _TemplateRenderer:
             if known.end == at and known.last is messages[at - 1]:
                 return known.history.then(known.unit), known.last_prompt
             return known.history.then(self._shaper.unit(messages[before:at])), None
-        return self._shaper.history(messages[:at]), None
+        if before >= 0:
+            return self._shaper.history(messages[:at]), None
+        # The first reply: sibling chains share the objects of their opening messages.
+        key = tuple(map(id, messages[:at]))
+        opening = self._openings.get(key)
+        if opening is None:
+            opening = messages[:at], self._shaper.history(messages[:at])
+            _remember(self._openings, key, opening)
+        return opening[1], None
 
     def _guarded(self, tools: Sequence[Mapping[str, Any]]) -> Any:
         """The tools with cuts. Equal tools give the same object; the cache is keyed by identity first and by text second."""
@@ -322,10 +346,11 @@ def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _refuse_images(messages: Sequence[Message]) -> None:
-    if any(message.images for message in messages):
-        raise ConfigError(
-            "a message carries an image, and a tokenizer renders text alone: leave images out, or use a vision engine"
-        )
+    for message in messages:
+        if message.images:
+            raise ConfigError(
+                "a message carries an image, and a tokenizer renders text alone: leave images out, or use a vision engine"
+            )
 
 
 def _refusal(messages: Sequence[Message], refused: TemplateRefused) -> ConfigError:

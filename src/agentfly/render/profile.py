@@ -9,21 +9,24 @@ from a shape; their words do not occur in real text:
 
 A history is the opening and the last occurrence of each kind of turn, in order. It preserves which kinds follow the last user
 message, which templates test, and stays small in long conversations.
+
+Shapes are named tuples, not dataclasses: they are cache keys of every turn, and tuples are hashed and compared several times as
+fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..types import Message, Role, ToolCall
 from .template_dialect import Dialect
 from .template_reply import Skeleton, Skeletons, fill_skeleton
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """One message without its words."""
 
     role: Role
@@ -34,15 +37,17 @@ class Shape:
 Unit = tuple[Shape, ...]  # a reply and what came back
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """A conversation reduced to its opening and its kinds of turns."""
 
     opening: Unit = ()
     units: tuple[Unit, ...] = ()
 
     def then(self, unit: Unit) -> History:
-        return History(self.opening, (*[known for known in self.units if known != unit], unit))
+        units = self.units
+        if units and units[-1] == unit:
+            return self
+        return History(self.opening, (*[known for known in units if known != unit], unit))
 
     def messages(self, times: int = 1) -> list[Message]:
         """Placeholder messages of this history, with each kind of turn repeated `times`."""
@@ -76,9 +81,9 @@ class Shaper:
         self._skeletons = Skeletons((*dialect.template.literals, *dialect.marks.in_replies))
 
     def of(self, messages: Sequence[Message]) -> list[Shape]:
-        return [self._one(message) for message in messages]
+        return [self.one(message) for message in messages]
 
-    def _one(self, message: Message) -> Shape:
+    def one(self, message: Message) -> Shape:
         if message.role != "assistant":
             return Shape(message.role, self._skeletons.of(message.content))
         parts, structured = self._dialect.read(message)
@@ -111,8 +116,7 @@ def thinned(shapes: Sequence[Shape]) -> Unit:
     return tuple(unit)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """How a new message refers to the reply: the call it answers (-1: none), and whether it has another id or name."""
 
     call: int = -1
@@ -120,8 +124,7 @@ class Link:
     own_name: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TurnShape:
+class TurnShape(NamedTuple):
     """A reply and the messages after it, without their words: what an extension depends on."""
 
     reply: Shape
@@ -160,36 +163,43 @@ class TurnShape:
         for i, call in enumerate(reply.tool_calls[: self.reply.num_calls]):
             found[_word("n", i)] = call.name
             found[_id("d", i)] = call.id or f"call_{i}"
-        for k, (message, link) in enumerate(zip(new, self.links, strict=True)):
+        for k, (message, (_, own_id, own_name)) in enumerate(zip(new, self.links, strict=True)):
             found[_word("c", k)] = message.content
-            if link.own_id:
+            if own_id:
                 found[_id("e", k)] = message.tool_call_id or ""
-            if link.own_name:
+            if own_name:
                 found[_word("m", k)] = message.name or ""
         return found
 
 
 def turn_shape(shaper: Shaper, reply: Message, new: Sequence[Message]) -> TurnShape:
-    shape, *shapes = shaper.of([reply, *new])
+    shape = shaper.one(reply)
     calls = reply.tool_calls[: shape.num_calls]
     links: list[Link] = []
     waiting = list(range(len(calls)))
     for message in new:
-        place = -1
-        if message.role == "tool" and calls:
-            named = [i for i, call in enumerate(calls) if message.tool_call_id and call.id == message.tool_call_id]
-            place = named[0] if named else waiting[0] if waiting and not message.tool_call_id else -1
+        place, wanted = -1, message.tool_call_id
+        if calls and message.role == "tool":
+            if wanted:
+                for i, call in enumerate(calls):
+                    if call.id == wanted:
+                        place = i
+                        break
+            elif waiting:
+                place = waiting[0]
             if place in waiting:
                 waiting.remove(place)
         own_name = message.name is not None and (place < 0 or message.name != calls[place].name)
-        links.append(Link(place, place < 0 and message.tool_call_id is not None, own_name))
-    return TurnShape(shape, tuple(shapes), tuple(links))
+        links.append(Link(place, place < 0 and wanted is not None, own_name))
+    return TurnShape(shape, tuple([shaper.one(message) for message in new]), tuple(links))
 
 
+@lru_cache(maxsize=1024)
 def _word(kind: str, i: int) -> str:
     return f"zq{kind}{i}{kind}qz"
 
 
+@lru_cache(maxsize=1024)
 def _id(kind: str, i: int) -> str:
     # Nine letters and digits, because some templates check this.
     return f"zq{kind}{i:05d}q"

@@ -72,6 +72,8 @@ class Profile:
     holes: tuple[tuple[str, Callable[[str], str]], ...] = ()
     blank: tuple[str, ...] = ()  # placeholders of contents that are empty
     names: tuple[str, ...] = ()  # placeholders of names and ids
+    # The place of the new message of each hole, if all holes are contents and none is blank: nothing else can vary.
+    contents: tuple[tuple[str, int], ...] | None = None
 
     def fill(self, values: Mapping[str, str]) -> str:
         assert self.glue is not None
@@ -208,6 +210,9 @@ class Prober:
             blank=tuple(word for word, shape in zip(profile.turn.content_words(), new, strict=True) if not shape.skeleton),
             names=tuple(names),
         )
+        if not filled.blank and not names:
+            places = {word: place for place, word in enumerate(profile.turn.content_words())}
+            filled = replace(filled, contents=tuple((word, places[word]) for word in words))
         together = stay | {word: f"{_DIFFICULT[0]}{i}" for i, (word, _) in enumerate(contents)}
         return filled if self.text(profile, history, together, tools) == filled.fill(together) else profile
 

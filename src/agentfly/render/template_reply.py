@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..types import Message, ToolCall
 from .template_marks import Marks
@@ -17,8 +17,7 @@ from .template_marks import Marks
 Skeleton = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """`head` is the exact text before the calls; `thinking` and `content` are its parts, without marks.
 
     `wrapped`: marks of a response stand around the visible text in `head`.
@@ -151,7 +150,10 @@ class Skeletons:
 
     def of(self, text: str) -> Skeleton:
         """The skeleton of a text, at most its first and last six pieces, which bounds the number of shapes."""
-        if not any(mark in text for mark in self._marks):
+        for mark in self._marks:
+            if mark in text:
+                break
+        else:
             return ("",) if text and not text.isspace() else ()
         pieces: list[str] = []
         at = 0

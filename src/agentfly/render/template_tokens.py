@@ -5,7 +5,7 @@ The marks that a template writes (<|im_start|>, [INST]) become control tokens; t
 
     a tool says    done<|im_end|>        rendered  ...done<|CUT|im_end|>...        ids of "...done<" + ids of "|im_end|>..."
 
-A text without control tokens is tokenised in one piece, as the tokenizer does. bos and eos are never added, because the
+A text between two control tokens is tokenised in one piece, as the tokenizer does. bos and eos are never added, because the
 template writes them.
 """
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from .template_pieces import Pieces, first_letter_of
 
 # A Unicode noncharacter, which is not used in text for exchange.
 CUT = "\ufdd0"
@@ -41,17 +43,19 @@ class Codec:
         self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         self._mark_ids = marks
         self._known_ids = frozenset(marks.values())
-        self._pattern = _any_of(self.control)
-        self._turn_pattern = _any_of(())
+        self._pattern = re.compile(first_letter_of(self.control))
+        self._turn_pattern = re.compile(first_letter_of(()))
         self._bos_ids = {index for index in (tokenizer.bos_token_id, tokenizer.pad_token_id) if index is not None}
         self._anchors: dict[int, str] = {}
+        # The marks of the template come first, because a tokenizer may have thousands of special tokens.
+        self.pieces = Pieces(self._plain, backend, sorted(marks, key=lambda mark: mark not in written))
         self._newline = self._plain("\n")
         # SentencePiece tokenizers put a space before a text, so text from the middle is tokenised after a prefix.
         self._spaced = self._plain("a") != self._plain("\na")[len(self._newline) :]
 
     def forbid_in_replies(self, texts: Iterable[str]) -> None:
         """Sets the control tokens that a reply must not contain (turn marks); <think> or <tool_call> are allowed."""
-        self._turn_pattern = _any_of(texts)
+        self._turn_pattern = re.compile(first_letter_of(texts))
 
     def guard(self, text: str) -> str:
         """The text with a cut in every control token; for text that the template did not write."""
@@ -74,7 +78,7 @@ class Codec:
     def encode_start(self, text: str) -> list[int]:
         """The ids of a whole prompt."""
         first, *rest = text.split(CUT)
-        return self._append(self._plain(first), rest)
+        return self._append(self.pieces.encode(first), rest)
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """The ids of a text that follows the token `after`."""
@@ -124,7 +128,7 @@ class Codec:
         anchor = self._anchors.get(after)
         if anchor is None:
             anchor = self._anchors[after] = self.text([after])
-        ids = self._plain(anchor + text)
+        ids = self.pieces.encode(anchor + text)
         return ids[1:] if ids[:1] == [after] else self._middle(text)
 
     def _append(self, ids: list[int], pieces: Iterable[str]) -> list[int]:
@@ -134,42 +138,15 @@ class Codec:
 
     def _middle(self, text: str) -> list[int]:
         if self._spaced:
-            ids = self._plain("\n" + text)
+            ids = self.pieces.encode("\n" + text)
             if ids[: len(self._newline)] == self._newline:
                 return ids[len(self._newline) :]
-        return self._plain(text)
+        return self.pieces.encode(text)
 
     def _plain(self, text: str) -> list[int]:
+        """The ids of a text by the tokenizer, without a cache."""
         backend = self._backend
         # The backend tokenizer is several times faster. It is used unless truncation or padding was left switched on in it.
         if backend is not None and backend.truncation is None and backend.padding is None:
             return list(backend.encode(text, add_special_tokens=False).ids)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the first character of each text, with the rest as a lookahead, so that overlapping texts are all found."""
-    tree: dict[str, Any] = {}
-    for text in texts:
-        node = tree
-        for letter in text:
-            node = node.setdefault(letter, {})
-        node[""] = {}
-    if not tree:
-        return re.compile(r"(?!)")
-    # The first characters stand outside the lookahead, so that the search skips all text without them.
-    return re.compile("|".join(f"{re.escape(first)}(?={_branch(node)})" for first, node in tree.items()))
-
-
-def _branch(tree: dict[str, Any]) -> str:
-    # A prefix tree instead of a flat list: a tokenizer may have thousands of control tokens, and HTML has many "<".
-    if "" in tree:
-        return ""
-    parts = []
-    for letter, node in tree.items():
-        text = letter
-        while len(node) == 1 and "" not in node:
-            [(letter, node)] = node.items()
-            text += letter
-        parts.append(re.escape(text) + _branch(node))
-    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ...types import ToolCall
@@ -46,11 +47,36 @@ class JsonCalls(CallParser):
     skip: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> ParsedReply:
-        reply = super().__call__(text)
+        reply = self._exactly_one(text) or super().__call__(text)
         if not self.fenced or reply.calls or "{" not in text:
             return reply
         loose = FencedCalls(thinking=self.thinking, opened=self.opened, drop=self.drop, names=self.names)(text)
         return loose if loose.calls else reply
+
+    def _exactly_one(self, text: str) -> ParsedReply | None:
+        """The reply, if it ends with its only call and has no thinking: a fast path for trained models. None for all others."""
+        if self.opened or len(self.marks) != 1 or (self.bare and text.lstrip()[:1] in ("{", "[")):
+            return None
+        [(opening, closing)] = self.marks
+        text = text.rstrip()
+        if not closing or opening[-1] in "[{" or not text.endswith(closing) or text.count(closing) > 1:
+            return None
+        for mark in self._others:
+            if mark in text:
+                return None
+        prose, _, body = text[: -len(closing)].partition(opening)
+        body = body.strip()
+        if not body.startswith("{") or opening in body:
+            return None
+        try:
+            return ParsedReply(prose.strip(), (self._call(load_json(body)),), self.typed)
+        except BadJson:
+            return None
+
+    @cached_property
+    def _others(self) -> tuple[str, ...]:
+        """All marks but those of a call."""
+        return (*(mark for pair in self.thinking for mark in pair), *self.drop, *self.skip)
 
     def read(self, reader: ReplyReader) -> None:
         pairs = dict(self.marks)
