@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from agentfly.cli import main
+from agentfly.config import Config
+from agentfly.errors import RewardError
 from agentfly.runs import RunStore
+from agentfly.training.evaluation import evaluate_run
 from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
 from tests.tiny import ROWS, save_tiny_model
 
@@ -153,6 +156,9 @@ def test_train_show_and_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     listed = capsys.readouterr().out
     assert "one" in listed
     assert "eval-one" in listed.replace("\n", "")
+    assert main(["doctor", str(tmp_path / "runs" / "one")]) == 0
+    told = capsys.readouterr().out
+    assert "ok      draws" in told  # over a resume, too
     for name, count in (("chains.jsonl", 4 + 4 + 4 + 4 + 4), ("metrics.csv", 3)):
         assert main(["export", str(tmp_path / "runs" / "one"), str(tmp_path / name)]) == 0
         assert capsys.readouterr().out.startswith(f"{count} ")
@@ -282,6 +288,23 @@ def test_eval_without_any_score_fails_and_its_json_has_no_nan(tmp_path: Path, ca
     assert "no chain has a score (4 world_failure); the first error: " in output.err
     read = json.loads(figures.read_text(), parse_constant=pytest.fail)
     assert (read["validation/success"], read["chains"], read["scored"]) == (None, 4, 0)
+
+
+def test_an_evaluation_that_fails_keeps_the_chains_that_have_ended(tmp_path: Path) -> None:
+    seen: list[Trajectory] = []
+
+    def stop_at_two(trajectory: Trajectory) -> None:
+        seen.append(trajectory)
+        if len(seen) == 2:
+            raise RewardError("enough")
+
+    config = Config.load(write_config(tmp_path), ["run.name=mine", "rollout.max_concurrency=1"])
+    with pytest.raises(RewardError):
+        evaluate_run(config, on_trajectory=stop_at_two)
+    (folder,) = (tmp_path / "runs").glob("eval-mine-*")
+    with RunStore(folder / "run.db", readonly=True) as store:
+        assert [row.id for row in store.rows()] == [trajectory.id for trajectory in seen]
+        assert store.metrics() == []
 
 
 def test_eval_shows_its_progress_and_stores_its_trajectories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     from .watch.tables import show_trajectory, why_untrained
 
     query: Any = {name: getattr(arguments, name) for name in ("step", "split", "outcome", "limit")}
-    with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database) as store:
+    with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database, readonly=True) as store:
         skipped = {row.step: row.value for row in store.metrics("train/skipped")}
         found = list(zip(store.rows(**query), store.trajectories(**query), strict=True))
         reasons = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfly import codec
@@ -81,7 +81,7 @@ trajectories = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(trajectories)
 def test_every_trajectory_comes_back_equal(trajectory: Trajectory) -> None:
     again = decode(encode(trajectory))

@@ -20,7 +20,7 @@ from agentfly.cli import main
 from agentfly.errors import ConfigError
 from agentfly.runs import RunStore, decode, encode
 from agentfly.training import doctor
-from agentfly.training.doctor import Check, diagnose
+from agentfly.training.doctor import Check, diagnose, records
 from agentfly.types import Outcome, Task, Trajectory
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
@@ -297,12 +297,12 @@ def test_the_command_prints_evidence_and_fails_if_something_is_wrong(run: Path, 
 
 def test_a_bad_mask_is_found(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mask is not stored. The doctor makes it as training does, so it sees what training has seen."""
-    made = doctor.to_samples
+    made = records.to_samples
 
     def shifted(trajectory: Trajectory) -> Any:
         return [replace(row, mask=[0, *row.mask[:-1]]) for row in made(trajectory)]
 
-    monkeypatch.setattr(doctor, "to_samples", shifted)
+    monkeypatch.setattr(records, "to_samples", shifted)
     assert "the mask covers" in checks(run)["tokens"].problems[0]
 
 

@@ -95,10 +95,7 @@ class StoreWriter:
 
         A call that is cancelled while it waits has queued its trajectories. Raises StorageError if an earlier write failed.
         """
-        if split not in SPLITS:
-            raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
-        chains = list(trajectories)
-        self._put(_Job(step, split, chains, replace, num_bytes=sum(map(_size, chains))))
+        self.put_trajectories(step, split, trajectories, replace=replace)
         if self._has_room():
             return
         if self._warn is not None:
@@ -108,6 +105,15 @@ class StoreWriter:
             )
             self._warn = None
         await self._until(self._has_room)
+
+    def put_trajectories(
+        self, step: int, split: StoredSplit, trajectories: Sequence[Trajectory], *, replace: bool = False
+    ) -> None:
+        """Queue trajectories, also if the queue is full: for a caller that keeps them in memory anyway."""
+        if split not in SPLITS:
+            raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
+        chains = list(trajectories)
+        self._put(_Job(step, split, chains, replace, num_bytes=sum(map(_size, chains))))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queue the metrics of a step. They are written after all trajectories that were added before them."""

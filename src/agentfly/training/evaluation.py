@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..data import load_tasks
 from ..errors import ConfigError, RolloutError
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
-from ..runs import RunDirectory, RunStore
+from ..runs import RunDirectory, RunStore, StoreWriter
 from ..types import RemoteEngine, Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 from .build import build_agent, held_out_tasks
@@ -158,24 +159,25 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate what a config describes, and store trajectories and metrics in a new folder of `run.dir`.
 
-    Each trajectory is stored as soon as its chain ends.
+    Each trajectory is handed to the store's thread as soon as its chain ends.
     """
     agent, tasks = build_agent(config), held_out_tasks(config, split)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
     directory: RunDirectory | None = None
-    store: RunStore | None = None
+    writer: StoreWriter | None = None
+    opened = ExitStack()
 
     def keep(trajectory: Trajectory) -> None:
-        nonlocal directory, store
-        if directory is None or store is None:  # a run that fails before its first chain leaves no folder
+        nonlocal directory, writer
+        if directory is None or writer is None:  # a run that fails before its first chain leaves no folder
             directory = RunDirectory.fresh(f"eval-{config.run.name or model}", root=config.run.dir)
             directory.config.write_text(config.to_toml(), encoding="utf-8")
-            store = RunStore(directory.database)
-        store.add_trajectories(0, "validation", [trajectory])
+            writer = opened.enter_context(StoreWriter(opened.enter_context(RunStore(directory.database))))
+        writer.put_trajectories(0, "validation", [trajectory])
         if on_trajectory is not None:
             on_trajectory(trajectory)
 
-    try:
+    with opened:
         done = evaluate(
             agent,
             tasks,
@@ -187,9 +189,6 @@ def evaluate_run(
             on_start=on_start,
             on_trajectory=keep,
         )
-        if store is not None:
-            store.add_metrics(0, done.metrics)
-    finally:
-        if store is not None:
-            store.close()
+        if writer is not None:
+            writer.add_metrics(0, done.metrics)
     return replace(done, directory=None if directory is None else directory.path)
