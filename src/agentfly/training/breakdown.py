@@ -26,12 +26,13 @@ from statistics import median
 from time import perf_counter
 from typing import Literal, Protocol
 
-from ..rollout import Activities
+from ..rollout.activity import Activities, Phase
 from ..watch.profile import PARTS
 
 Span = Literal["learn", "publish", "validate", "save", "store", "rollout"]
 SPANS: tuple[Span, ...] = ("learn", "publish", "validate", "save", "store", "rollout")
 """Of several open spans, the first of these gets the time."""
+_BUSY: tuple[Phase, ...] = ("sampling", "host")  # states in which the thread of the chains works, not a tool or a reward
 MEMORY = 200
 """Steps whose median is the usual time of a step."""
 
@@ -52,8 +53,8 @@ class _Mark:
 
     at: float
     engine: Mapping[str, float]
-    waits: Mapping[str, float]
-    cpu: Mapping[str, float]
+    waits: Mapping[Phase, float]
+    cpu: Mapping[Phase, float]
     store_busy: float
     store_waited: float
 
@@ -133,7 +134,7 @@ class Breakdown:
         engine = self._stats() if self._stats is not None else {}
         writer = self._writer
         busy, waited = (0.0, 0.0) if writer is None else (writer.busy_s, writer.waited_s)
-        return _Mark(perf_counter(), engine, dict(waits), dict(cpu), busy, waited)
+        return _Mark(perf_counter(), engine, waits, cpu, busy, waited)
 
     def _cut(self) -> None:
         """Gives the time since the last mark to a part."""
@@ -156,7 +157,7 @@ class Breakdown:
             self._parts[span] = self._parts.get(span, 0.0) + wall
             return
         waits = {name: max(0.0, after.waits[name] - before.waits[name]) for name in after.waits}
-        cpu = sum(max(0.0, after.cpu[name] - before.cpu[name]) for name in ("sampling", "host"))
+        cpu = sum(max(0.0, after.cpu[name] - before.cpu[name]) for name in _BUSY)
         wanted = {
             **({"prefill": prefill, "decode": decode} if self._splits else {"sampling": waits["sampling"]}),
             "tools": waits["tools"],
@@ -165,9 +166,9 @@ class Breakdown:
             "store": max(0.0, after.store_waited - before.store_waited),
             "host": cpu + _moved(before, after, "host_s"),
         }
-        for name, seconds in wanted.items():
+        for part, seconds in wanted.items():
             taken = min(wall, seconds)
-            self._parts[name] += taken
+            self._parts[part] += taken
             wall -= taken
         self._parts["idle"] += wall
 
