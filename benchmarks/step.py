@@ -112,7 +112,7 @@ def summarize(name: str, found: dict[str, Any], warmup: int, head: dict[str, Any
         "rollout_s": phases["time/rollout_s"],
         "learn_s": phases["time/learn_s"],
         "tokens_per_s": median(lambda record: record["sampled"] / record["seconds"]),
-        "rollout_tokens_per_s": median(lambda record: record["sampled"] / max(record["phases"]["time/rollout_s"], 1e-9)),
+        "rollout_tokens_per_s": median(lambda record: record["rollout_tokens_per_s"]),
         "chains": min(record["chains"] for record in records),
         "tokens_per_chain": sum(record["sampled"] for record in start) / sum(record["chains"] for record in start),
         "prompt_tokens": sum(record["prompts"] for record in start) / sum(record["chains"] for record in start),

@@ -256,31 +256,33 @@ def ours(settings: Settings) -> Record:
     from agentfly.watch.progress import Progress
 
     class Clock(Progress):
-        """Notes when each step ends."""
+        """Notes when the run begins and when each step ends."""
+
+        def start(self) -> None:
+            began.append(time.perf_counter())
+            super().start()
 
         def step(self, step: int, metrics: Any) -> None:
             ends.append(time.perf_counter())
             walls.append(time.time())
             super().step(step, metrics)
 
-        def start(self) -> None:
-            ends.append(time.perf_counter())
-            super().start()
-
+    began: list[float] = []
     ends: list[float] = []
     walls: list[float] = []
     tree = apply_overrides(our_tree(settings), dict(map(parse_override, settings["set"])))
     config = agentfly.Config.from_dict(tree)
     result = agentfly.train(config, progress=Clock(config.train.steps))
-    ends = ends[-len(result.history) - 1 :]  # the display may be started more than once
+    starts = [began[0], *ends]
     records = []
     with RunStore(RunDirectory.existing(result.directory).database, readonly=True) as store:
         for number, metrics in enumerate(result.history):
             chains = store.trajectories(step=number + 1, split="train", limit=2 * settings["chains"])
             records.append(
                 {
-                    "seconds": ends[number + 1] - ends[number],
+                    "seconds": ends[number] - starts[number],
                     "chains": len(chains),
+                    "rollout_tokens_per_s": metrics["rollout/tokens_per_s"],
                     "reward": metrics["reward/mean"],
                     "calls": metrics["rollout/tool_calls"],
                     "optimizer_steps": metrics.get("train/optimizer_steps"),
@@ -382,7 +384,10 @@ def trl(settings: Settings) -> Record:
                 torch.cuda.synchronize()
             now = time.perf_counter()
             phases = trl_phases(now - self.last, watch.take())
-            records.append({**step, "seconds": now - self.last, "phases": phases, "wall": time.time()})
+            speed = step["sampled"] / phases["time/rollout_s"]
+            records.append(
+                {**step, "seconds": now - self.last, "rollout_tokens_per_s": speed, "phases": phases, "wall": time.time()}
+            )
             step.clear()
             self.last = now
 

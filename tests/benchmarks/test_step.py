@@ -25,7 +25,7 @@ def chain(task: str, prompt: int, replies: list[int], observation: int, reward: 
 def record(**changes: Any) -> dict[str, Any]:
     phases = {"time/rollout_s": 0.5, "time/learn_s": 0.25}
     base = {"seconds": 1.0, "chains": 16, "sampled": 800, "prompts": 3200, "learned": 2000, "learned_sampled": 700,
-            "learned_groups": 2, "reward": 0.5, "calls": 2.0, "phases": phases}  # fmt: skip
+            "learned_groups": 2, "rollout_tokens_per_s": 1600.0, "reward": 0.5, "calls": 2.0, "phases": phases}  # fmt: skip
     return base | changes
 
 
