@@ -533,6 +533,9 @@ class Learner(Protocol):
         not changed. Tokens drawn by versions below `version - window` are not trained; None trains tokens of every version.
         """
 
+    def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -99,15 +99,3 @@ def test_an_engine_with_a_copy_of_the_weights_needs_a_proof(proof: object) -> No
     engine.proof = proof
     with pytest.raises(InvariantError, match="no proof says that the engine's copy of the weights is version 4"):
         ledger.check_published(engine, learner)  # type: ignore[arg-type]
-
-
-def test_a_mask_that_misses_a_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentfly.learn.samples import to_samples
-    from agentfly.training import ledger
-
-    def shifted(trajectory: Trajectory) -> list[object]:
-        return [replace(row, mask=[*row.mask[1:], 0]) for row in to_samples(trajectory)]
-
-    monkeypatch.setattr(ledger, "to_samples", shifted)
-    with pytest.raises(InvariantError, match="the mask covers"):
-        check([[chain(0), chain(1)]])

@@ -29,7 +29,7 @@ from .algorithms.advantages import explained_variance
 from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
-from .batching import MicroBatch, passes
+from .batching import MicroBatch, Rows, passes
 from .budget import TokenBudget
 from .experience import Experience, gather
 from .metrics import Totals
@@ -522,6 +522,17 @@ class PolicyLearner:
             return self._critic(batch)  # type: ignore[no-any-return]
         assert self._value_head is not None
         return self._value_head(self._scorer.hidden(batch))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+        """Returns the log-probs of a reply under the current weights, at the learner's temperature."""
+        count = len(prompt_ids) + len(token_ids)
+        mask = np.arange(count) >= len(prompt_ids)
+        nothing = np.zeros(count)
+        row = Sample(np.asarray([*prompt_ids, *token_ids]), mask, nothing, nothing, nothing, nothing)
+        with launching_on(self.device):
+            found: list[float] = self._scorer(Rows([row]).tensors([0], self.device)).logprobs.tolist()
+        return found
 
     # -- resume --------------------------------------------------------------------------------------------------------------
 

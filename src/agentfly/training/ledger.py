@@ -9,18 +9,56 @@
 - after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
   reused a key or value of older weights for a new request;
 - not more than `max_failed_share` of a step's chains are untrainable.
+
+While sampling overlaps learning, few chains of a batch are drawn by one version alone, and their log-probs cannot be compared.
+A `Probe` then takes their place: every few versions the engine answers a fixed prompt, and the learner scores the reply before
+its weights change again.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..errors import InvariantError
-from ..types import Learner, MeasuredEngine, Outcome, TrainableEngine, Trajectory
+from ..types import Completion, Learner, MeasuredEngine, Outcome, Request, Sampling, TrainableEngine, Trajectory
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
+
+
+PROBE_EVERY = 5
+"""Steps from one probe to the next: a probe takes the learner a forward pass of a few tokens."""
+PROBE_PROMPT, PROBE_REPLY = 32, 8
+"""Tokens of a probe."""
+
+
+class Probe:
+    """A fixed prompt that the engine answers after new weights, and the learner then scores."""
+
+    def __init__(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
+        self.prompt_ids = list(prompt_ids[:PROBE_PROMPT])
+        self.sampling = replace(sampling, max_tokens=PROBE_REPLY, stop=())
+        self._asked: asyncio.Task[Completion] | None = None
+
+    def ask(self, engine: TrainableEngine, step: int) -> None:
+        """Request the reply, without waiting for it."""
+        if step % PROBE_EVERY == 0:
+            request = Request(self.prompt_ids, replace(self.sampling, seed=step), session=f"probe-{step}")
+            self._asked = asyncio.create_task(engine.generate(request))
+
+    async def reply(self) -> Completion | None:
+        """Wait for the reply that was requested, if any."""
+        asked, self._asked = self._asked, None
+        return None if asked is None else await asked
+
+    async def close(self) -> None:
+        """Cancel a request that is under way."""
+        if self._asked is not None:
+            self._asked.cancel()
+            await asyncio.wait([self._asked])
 
 
 class Ledger:
@@ -84,6 +122,20 @@ class Ledger:
                 f"engine sampled from other weights, another temperature or other tokens than those being trained. "
                 f"The weights were not changed"
             )
+
+    def check_probe(self, probe: Probe, reply: Completion, learner: Learner) -> dict[str, float]:
+        """Compare the log-probs of a probe's reply with the learner's. Returns the metric ledger/probe_gap."""
+        own = learner.logprobs(probe.prompt_ids, reply.token_ids)
+        gaps = [abs(a - b) for a, b, v in zip(own, reply.logprobs, reply.versions, strict=True) if v == learner.version]
+        if not gaps:
+            return {}
+        gap = sum(gaps) / len(gaps)
+        if not gap <= self.max_logprob_gap:
+            raise InvariantError(
+                f"the engine's and the learner's log-probs of a probe differ by {gap:.4f} nats on average (limit "
+                f"{self.max_logprob_gap}): the engine does not sample from version {learner.version} of the weights"
+            )
+        return {"ledger/probe_gap": gap}
 
     def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
         """Check after publishing that the engine samples from the learner's weights."""

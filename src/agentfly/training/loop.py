@@ -27,9 +27,20 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
-from ..rollout import Group, GroupStream, Pace, Plan, as_groups, check_prompts, make_plan, open_environments, watchdog
+from ..rollout import (
+    Group,
+    GroupStream,
+    Pace,
+    Plan,
+    as_groups,
+    check_prompts,
+    make_plan,
+    open_environments,
+    open_task,
+    watchdog,
+)
 from ..runs import RunDirectory, RunStore, StoreWriter
-from ..types import Learner, MeasuredEngine, Task, TrainableEngine, Trajectory
+from ..types import Completion, Learner, MeasuredEngine, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
@@ -38,7 +49,7 @@ from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
-from .ledger import Ledger
+from .ledger import Ledger, Probe
 from .saving import Saver, finish, finish_in_thread
 from .stopping import StopSignals
 
@@ -99,6 +110,7 @@ class Trainer:
         check_prompts(self.plan, train_tasks)
         check_prompts(self.plan, validation_tasks)
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
+        self.probe = Probe(opening_ids(self.plan, train_tasks), self.plan.sampling)
         gap = config.train.max_logprob_gap
         if gap is None:
             gap = 0.05 if next(self.learner.model.parameters()).dtype.itemsize >= 4 else 0.15
@@ -141,7 +153,10 @@ class Trainer:
                         self.plan.admission.advance(self.step)
                         # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
                         async with self._saved_at_the_end(), self._environments_shown(), self._open_stream() as self.stream:
-                            await self._steps()
+                            try:
+                                await self._steps()
+                            finally:
+                                await self.probe.close()
             finally:
                 if (idle := self.idle.closing()) is not None:
                     self.progress.note(idle)
@@ -213,10 +228,13 @@ class Trainer:
         # Chains that run ahead are sampled in all of the time between two batches, not only while the loop waits for them.
         sampling_s = now - self._batch_at if self.overlaps else self.breakdown.seconds("rollout")
         self._batch_at = now
+        reply = await self.probe.reply()
         self.sound = False
-        learned = await finish_in_thread(self._learn, groups)
+        learned = await finish_in_thread(self._learn, groups, reply, metrics)
         with timed(metrics, "time/ledger_s"):
             self.ledger.check_published(self.engine, self.learner)
+        if self.overlaps:
+            self.probe.ask(self.engine, step)
         self.stream.advance(step)
         metrics |= self.ledger.check_books(groups, learned, drawn=self.stream.drawn, in_flight=len(self.stream.in_flight))
         if (idle := self.idle.add(learned, groups)) is not None:
@@ -229,8 +247,11 @@ class Trainer:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
         self.step, self.sound = step, True
 
-    def _learn(self, groups: list[list[Trajectory]]) -> dict[str, float]:
-        """Update the weights and publish them. Runs in a thread while the event loop goes on."""
+    def _learn(self, groups: list[list[Trajectory]], reply: Completion | None, metrics: dict[str, float]) -> dict[str, float]:
+        """Update the weights and publish them. Runs in a thread while the event loop goes on.
+
+        `reply` is that of a probe: the weights that it is compared with are still there.
+        """
         with ExitStack() as held:
             with self.breakdown.span("learn"):
                 if not self.overlaps:
@@ -240,6 +261,8 @@ class Trainer:
                     held.enter_context(self.engine.hold())
 
                 try:
+                    if reply is not None:
+                        metrics |= self.ledger.check_probe(self.probe, reply, self.learner)
                     learned = self.learner.update(
                         groups, self.ledger.check_update, hold if self.overlaps else None, self.config.rollout.max_lag
                     )
@@ -429,6 +452,11 @@ class Trainer:
     def _record(self, step: int, metrics: dict[str, float]) -> None:
         self.writer.add_metrics(step, metrics)
         self.trackers.log(metrics, step)
+
+
+def opening_ids(plan: Plan, tasks: Sequence[Task]) -> list[int]:
+    """Returns the prompt of the first task; a single token if there is no task."""
+    return open_task(plan, tasks[0]).prompt_ids if tasks else [0]
 
 
 def trainable_engine(agent: BaseAgent) -> TrainableEngine:
