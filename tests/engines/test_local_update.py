@@ -286,7 +286,9 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
     async def work(engine: Any) -> None:
         assert isinstance(engine, TrainableEngine)
         assert engine.at_update == "recompute"
-        with pytest.raises(ConfigError, match="at_update must be 'recompute' or 'keep' or 'finish' for LocalEngine, not 'drop'"):
+        with pytest.raises(
+            ConfigError, match="at_update must be 'recompute' or 'keep' or 'finish' for LocalEngine, not 'drop'"
+        ):
             engine.at_update = "drop"
         engine.at_update = "keep"
         assert engine.at_update == "keep"

@@ -114,6 +114,17 @@ async def in_turn(agent: Any, config: Any) -> None:
             agent.engine.publish(learner.version)
 
 
+@pytest.mark.parametrize("at_update", ["recompute", "keep", "finish"])
+def test_replies_in_progress_go_on_with_new_weights_as_the_config_says(model: Path, tmp_path: Path, at_update: str) -> None:
+    agent = tiny_agent(model, tools=[slow_look()], sampling={"max_tokens": 60})
+    options = SMALL | {"steps": 8, "max_lag": 2, "at_update": at_update, "validate_every": 0}
+    result = agentfly.train(agent, ROWS, run={"dir": str(tmp_path), "name": "run"}, **options)
+    mixed = [turn for _, each in stored(result.directory) for turn in each.turns if len(set(turn.completion.versions)) > 1]
+    assert not mixed or at_update != "finish"
+    assert max(lags(result)) <= 2
+    assert not [check.problems for check in diagnose(result.directory).checks if not check.ok]
+
+
 @pytest.mark.parametrize("at_limit", ["wait", "mask"])
 def test_a_run_that_stopped_with_chains_in_flight_loses_no_task_and_repeats_none(
     model: Path, tmp_path: Path, at_limit: str

@@ -91,6 +91,7 @@ class Trainer:
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
+        self.engine.at_update = config.rollout.at_update
         plan = make_plan(agent, sampling=config.sampling)
         self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
         learner = PolicyLearner(
