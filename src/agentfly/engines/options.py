@@ -53,6 +53,18 @@ _OWN = {
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
 
 
+COUNTERS = (
+    "prefill_s", "decode_s", "host_s", "idle_s", "prepared_s", "prefilled_tokens", "sampled_tokens", "stale_hits",
+)  # fmt: skip
+"""What `stats()` of every trainable engine has, counted since the engine was opened. What an engine cannot tell apart is 0.
+
+prefill_s, decode_s     computing prompts and replies; on a GPU both may run at once, and both are counted then
+host_s                  the engine's thread worked, and neither of these ran
+prepared_s              compiling kernels and capturing CUDA graphs
+idle_s                  no request was worked on
+stale_hits              reused tokens of the cache that older weights had computed; must stay 0
+"""
+
 UpdateMode = Literal["recompute", "keep", "finish"]
 """What happens to the replies in progress when new weights are published: see `TrainableEngine.at_update`."""
 
