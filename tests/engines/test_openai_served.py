@@ -444,7 +444,9 @@ def test_a_server_finishes_replies_before_weights_change_and_can_do_nothing_else
         assert engine.at_update == "finish"
         engine.at_update = "finish"
         for mode in ("recompute", "keep"):
-            with pytest.raises(ConfigError, match=f"at_update must be 'finish' for ServedEngine, not {mode!r}: the server tells one"):
+            with pytest.raises(
+                ConfigError, match=f"at_update must be 'finish' for ServedEngine, not {mode!r}: the server tells one"
+            ):
                 engine.at_update = mode
 
 
