@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentfly.engines.local import paged_scheduler
 from agentfly.engines.local.page_allocator import PageAllocator
 from agentfly.engines.local.slot_allocator import SlotAllocator
 from agentfly.engines.local.slot_scheduler import SlotScheduler
+from agentfly.engines.options import COUNTERS
 from agentfly.errors import ConfigError, DeadlineError, EngineError
 from agentfly.types import TrainableEngine
 
@@ -294,3 +296,25 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
         assert engine.at_update == "keep"
 
     run(work)
+
+
+def test_the_counters_of_a_step_account_for_the_time_of_the_engine(cache: str) -> None:
+    async def work(engine: Any) -> Any:
+        began = time.perf_counter()
+        first = engine.stats()
+        await asyncio.gather(*(ask(engine, prompt_of(60, i), seed=i, max_tokens=20) for i in range(4)))
+        await until(lambda: not engine._scheduler.busy)
+        with engine.hold():
+            await asyncio.sleep(0.05)
+        await until(lambda: engine.stats()["held_s"] > 0)
+        return first, engine.stats(), time.perf_counter() - began
+
+    first, last, elapsed = run(work, cache=cache, stop_ids=())
+    spent = {name: last[name] - first[name] for name in (*COUNTERS, "busy_s", "held_s")}
+    assert spent["sampled_tokens"] == 80
+    assert spent["prefilled_tokens"] == 4 * 59
+    assert spent["prepared_s"] == spent["stale_hits"] == 0
+    assert all(spent[name] > 0 for name in ("prefill_s", "decode_s", "host_s", "idle_s"))
+    assert spent["prefill_s"] + spent["decode_s"] + spent["host_s"] == pytest.approx(spent["busy_s"], rel=1e-3)
+    assert spent["busy_s"] + spent["idle_s"] == pytest.approx(elapsed, abs=0.2 * elapsed)
+    assert spent["idle_s"] >= spent["held_s"] >= 0.05

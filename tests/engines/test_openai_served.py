@@ -16,7 +16,7 @@ from agentfly.engines.openai_served import ServedEngine
 from agentfly.engines.openai_server import ModelServer
 from agentfly.errors import ConfigError, EngineError, InvariantError
 from agentfly.net.client import RetryPolicy, Transient
-from agentfly.types import Completion, Engine, Request, Sampling
+from agentfly.types import Completion, Engine, Request, Sampling, TrainableEngine
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 from .fake_served import served
@@ -398,37 +398,56 @@ def test_a_busy_server_is_asked_for_its_weights_again_and_not_for_the_reply(fold
     assert asked == ["reply", "probe", "probe", "probe"]
 
 
-def test_weights_do_not_change_under_a_reply(folder, engine_on):
+def test_weights_do_not_change_under_a_reply_and_later_requests_wait_for_them(folder, engine_on):
     with served(folder) as server:
         engine = engine_on(server)
         engine.publish(0)
         server.faults = ("slow",)
-        asked, published = threading.Event(), threading.Event()
-        replies = []
+        published = threading.Event()
+        replies = {}
 
-        def play() -> None:
-            asked.set()
-            replies.append(ask(engine, max_tokens=4, seed=1))
+        def play(name) -> None:
+            replies[name] = ask(engine, max_tokens=4, seed=1)
 
         def publish() -> None:
-            change(engine)
-            engine.publish(1)
+            with engine.hold():
+                change(engine)
+                engine.publish(1)
             published.set()
 
-        threads = [threading.Thread(target=play, daemon=True), threading.Thread(target=publish, daemon=True)]
+        work = [(play, ("early",)), (publish, ()), (play, ("late",)), (play, ("later",))]
+        threads = [threading.Thread(target=target, args=args, daemon=True) for target, args in work]
         threads[0].start()
-        assert asked.wait(60)
         until(lambda: engine._in_flight == 1)
         threads[1].start()
         until(lambda: engine._changing)
-        with pytest.raises(EngineError, match="while new weights are handed over"):
-            ask(engine)
+        threads[2].start()
+        threads[3].start()
+        until(lambda: len(engine._waiting) == 2)
         assert not published.is_set()
         server.gate.set()
         for thread in threads:
             thread.join(60)
         assert published.is_set()
-        assert set(replies[0].versions) == {0}
+        assert {name: set(reply.versions) for name, reply in replies.items()} == {"early": {0}, "late": {1}, "later": {1}}
+        want = full_logprobs(engine.model, PROMPT, replies["late"].token_ids, 1.0)
+        assert replies["late"].logprobs == pytest.approx(want, abs=1e-4)
+        stats = engine.stats()
+        assert stats["sampled_tokens"] == sum(len(reply.token_ids) for reply in replies.values())
+        assert stats["decode_s"] > 0 <= stats["idle_s"]
+
+
+def test_a_server_finishes_replies_before_weights_change_and_can_do_nothing_else(folder, engine_on):
+    with served(folder) as server:
+        engine = engine_on(server)
+        assert isinstance(engine, TrainableEngine)
+        assert engine.at_update == "finish"
+        engine.at_update = "finish"
+        for mode in ("recompute", "keep"):
+            with pytest.raises(
+                ConfigError, match=f"at_update must be 'finish' for ServedEngine, not {mode!r}: the server tells one"
+            ):
+                engine.at_update = mode
 
 
 def test_the_key_is_never_shown(folder, engine_on, caplog):

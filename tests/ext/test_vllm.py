@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import math
 
 import pytest
@@ -147,7 +148,45 @@ def test_after_publishing_a_cached_prompt_is_read_anew(engine):
     assert set(done.versions) == {engine.version}
 
 
+@pytest.mark.parametrize("mode", ["recompute", "keep", "finish"])
+def test_replies_in_progress_at_a_publish_carry_the_versions_of_their_tokens(engine, mode):
+    engine.publish(engine.version)
+    before = engine.version
+
+    async def main():
+        asked = [asyncio.create_task(engine.generate(Request(PROMPT, Sampling(max_tokens=200, seed=n)))) for n in range(3)]
+        while engine.stats()["sampled_tokens"] < started + 30:
+            await asyncio.sleep(0.001)
+
+        def publish():
+            with engine.hold():
+                change(engine)
+                engine.publish(before + 1)
+
+        await asyncio.to_thread(publish)
+        later = await engine.generate(Request(PROMPT, Sampling(max_tokens=8, seed=9)))
+        return await asyncio.gather(*asked), later
+
+    started = engine.stats()["sampled_tokens"]
+    engine.at_update = mode
+    try:
+        done, later = asyncio.run(asyncio.wait_for(main(), 300))
+    finally:
+        engine.at_update = "recompute"
+    assert set(later.versions) == {before + 1}
+    assert later.logprobs == pytest.approx(full_logprobs(engine.model, PROMPT, later.token_ids, 1.0), abs=1e-4)
+    for reply in done:
+        assert reply.versions == sorted(reply.versions)
+        assert reply.versions[0] == before
+        switch = reply.versions.index(before + 1) if before + 1 in reply.versions else len(reply.versions)
+        assert mode != "finish" or switch == len(reply.versions)
+        if mode == "recompute":
+            want = full_logprobs(engine.model, PROMPT, reply.token_ids, 1.0)
+            assert reply.logprobs[switch:] == pytest.approx(want[switch:], abs=1e-4)
+
+
 def test_a_cache_that_was_not_emptied_is_caught(engine):
+    salts, engine._salts = engine._salts, itertools.repeat(0)  # new requests are not told from old ones either
     engine.publish(engine.version)
     change(engine, 0.2)
     inside = engine._thread.call(lambda vllm: vllm, 60, "say who it is")
@@ -157,7 +196,7 @@ def test_a_cache_that_was_not_emptied_is_caught(engine):
         with pytest.raises(InvariantError, match="its cache is old"):
             engine.publish(engine.version + 1)
     finally:
-        inside.reset_prefix_cache = kept
+        inside.reset_prefix_cache, engine._salts = kept, salts
     engine.publish(engine.version + 1)
 
 

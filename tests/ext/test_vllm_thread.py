@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,24 @@ class Counting:
         self.pause_at = -1
         self.paused, self.hold = threading.Event(), threading.Event()
         self.broken: Exception | None = None
+        self.ahead = False  # return the tokens of the step before, as vLLM does when it schedules ahead
+        self.asleep = False
+        self.launched: list[Any] = []
+        self.salts: dict[str, str | None] = {}
 
     def add_request(self, request_id, prompt, params):
         if not isinstance(params, int):
             raise ValueError("these are no params")
         self.running[request_id] = [0, params]
+        self.salts[request_id] = prompt.get("cache_salt")
+
+    def sleep(self, level, mode):
+        assert (level, mode) == (0, "keep")
+        self.asleep = True
+
+    def wake_up(self, tags):
+        assert tags == ["scheduling"]
+        self.asleep = False
 
     def abort_request(self, ids):
         self.aborted += ids
@@ -42,6 +56,12 @@ class Counting:
         self.step_threads.add(threading.current_thread().name)
         if self.broken is not None:
             raise self.broken
+        outputs = [] if self.asleep else self.compute()
+        if self.ahead:
+            outputs, self.launched = self.launched, outputs
+        return outputs
+
+    def compute(self):
         outputs = []
         for name, state in list(self.running.items()):
             token = state[0]
@@ -121,6 +141,78 @@ def test_every_token_says_which_weights_drew_it(thread, engine):
     row, changed = asyncio.run(main())
     assert changed == 3, "the step under way ends first"
     assert row.versions == [0, 0, 0, 7, 7, 7]
+
+
+def test_a_step_that_was_launched_ahead_belongs_to_the_weights_that_sampled_it(thread, engine):
+    engine.ahead, engine.pause_at = True, 2
+
+    async def main():
+        row = row_of("r", 8)
+        thread.add(row)
+        await until(engine.paused.is_set)
+
+        def publish(inside):
+            sampled = inside.running["r"][0]  # so many tokens come from the old weights
+            thread.pause(inside)
+            thread.version, thread.salt = 7, "1"
+            thread.resume(inside)
+            return sampled
+
+        asked = asyncio.create_task(asyncio.to_thread(thread.call, publish, 60, "publish"))
+        await until(lambda: thread._inbox)
+        engine.hold.set()
+        sampled = await asked
+        async with asyncio.timeout(60):
+            await row.future
+        await play(thread, "later", 2)
+        return row, sampled
+
+    row, sampled = asyncio.run(main())
+    assert row.ids == list(range(8))
+    assert row.versions == [0] * sampled + [7] * (8 - sampled)
+    assert engine.salts == {"r": None, "later": "1"}
+    assert thread.sampled_tokens == 10
+
+
+def test_a_last_call_waits_for_the_replies_in_progress_and_later_requests_wait_for_it(thread, engine):
+    engine.pause_at = 2
+
+    async def main():
+        first = asyncio.create_task(play(thread, "first", 6))
+        await until(engine.paused.is_set)
+
+        def publish(inside):
+            assert not inside.running
+            thread.version = 7
+
+        asked = asyncio.create_task(asyncio.to_thread(thread.call, publish, 60, "publish", last=True))
+        await until(lambda: thread._inbox)
+        later = asyncio.create_task(play(thread, "later", 3))
+        gone = row_of("gone", 3)
+        thread.add(gone)
+        await until(lambda: len(thread._inbox) == 3)
+        thread.remove(gone)
+        engine.hold.set()
+        await asked
+        return await first, await later
+
+    first, later = asyncio.run(main())
+    assert first.versions == [0] * 6
+    assert later.versions == [7] * 3
+    assert "gone" not in engine.salts
+
+
+def test_a_last_call_that_takes_too_long_is_given_up_and_requests_go_on(thread, engine):
+    async def main():
+        long = row_of("long", 10**9)
+        thread.add(long)
+        await until(lambda: long.ids)
+        with pytest.raises(DeadlineError, match="vLLM did not publish within 0.05 s"):
+            await asyncio.to_thread(thread.call, lambda engine: 1 / 0, 0.05, "publish", last=True)
+        thread.remove(long)
+        return await play(thread, "later", 3)
+
+    assert asyncio.run(main()).ids == [0, 1, 2]
 
 
 def test_tokens_are_heard_as_they_come(thread):

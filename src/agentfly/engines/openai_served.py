@@ -1,7 +1,8 @@
 """A model behind a vLLM or SGLang server as an engine with token ids: for training from a remote server.
 
 The learner trains its own copy (`model`). `publish` saves the copy to a shared folder, has the server load it and empty its
-cache, and proves that the server now samples from it. No reply is requested while weights change.
+cache, and proves that the server now samples from it. A server tells one version for a whole reply, so `publish` lets the
+replies in flight end first, and requests that come meanwhile wait for it.
 
 A restarted server has lost the weights. Its first reply comes over a new connection, so a reply over a connection that was
 opened after the last proof is used only after the server has been probed again (`_probe_again`).
@@ -17,7 +18,7 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from ..net.client import RetryPolicy
 from ..types import Completion, Proof, Request, Sampling
 from .openai_dialects import DIALECTS, NoIds
 from .openai_server import ModelServer
-from .options import Address, ApiKey, Device, Dtype, Retries, Seconds, check_arguments
+from .options import COUNTERS, Address, ApiKey, AtUpdate, Device, Dtype, Retries, Seconds, check_arguments
 from .prompt import complete, cuts, room_for
 
 
@@ -45,6 +46,7 @@ class ServedEngine:
     """
 
     reads: Literal["ids", "messages"] = "ids"
+    at_update = AtUpdate("finish", why="the server tells one version for a whole reply, so replies end before weights change")
 
     def __init__(
         self,
@@ -94,6 +96,10 @@ class ServedEngine:
         self._gate = threading.Condition()
         self._in_flight = 0
         self._changing = False
+        self._waiting: list[asyncio.Future[None]] = []  # requests that came while weights change
+        self._sampled_tokens = 0
+        self._opened = self._began = time.perf_counter()
+        self._busy_s = 0.0
         self._checked = False
         self._proven_at = -math.inf  # when the last successful probe was sent
         self._probe_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
@@ -114,7 +120,7 @@ class ServedEngine:
         room = room_for(request, self.max_context)
         stops = sorted({*self.stop_ids, *request.sampling.stop_ids})
         body = self._dialect.body(request.prompt_ids, request.sampling, room, stops)
-        with self._admitted():
+        async with self._admitted():
             version = self.version
             drawn = await self._server.retry(lambda: self._once(body))
         if len(drawn.ids) > room or not 0 <= min(drawn.ids) <= max(drawn.ids) < self._copy.num_ids:
@@ -125,6 +131,7 @@ class ServedEngine:
         # SGLang also stops at the model's own end ids, and reports "length" if the last allowed token is one of them.
         ends = {*stops, *([] if drawn.end is None else [drawn.end])}
         stop: Literal["stop", "length"] = "stop" if drawn.ids[-1] in ends else drawn.stop
+        self._sampled_tokens += len(drawn.ids)
         done = complete(self.tokenizer, drawn.ids, logprobs, [version] * len(drawn.ids), stop, ends)
         if request.on_text is not None:
             request.on_text(done.text)
@@ -132,6 +139,18 @@ class ServedEngine:
 
     def rest(self) -> None:
         """Nothing to free: the server has its own device memory."""
+
+    def hold(self, timeout_s: float = 600.0) -> contextlib.AbstractContextManager[None]:
+        """Nothing to hold: the server samples from its own copy of the weights until `publish`."""
+        return contextlib.nullcontext()
+
+    def stats(self) -> dict[str, float]:
+        """`decode_s` is the time in which any reply was in flight: the server does not tell more."""
+        with self._gate:
+            now = time.perf_counter()
+            busy_s = self._busy_s + (now - self._began if self._in_flight else 0.0)
+        known = {"decode_s": busy_s, "idle_s": now - self._opened - busy_s, "sampled_tokens": self._sampled_tokens}
+        return {**dict.fromkeys(COUNTERS, 0.0), **known}
 
     def publish(self, version: int) -> None:
         """Hand the learner's weights to the server. Raises InvariantError if the server does not sample from them."""
@@ -221,22 +240,41 @@ class ServedEngine:
         except EngineError as error:
             raise ConfigError(f"cannot train from the server: {error}") from error
 
-    @contextlib.contextmanager
-    def _admitted(self) -> Iterator[None]:
-        with self._gate:
-            if self._changing:
-                raise EngineError("a reply was requested while new weights are handed over")
-            self._in_flight += 1
+    @contextlib.asynccontextmanager
+    async def _admitted(self) -> AsyncIterator[None]:
+        """Count a reply as in flight. Waits while new weights are handed over."""
+        while not self._enter():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            with self._gate:
+                if not self._changing:
+                    continue
+                self._waiting.append(waiter)
+            try:
+                async with asyncio.timeout(2 * self._handover_s):
+                    await waiter
+            except TimeoutError:
+                raise EngineError(f"the hand-over of new weights took longer than {2 * self._handover_s:g} s") from None
         try:
             yield
         finally:
             with self._gate:
                 self._in_flight -= 1
+                if not self._in_flight:
+                    self._busy_s += time.perf_counter() - self._began
                 self._gate.notify_all()
+
+    def _enter(self) -> bool:
+        with self._gate:
+            if self._changing:
+                return False
+            if not self._in_flight:
+                self._began = time.perf_counter()
+            self._in_flight += 1
+            return True
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait for replies in flight and refuse new ones inside, so that every token has exactly one version."""
+        """Wait for replies in flight; new ones wait until the context is left. So every token has exactly one version."""
         with self._gate:
             self._changing = True
         try:
@@ -247,3 +285,12 @@ class ServedEngine:
         finally:
             with self._gate:
                 self._changing = False
+                waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                with contextlib.suppress(RuntimeError):  # its event loop is closed
+                    waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

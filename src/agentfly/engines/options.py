@@ -53,12 +53,24 @@ _OWN = {
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
 
 
+COUNTERS = (
+    "prefill_s", "decode_s", "host_s", "idle_s", "prepared_s", "prefilled_tokens", "sampled_tokens", "stale_hits",
+)  # fmt: skip
+"""What `stats()` of every trainable engine has, counted since the engine was opened. What an engine cannot tell apart is 0.
+
+prefill_s, decode_s     computing prompts and replies; on a GPU both may run at once, and both are counted then
+host_s                  the engine's thread worked, and neither of these ran
+prepared_s              compiling kernels and capturing CUDA graphs
+idle_s                  no request was worked on
+stale_hits              reused tokens of the cache that older weights had computed; must stay 0
+"""
+
 UpdateMode = Literal["recompute", "keep", "finish"]
 """What happens to the replies in progress when new weights are published: see `TrainableEngine.at_update`."""
 
 
 class AtUpdate:
-    """The attribute `at_update` of an engine. Its first mode is the default; assigning one that is not listed raises ConfigError.
+    """The attribute `at_update` of an engine. The first mode is the default; assigning one that is not listed raises ConfigError.
 
     `why` is the sentence about the modes that the engine cannot do.
     """

@@ -2,7 +2,8 @@
 
 vLLM holds a copy of the weights. The learner trains `model`; `publish` copies it over in memory (adapters merged), empties the
 prefix cache, and proves by log-probs that vLLM samples from it. With `sleep`, vLLM frees its memory while the learner updates;
-requests are refused until the next `publish`.
+requests are refused until the next `publish`. Without, replies may be in progress during an update and a `publish`: vLLM
+samples from its copy until then, so `hold` has nothing to do.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..aio.threads import run_to_end
-from ..engines.options import Device, Dtype, Fraction, check_arguments
+from ..engines.options import COUNTERS, AtUpdate, Device, Dtype, Fraction, check_arguments
 from ..engines.prompt import complete, cuts, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
@@ -52,6 +54,7 @@ class VllmEngine:
     """
 
     reads: Literal["ids", "messages"] = "ids"
+    at_update = AtUpdate("recompute", "keep", "finish")
     slept = False
     """Whether this process has created an engine with `sleep`."""
 
@@ -115,6 +118,8 @@ class VllmEngine:
         self._asleep = False
         self._handover_s, self._deadline_s = handover_s, deadline_s
         self._ids = itertools.count()
+        self._salts = itertools.count(1)
+        self._opened = time.perf_counter()
         settings: dict[str, Any] = {
             "max_model_len": self.max_context,
             "max_num_seqs": max_batch,
@@ -184,25 +189,38 @@ class VllmEngine:
         return complete(self.tokenizer, running.ids, logprobs, running.versions, running.finished, stops)
 
     def publish(self, version: int) -> None:
-        """Copy the learner's weights to vLLM and prove that it samples from them. Replies in progress continue with them."""
+        """Copy the learner's weights to vLLM and prove that it samples from them. `at_update` says what replies in progress do.
+
+        New requests get a new salt, so they share no prefix with requests of before, whatever those have cached.
+        """
         began = time.perf_counter()
         weights = self._copy.weights()
+        mode = self.at_update
 
         def take(engine: Any) -> None:
-            if self._asleep:
+            asleep = self._asleep
+            if asleep:
                 engine.wake_up(["weights"])
+            else:
+                self._thread.pause(engine)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
-            if self._asleep:
+            if asleep:
                 engine.wake_up(["kv_cache"])
-            if not engine.reset_prefix_cache(reset_running_requests=True):
+            if mode != "keep" and not engine.reset_prefix_cache(reset_running_requests=True):
                 raise InvariantError("vLLM took the new weights but could not empty its cache")
-            self._thread.version = version
+            if not asleep:
+                self._thread.resume(engine)
+            self._thread.version, self._thread.salt = version, str(next(self._salts))
             self._thread.accept_requests()
 
-        self._thread.call(take, self._handover_s, "take the new weights")
+        self._thread.call(take, self._handover_s, "take the new weights", last=mode == "finish")
         self._asleep = False
         self.proof = self._copy.prove(version, self._ask, self._max_gap)
         self.handover_took_s = time.perf_counter() - began
+
+    def hold(self, timeout_s: float = 600.0) -> AbstractContextManager[None]:
+        """Nothing to hold: vLLM samples from its own copy of the weights until `publish`."""
+        return nullcontext()
 
     def rest(self) -> None:
         """Free vLLM's device memory for the learner, if `sleep` is on. `publish` wakes vLLM up."""
@@ -219,7 +237,17 @@ class VllmEngine:
         """Nothing to release: vLLM evicts by itself."""
 
     def stats(self) -> dict[str, float]:
-        return {"steps": self._thread.steps, "busy_s": self._thread.busy_s}
+        """Prefill and decode are one step of vLLM: their time is all in `decode_s`."""
+        thread = self._thread
+        return {
+            **dict.fromkeys(COUNTERS, 0.0),
+            "steps": thread.steps,
+            "busy_s": thread.busy_s,
+            "decode_s": thread.busy_s,
+            "idle_s": max(0.0, time.perf_counter() - self._opened - thread.busy_s),
+            "prefilled_tokens": thread.prefilled_tokens,
+            "sampled_tokens": thread.sampled_tokens,
+        }
 
     async def close(self) -> None:
         await asyncio.to_thread(self.shut)

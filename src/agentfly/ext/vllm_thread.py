@@ -2,6 +2,9 @@
 
 The thread alone touches vLLM, so vLLM is never entered twice. After a failure or `shut`, waiting and new requests fail with the
 same sentence.
+
+vLLM schedules ahead: a call of `step` launches a step and returns the tokens of the one before. So before the weights change,
+`pause` receives the tokens that are still to come, under the version that sampled them.
 """
 
 from __future__ import annotations
@@ -42,14 +45,20 @@ class VllmRequest:
 
 
 class VllmThread:
-    """`make` creates the engine inside the thread. Every sampled token is recorded with the current `version`."""
+    """`make` creates the engine inside the thread. Every sampled token is recorded with the current `version`.
+
+    `salt` goes with every new request: vLLM shares cached prefixes only between requests of equal salt.
+    """
 
     def __init__(self, make: Callable[[], Any], start_s: float) -> None:
         self.version = 0
-        self.steps = 0
+        self.salt = ""
+        self.steps = self.prefilled_tokens = self.sampled_tokens = 0
         self.busy_s = 0.0
-        self._inbox: deque[tuple[Literal["add", "remove", "call"], Any]] = deque()
+        self._inbox: deque[tuple[Literal["add", "remove", "call", "last"], Any]] = deque()
         self._requests: dict[str, VllmRequest] = {}
+        self._last: list[Any] = []  # calls that wait until no request is in progress
+        self._postponed: dict[str, VllmRequest] = {}  # requests that came after these calls
         self._wake = threading.Condition()
         self._failure: str | None = None
         self._refusal: str | None = None
@@ -71,13 +80,17 @@ class VllmThread:
             self._inbox.append(("remove", request))
             self._wake.notify()
 
-    def call(self, work: Callable[[Any], T], timeout_s: float, what: str) -> T:
-        """Run `work(engine)` between two steps and return its result. Raises DeadlineError after `timeout_s`."""
+    def call(self, work: Callable[[Any], T], timeout_s: float, what: str, *, last: bool = False) -> T:
+        """Run `work(engine)` between two steps and return its result. Raises DeadlineError after `timeout_s`.
+
+        With `last`, the requests in progress end first; requests that come later start after the call.
+        """
         done: Future[T] = Future()
-        self._post("call", (work, done))
+        self._post("last" if last else "call", (work, done))
         try:
             return done.result(timeout_s)
         except Late:
+            done.cancel()
             raise DeadlineError(f"vLLM did not {what} within {timeout_s:g} s") from None
 
     def abort_all(self, engine: Any, sentence: str) -> None:
@@ -92,12 +105,23 @@ class VllmThread:
         """In the thread: accept requests again."""
         self._refusal = None
 
+    def pause(self, engine: Any) -> None:
+        """In the thread: stop scheduling, and receive the tokens of the step that was launched ahead. Requests stay."""
+        engine.sleep(level=0, mode="keep")
+        for _ in range(3):
+            self._step(engine)
+
+    @staticmethod
+    def resume(engine: Any) -> None:
+        """In the thread: schedule again after `pause`."""
+        engine.wake_up(["scheduling"])
+
     def shut(self, timeout_s: float = 30.0) -> None:
         self._fail("the engine was closed")
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
-    def _post(self, kind: Literal["add", "call"], what: Any) -> None:
+    def _post(self, kind: Literal["add", "call", "last"], what: Any) -> None:
         with self._wake:
             if self._failure is not None:
                 raise EngineError(self._failure)
@@ -127,7 +151,7 @@ class VllmThread:
 
     def _wait(self) -> bool:
         with self._wake:
-            while not self._inbox and not self._requests and self._failure is None:
+            while not (self._inbox or self._requests or self._last) and self._failure is None:
                 self._wake.wait()  # no timeout: every post, failure and shutdown notifies
             return self._failure is None
 
@@ -137,25 +161,42 @@ class VllmThread:
             if kind == "add":
                 self._admit(engine, what)
             elif kind == "remove":
+                self._postponed.pop(what.id, None)
                 if self._requests.pop(what.id, None) is not None:
                     engine.abort_request([what.id])
+            elif kind == "last":
+                self._last.append(what)
             else:
                 self._do(engine, *what)
+        if self._last and not self._requests:
+            calls, self._last = self._last, []
+            postponed, self._postponed = self._postponed, {}
+            for call in calls:
+                self._do(engine, *call)
+            for request in postponed.values():
+                self._admit(engine, request)
         if self._requests:
-            began = time.perf_counter()
-            version = self.version
-            outputs = engine.step()
-            self.steps += 1
-            self.busy_s += time.perf_counter() - began
-            for output in outputs:
-                self._take(output, version)
+            self._step(engine)
+
+    def _step(self, engine: Any) -> None:
+        began = time.perf_counter()
+        version = self.version
+        outputs = engine.step()
+        self.steps += 1
+        self.busy_s += time.perf_counter() - began
+        for output in outputs:
+            self._take(output, version)
 
     def _admit(self, engine: Any, request: VllmRequest) -> None:
+        if self._last:
+            self._postponed[request.id] = request
+            return
         if self._refusal is not None:
             self._tell(request, EngineError(self._refusal))
             return
         try:
-            engine.add_request(request.id, {"prompt_token_ids": request.prompt}, request.params)
+            prompt = {"prompt_token_ids": request.prompt, **({"cache_salt": self.salt} if self.salt else {})}
+            engine.add_request(request.id, prompt, request.params)
         except (ValueError, TypeError) as error:
             self._tell(request, EngineError(f"vLLM refused the request: {' '.join(str(error).split())[:300]}"))
             return
@@ -163,6 +204,8 @@ class VllmThread:
 
     @staticmethod
     def _do(engine: Any, work: Callable[[Any], Any], done: Future[Any]) -> None:
+        if not done.set_running_or_notify_cancel():  # its caller no longer waits
+            return
         try:
             done.set_result(work(engine))
         except Exception as error:  # noqa: BLE001  the error belongs to the caller of `call`
@@ -177,6 +220,9 @@ class VllmThread:
             request.scores = [float(entry[token].logprob) for entry, token in pairs]
         part = output.outputs[0]
         new = list(part.token_ids)
+        if not request.ids:
+            self.prefilled_tokens += len(request.prompt) - (getattr(output, "num_cached_tokens", None) or 0)
+        self.sampled_tokens += len(new)
         request.ids += new
         request.logprobs += [float(entry[token].logprob) for entry, token in zip(part.logprobs or (), new, strict=True)]
         request.versions += [version] * len(new)
@@ -201,12 +247,15 @@ class VllmThread:
         with self._wake:
             left = list(self._inbox)
             self._inbox.clear()
-        for request in [*self._requests.values(), *(what for kind, what in left if kind == "add")]:
+        added = [what for kind, what in left if kind == "add"]
+        for request in [*self._requests.values(), *self._postponed.values(), *added]:
             self._tell(request, EngineError(sentence))
         self._requests.clear()
-        for kind, what in left:
-            if kind == "call":
-                what[1].set_exception(EngineError(sentence))
+        self._postponed.clear()
+        for _, done in [*self._last, *(what for kind, what in left if kind in ("call", "last"))]:
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineError(sentence))
+        self._last.clear()
 
 
 def _deliver(request: VllmRequest, error: Exception | None, new: list[int] | None) -> None:

@@ -8,11 +8,23 @@ batches.
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+
+@contextmanager
+def spending(times: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds that the context takes to `times[name]`."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        times[name] += time.perf_counter() - began
 
 
 class GraphSizes:

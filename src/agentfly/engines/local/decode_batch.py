@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import find_kernels
-from .cuda_graphs import GraphSizes, capture, new_stream
+from .cuda_graphs import GraphSizes, capture, new_stream, spending
 from .page_allocator import PAGE_SIZE, PagedSequence
 from .paged_attention import DecodeMetadata, KVPools
 from .sampler import draw_batch
@@ -92,8 +92,18 @@ class DecodeBatch:
     steps themselves.
     """
 
-    def __init__(self, model: Any, pools: KVPools, *, num_rows: int, max_context: int, device: torch.device) -> None:
-        self.model, self.pools, self.device = model, pools, device
+    def __init__(
+        self,
+        model: Any,
+        pools: KVPools,
+        *,
+        num_rows: int,
+        max_context: int,
+        device: torch.device,
+        times: dict[str, float],
+    ) -> None:
+        """`times["prepared_s"]` counts the seconds of capturing graphs."""
+        self.model, self.pools, self.device, self.times = model, pools, device, times
         self.width = -(-max_context // PAGE_SIZE)
         self.ints = torch.zeros(num_rows, STOPS + MAX_STOPS, dtype=torch.int64, device=device)
         self.floats = torch.zeros(num_rows, 3, dtype=torch.float32, device=device)  # temperature, top_p, min_p
@@ -322,7 +332,8 @@ class DecodeBatch:
             return rows, lambda: self._step(rows, truncates)
         size = self._sizes[truncates].choose(rows)
         if (size, truncates) not in self._graphs:
-            self._graphs[size, truncates] = self._capture(size, truncates)
+            with spending(self.times, "prepared_s"):
+                self._graphs[size, truncates] = self._capture(size, truncates)
         return size, self._graphs[size, truncates]
 
     def _capture(self, size: int, truncates: bool) -> Callable[[], None]:

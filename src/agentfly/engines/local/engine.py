@@ -123,7 +123,8 @@ class LocalEngine:
         self._recomputed = 0  # the last publication at which running replies do not keep their keys and values
         self._renewed = 0  # the last publication for which the thread has renewed the caches
         self._num_requests = 0
-        self._busy_s = 0.0
+        self._opened = time.perf_counter()
+        self._busy_s = self._host_s = 0.0
         self._tail_tokenizer: Any = None
         _engines.add(self)
 
@@ -235,7 +236,11 @@ class LocalEngine:
                 self._inbox.append(("release", session))
 
     def stats(self) -> dict[str, float]:
-        """Counters and current sizes. Read without stopping the engine, so figures may be one step apart."""
+        """Counters (see `engines.options.COUNTERS`) and current sizes.
+
+        They are read without stopping the engine, so figures may be one step apart. `idle_s` includes `held_s`, the time in
+        which a learner held the engine.
+        """
         scheduler = self._scheduler
         return {
             **scheduler.counts,
@@ -245,7 +250,10 @@ class LocalEngine:
             "running": len(scheduler.running),
             "queued": len(scheduler.queue),
             **scheduler.memory(),
+            **scheduler.times,
+            "host_s": self._host_s,
             "busy_s": self._busy_s,
+            "idle_s": time.perf_counter() - self._opened - self._busy_s,
             "held_s": self._held_s,
         }
 
@@ -323,8 +331,8 @@ class LocalEngine:
                 scheduler.allocator.release(what)
 
     def _step(self) -> list[SequenceState]:
-        began = time.perf_counter()
         scheduler = self._scheduler
+        began, computed_s = time.perf_counter(), sum(scheduler.times.values())
         # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
         # old count, is invalid when it ends, and the next step renews the caches.
         published = self._published
@@ -334,7 +342,9 @@ class LocalEngine:
             scheduler.renew(published, keep=self._recomputed <= self._renewed)
             self._renewed = published
         news = scheduler.step(version, lambda: published == self._published)
-        self._busy_s += time.perf_counter() - began
+        took_s = time.perf_counter() - began
+        self._busy_s += took_s
+        self._host_s += max(0.0, took_s - (sum(scheduler.times.values()) - computed_s))
         return news
 
     def _send(self, seqs: Sequence[SequenceState]) -> None:

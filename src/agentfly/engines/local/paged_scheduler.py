@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .cuda_graphs import spending
 from .decode_batch import MAX_STEPS, DecodeBatch, DecodeEntry, InFlight
 from .page_allocator import PAGE_SIZE, PageAllocator, PagedSequence
 from .paged_attention import KVPools
@@ -66,6 +67,7 @@ class PagedScheduler(BatchScheduler):
         self._step_ms = 0.0
         self._passes: deque[tuple[int, PrefillPass]] = deque()  # numbered, unfinished
         self._last_pass = self._passes_done = 0
+        self._untimed: deque[PrefillPass] = deque()  # passes whose time is not counted yet
         self._awaited_pass: dict[SequenceState, int] = {}  # the pass that must be done before the sequence can decode
         self._orphaned = False  # an unfinished pass contains a removed sequence
         self._lost_steps = 0  # steps that sequences waiting for prefill have lost together
@@ -79,7 +81,7 @@ class PagedScheduler(BatchScheduler):
         self._wait_for_prefill()
         for seq in list(self._entries):
             self._restart(seq)
-        sizes: dict[str, Any] = {"device": self.device, "max_context": self.max_context}
+        sizes: dict[str, Any] = {"device": self.device, "max_context": self.max_context, "times": self.times}
         self._decode = DecodeBatch(model, self.pools, num_rows=self.max_batch, **sizes)
         self._prefiller = Prefiller(model, self.pools, max_tokens=self.max_step_tokens, **sizes)
 
@@ -99,6 +101,8 @@ class PagedScheduler(BatchScheduler):
         """Launch the next work, then finish the launch before it."""
         while self._passes and self._passes[0][1].done():
             self._passes_done = self._passes.popleft()[0]
+        while self._untimed and self._untimed[0].done():
+            self.times["prefill_s"] += self._untimed.popleft().seconds()
         self._admit()
         self._prefill()
         inflight = self._launch(version)
@@ -179,7 +183,13 @@ class PagedScheduler(BatchScheduler):
                 self.counts["prefilled_tokens"] += count
         if chunks:
             self.counts["steps"] += 1
-            started = self._prefiller.run(chunks)
+            if self.device.type == "cuda":
+                started = self._prefiller.run(chunks)
+                if started is not None:
+                    self._untimed.append(started)
+            else:
+                with spending(self.times, "prefill_s"):
+                    started = self._prefiller.run(chunks)
             if started is not None:
                 self._last_pass += 1
                 self._passes.append((self._last_pass, started))
@@ -233,7 +243,10 @@ class PagedScheduler(BatchScheduler):
         steps = min(steps, self._decode.max_remaining(rows))
         self.counts["steps"] += steps
         self._lost_steps += steps * len(self._prefilling)
-        return self._decode.launch(rows, steps)
+        if self.device.type == "cuda":  # its time is counted when it is finished
+            return self._decode.launch(rows, steps)
+        with spending(self.times, "decode_s"):
+            return self._decode.launch(rows, steps)
 
     def _wait_for_prefill(self) -> None:
         """Make later launches start after every unfinished pass. The host does not wait."""
@@ -267,6 +280,7 @@ class PagedScheduler(BatchScheduler):
             return
         ended, sampled, took = self._decode.finish(launch.inflight)
         if took is not None:
+            self.times["decode_s"] += took * launch.inflight.steps / 1000.0
             self._step_ms = took if not self._step_ms else 0.8 * self._step_ms + 0.2 * took
         self.counts["sampled_tokens"] += sampled
         for entry in ended:

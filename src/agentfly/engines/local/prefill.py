@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cuda_graphs import GraphSizes, capture, new_stream
+from .cuda_graphs import GraphSizes, capture, new_stream, spending
 from .page_allocator import PAGE_SIZE
 from .paged_attention import TILE, KVPools, PrefillMetadata
 
@@ -35,22 +35,36 @@ PrefillChunk = tuple[Sequence[int], Sequence[int], int]
 class PrefillPass:
     """A pass that runs on the prefill stream."""
 
-    def __init__(self, event: Any, device: torch.device) -> None:
-        self._event, self._device = event, device
+    def __init__(self, first: Any, last: Any, device: torch.device) -> None:
+        self._first, self._last, self._device = first, last, device
 
     def done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self._last.query())
+
+    def seconds(self) -> float:
+        """How long the pass took on the device. It must be done."""
+        return float(self._first.elapsed_time(self._last)) / 1000.0
 
     def block_stream(self) -> None:
         """Make later work on the current stream start after this pass. The host does not wait."""
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._last)
 
 
 class Prefiller:
     """Runs passes and owns their graphs."""
 
-    def __init__(self, model: Any, pools: KVPools, *, max_tokens: int, max_context: int, device: torch.device) -> None:
-        self.model, self.pools, self.device = model, pools, device
+    def __init__(
+        self,
+        model: Any,
+        pools: KVPools,
+        *,
+        max_tokens: int,
+        max_context: int,
+        device: torch.device,
+        times: dict[str, float],
+    ) -> None:
+        """`times["prepared_s"]` counts the seconds of capturing graphs."""
+        self.model, self.pools, self.device, self.times = model, pools, device, times
         self.width = -(-max_context // PAGE_SIZE)
         # Padding is computed, not skipped, so a better size pays off sooner than in decode.
         self._sizes = GraphSizes(COARSE_SIZES, FINE_SIZES, max_tokens, patience=8)
@@ -70,17 +84,23 @@ class Prefiller:
         size = self._sizes.choose(sum(len(ids) for ids, _, _ in chunks))
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         if size not in self._graphs:
+            self._capture(size)
+        event: Any = torch.cuda.Event
+        first, last = event(enable_timing=True), event(enable_timing=True)
+        with torch.cuda.stream(self._stream):
+            first.record()
+            self._graphs[size].run(chunks)
+            last.record()
+        return PrefillPass(first, last, self.device)
+
+    def _capture(self, size: int) -> None:
+        with spending(self.times, "prepared_s"):
             # The new graph shares its memory pool with the graphs that may still run on the prefill stream.
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
             graph = _PrefillGraph(self, size)
             self._pool = graph.pool
             self._graphs[size] = graph
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._stream):
-            self._graphs[size].run(chunks)
-            event.record()
-        return PrefillPass(event, self.device)
 
     def forward(self, ids: torch.Tensor, metadata: PrefillMetadata) -> None:
         keep = torch.zeros(1, dtype=torch.int64, device=self.device)

@@ -34,8 +34,9 @@ from .slot_allocator import Slot, SlotAllocator
 class SequenceState:
     """One request. `new_text`, `finished` and `error` are its news, which the engine delivers to the event loop.
 
-    `kv` is its entry in the KV cache, None while it is queued. `started` says whether it has ever run. `source` is a sequence whose prefix it waits to share:
-    (entry, the entry's token list, prefix length). The list is compared by identity, because an entry may be reused.
+    `kv` is its entry in the KV cache, None while it is queued. `source` is a sequence whose prefix it waits to share:
+    (entry, the entry's token list, prefix length). The list is compared by identity, because an entry may be reused. `started`
+    says whether it has ever run.
     """
 
     __slots__ = (
@@ -142,6 +143,7 @@ class BatchScheduler(ABC):
         self.running: list[SequenceState] = []  # in order of admission
         names = ("steps", "prefilled_tokens", "sampled_tokens", "reused_tokens", "shared_tokens", "preempted")
         self.counts = dict.fromkeys(names, 0)
+        self.times = {"prefill_s": 0.0, "decode_s": 0.0, "prepared_s": 0.0}  # see `engines.options.COUNTERS`
         self.allocator: Any = allocator
         self.draining = False
         """If true, no queued sequence starts; running and preempted sequences go on."""

@@ -5,6 +5,7 @@ If the slots cannot hold the step, the youngest sequence is preempted until they
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from .sampler import draw
@@ -44,8 +45,10 @@ class SlotScheduler(BatchScheduler):
                 ends.append(len(ids) - 1)
                 drawing.append(seq)
         rows = [(_slot(seq).index, _slot(seq).cached, count) for seq, count in work]
+        began = time.perf_counter()
         metadata = SlotMetadata(self.allocator.cache, rows, self.device)
         logits = forward(self.model, ids, metadata, ends or [0])
+        self._spend(time.perf_counter() - began, len(drawing) / len(ids))
         if not valid():  # published during the pass: nothing is marked as cached, so all of it is computed again
             return []
         for seq, count in work:
@@ -60,6 +63,11 @@ class SlotScheduler(BatchScheduler):
         news = [seq for seq in drawing if seq.finished or seq.error or seq.new_text]
         self._remove_ended(news)
         return news
+
+    def _spend(self, seconds: float, sampling: float) -> None:
+        """Count the time of a pass in which the share `sampling` of the tokens was sampled from."""
+        self.times["decode_s"] += sampling * seconds
+        self.times["prefill_s"] += (1.0 - sampling) * seconds
 
     def _admit(self) -> None:
         while self._may_start() and len(self.running) < self.max_batch:
