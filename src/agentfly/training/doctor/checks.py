@@ -142,7 +142,7 @@ def _draws(run: Run, check: Check) -> str:
             check.add(
                 f"position {position} of step {step + 1} holds task {drawn[index]!r}, but the cursor draws {task.id!r} there"
             )
-    return f"{len(drawn):,} draws are those of the cursor; {len(holes)} before the last one are in flight"
+    return f"{len(drawn):,} draws, {len(holes)} before the last one in flight"
 
 
 def _places(run: Run) -> tuple[dict[int, str], int]:

@@ -120,8 +120,8 @@ def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
             continue
         for name, problem in examine_chain(row, trajectory):
             checks[name].add(problem)
-        if (problem := _mask_problem(trajectory)) is not None:
-            checks["tokens"].add(f"chain {row.id} of step {row.step}: {problem}")
+        if (mask := _mask_problem(trajectory)) is not None:
+            checks["tokens"].add(f"chain {row.id} of step {row.step}: {mask}")
         texts.look_at(row, trajectory)
         if trajectory.scored:
             run.scored.add((row.step, row.split))
