@@ -22,7 +22,7 @@ from agentfly.cli import main
 from agentfly.errors import ConfigError
 from agentfly.runs import RunDirectory, RunStore, decode, encode
 from agentfly.training import doctor
-from agentfly.training.doctor import Check, diagnose, records
+from agentfly.training.doctor import Check, diagnose, records, report
 from agentfly.types import Outcome, Task, Trajectory
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
@@ -233,7 +233,7 @@ def test_a_group_may_be_trained_later_than_it_was_drawn(run: Path) -> None:
 )  # fmt: skip
 def test_tokens_beyond_the_lag_are_masked_or_a_fault(sound: Path, at_limit: str, masked: float, ok: bool) -> None:
     settings: Any = SimpleNamespace(rollout=SimpleNamespace(max_lag=1, at_limit=at_limit))
-    run = records.Run(RunDirectory(sound), settings, {5: {"train/version": 4.0, "train/masked_tokens": masked}}, [5])
+    run = records.Run(RunDirectory(sound), settings, [], {5: {"train/version": 4.0, "train/masked_tokens": masked}}, [5])
     made = records.Chain("t5-0-0", 5, "a", 0, 0, "finished", True, True, 1.0, 3, Counter({2: 2, 3: 1}), None, (5, 0))
     run.chains[5].append(made)
     check = Check("lag", "")
@@ -282,6 +282,16 @@ def test_a_run_in_progress_may_have_half_a_step(run: Path) -> None:
     assert found["steps"].evidence == "steps 1 to 2; 3 chains of an unfinished step"
     alter(run, "t3-0-0", set_reply(logprobs=lambda values: [1.0, *values[1:]]))
     assert not checks(run)["tokens"].ok  # its chains are checked all the same
+
+
+def test_a_checkpoint_that_is_written_meanwhile_is_no_fault(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_on(*arguments: Any) -> None:
+        shutil.copytree(run / "checkpoints" / "step-000003", run / "checkpoints" / "step-000004")
+        shutil.rmtree(run / "checkpoints" / "step-000001")
+        records.read_chains(*arguments)
+
+    monkeypatch.setattr(report, "read_chains", train_on)
+    assert diagnose(run).ok
 
 
 def test_an_evaluation_has_no_steps_to_check(tmp_path: Path, sound: Path) -> None:
