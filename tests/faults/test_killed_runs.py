@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentfly.runs import RunStore
+from agentfly.training.doctor import diagnose
 from tests.faults.killed_runs import STEPS
 
 # Durations, and the rounding of the sampler's log-probs: chains are batched as they come, and the learner computes its own.
@@ -37,6 +38,7 @@ def test_no_task_is_lost_or_repeated_and_the_weights_are_those_of_an_undisturbed
     assert (killed / last).read_bytes() == (whole / last).read_bytes()
     assert sorted(path.name for path in (killed / "checkpoints").iterdir()) == [f"step-{STEPS - 2:06d}", f"step-{STEPS:06d}"]
     assert not (killed / "run.lock").exists()
+    assert [problem for check in diagnose(killed).checks for problem in check.problems] == []
 
 
 def kill_runs(folder: Path, seed: int) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.errors import ConfigError, StorageError
-from agentfly.runs import MetricRow, RunStore, import_jsonl
+from agentfly.runs import MetricRow, RunStore, decode, import_jsonl
 from agentfly.types import Completion, Message, Outcome, Task, Trajectory, Turn
 
 
@@ -123,6 +123,19 @@ def test_an_export_is_a_line_per_trajectory_and_reads_back(store: RunStore, tmp_
     assert list(import_jsonl(tmp_path / "out.jsonl"))[2] == (2, "validation", chain("c\ud800"))
     assert store.export_jsonl(tmp_path / "held.jsonl", split="validation") == 1
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["held.jsonl", "out.jsonl"]
+
+
+def test_a_scan_reads_every_body_in_order_also_those_added_meanwhile(store: RunStore) -> None:
+    store.add_trajectories(1, "train", [chain(f"c{i}") for i in range(300)])
+    store.add_trajectories(1, "validation", [chain("v")])
+    seen = []
+    for row, body in store.scan():
+        seen.append(row.id)
+        assert decode(body).id == row.id
+        if row.id == "c0":
+            store.add_trajectories(2, "train", [chain("late")])
+    assert seen == [*(f"c{i}" for i in range(300)), "v", "late"]
+    assert [row.id for row, _ in store.scan(split="validation")] == ["v"]
 
 
 def test_it_opens_again_and_a_watcher_reads_while_it_is_written(store: RunStore, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ import math
 import re
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,9 @@ import pytest
 import agentfly
 from agentfly.cli import main
 from agentfly.errors import ConfigError
-from agentfly.runs import RunStore, decode, encode
+from agentfly.runs import RunDirectory, RunStore, decode, encode
 from agentfly.training import doctor
-from agentfly.training.doctor import Check, diagnose, records
+from agentfly.training.doctor import Check, diagnose, records, report
 from agentfly.types import Outcome, Task, Trajectory
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
@@ -216,6 +218,29 @@ def test_a_task_that_was_passed_over_or_drawn_again_is_found(run: Path) -> None:
     assert f"position 1 of step 2 holds task {other.id!r}, but the cursor draws" in problem
 
 
+def test_a_group_may_be_trained_later_than_it_was_drawn(run: Path) -> None:
+    """As with rollout.max_lag above 0: two groups change places between steps 2 and 3."""
+    sql(run, "UPDATE trajectories SET step = 3 WHERE id LIKE 't2-1-%'")
+    sql(run, "UPDATE trajectories SET step = 2 WHERE id LIKE 't3-0-%'")
+    found = checks(run)
+    assert [found[name].problems for name in ("draws", "groups", "once", "steps")] == [[], [], [], []]
+    assert not found["lag"].ok  # this run has max_lag 0: tokens of step 2 are too old in step 3
+    assert not found["versions"].ok  # and those of step 3 cannot be trained in step 2
+
+
+@pytest.mark.parametrize(
+    ("at_limit", "masked", "ok"), [("wait", 0.0, False), ("mask", 0.0, False), ("mask", 2.0, True)]
+)  # fmt: skip
+def test_tokens_beyond_the_lag_are_masked_or_a_fault(sound: Path, at_limit: str, masked: float, ok: bool) -> None:
+    settings: Any = SimpleNamespace(rollout=SimpleNamespace(max_lag=1, at_limit=at_limit))
+    run = records.Run(RunDirectory(sound), settings, [], {5: {"train/version": 4.0, "train/masked_tokens": masked}}, [5])
+    made = records.Chain("t5-0-0", 5, "a", 0, 0, "finished", True, True, 1.0, 3, Counter({2: 2, 3: 1}), None, (5, 0))
+    run.chains[5].append(made)
+    check = Check("lag", "")
+    assert "at most 2 versions in 1 chains; rollout.max_lag is 1" in doctor.CHECKS["lag"][1](run, check)
+    assert check.ok is ok
+
+
 def test_rows_that_were_changed_since_are_no_fault_of_the_run(run: Path, tmp_path: Path) -> None:
     rows = tmp_path / "other.jsonl"
     text = (run / "config.toml").read_text()
@@ -257,6 +282,16 @@ def test_a_run_in_progress_may_have_half_a_step(run: Path) -> None:
     assert found["steps"].evidence == "steps 1 to 2; 3 chains of an unfinished step"
     alter(run, "t3-0-0", set_reply(logprobs=lambda values: [1.0, *values[1:]]))
     assert not checks(run)["tokens"].ok  # its chains are checked all the same
+
+
+def test_a_checkpoint_that_is_written_meanwhile_is_no_fault(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_on(*arguments: Any) -> None:
+        shutil.copytree(run / "checkpoints" / "step-000003", run / "checkpoints" / "step-000004")
+        shutil.rmtree(run / "checkpoints" / "step-000001")
+        records.read_chains(*arguments)
+
+    monkeypatch.setattr(report, "read_chains", train_on)
+    assert diagnose(run).ok
 
 
 def test_an_evaluation_has_no_steps_to_check(tmp_path: Path, sound: Path) -> None:

@@ -9,13 +9,13 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ...engines import engine_options
-from ...runs import RunDirectory
 from ...types import Outcome, Task
 from ..build import build_tasks
-from ..checkpoint import broken_files, list_checkpoints
+from ..checkpoint import broken_files
 from ..cursor import TaskCursor
 from .records import Chain, Check, Run, Skip
 
@@ -142,7 +142,7 @@ def _draws(run: Run, check: Check) -> str:
             check.add(
                 f"position {position} of step {step + 1} holds task {drawn[index]!r}, but the cursor draws {task.id!r} there"
             )
-    return f"{len(drawn):,} draws are those of the cursor; {len(holes)} before the last one are in flight"
+    return f"{len(drawn):,} draws, {len(holes)} before the last one in flight"
 
 
 def _places(run: Run) -> tuple[dict[int, str], int]:
@@ -234,16 +234,16 @@ def _gap(run: Run, check: Check) -> str:
         raise Skip("the run did not record train/logprob_gap")
     limit = run.settings().train.max_logprob_gap
     if limit is None:
-        limit = 0.05 if _in_float32(run.directory) else 0.15  # as for training
+        limit = 0.05 if _in_float32(run.checkpoints) else 0.15  # as for training
     for step, gap in gaps.items():
         if not gap <= limit:
             check.add(f"step {step}: sampled and recomputed log-probs differ by {gap:.4g} nats (limit {limit:g})")
     return f"at most {max(gaps.values()):.2g} nats (limit {limit:g})"
 
 
-def _in_float32(directory: RunDirectory) -> bool:
+def _in_float32(checkpoints: list[Path]) -> bool:
     """Whether the newest checkpoint says so."""
-    for path in reversed(list_checkpoints(directory.checkpoints)):
+    for path in reversed(checkpoints):
         try:
             settings = json.loads((path / "config.json").read_text(encoding="utf-8"))
             return "float32" in (settings.get("dtype"), settings.get("torch_dtype"))
@@ -265,18 +265,16 @@ def _steps(run: Run, check: Check) -> str:
 
 
 def _checkpoints(run: Run, check: Check) -> str:
-    folder = run.directory.checkpoints
-    found = list_checkpoints(folder) if folder.is_dir() else []
-    if not found:
+    if not run.checkpoints:
         raise Skip("there is no checkpoint")
-    for path in found:
+    for path in run.checkpoints:
         files = broken_files(path)
         if files and path.exists():  # the trainer may have removed an old one meanwhile
             check.add(f"{path.name}: missing or altered: {', '.join(files[:3])}")
         step = int(path.name.removeprefix(".").removesuffix(".replaced").rpartition("-")[2])
         if step and run.steps and step not in run.metrics:
             check.add(f"{path.name} is of a step that the store does not have")
-    return f"{len(found)} intact: {', '.join(path.name for path in found)}" if check.ok else f"{len(found)} found"
+    return f"{len(run.checkpoints)} found: {', '.join(path.name for path in run.checkpoints)}"
 
 
 def _handover(run: Run, check: Check) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...config import Config
@@ -69,10 +70,15 @@ class Chain:
 
 @dataclass(slots=True)
 class Run:
-    """The records of a run. `steps` are those that count, `chains` the trained chains by step."""
+    """The records of a run. `steps` are those that count, `chains` the trained chains by step.
+
+    A trainer may be writing: the checkpoints were listed before the metrics were read, and these before the chains, so each is
+    older than what must be stored before it.
+    """
 
     directory: RunDirectory
     config: Config | None
+    checkpoints: list[Path]
     metrics: dict[int, dict[str, float]]
     steps: list[int]
     chains: dict[int, list[Chain]] = field(default_factory=lambda: defaultdict(list))
@@ -100,17 +106,18 @@ def open_run(directory: RunDirectory, store: RunStore) -> Run:
         config = Config.load(directory.config) if directory.config.is_file() else None
     except ConfigError:
         config = None
+    checkpoints = list_checkpoints(directory.checkpoints)
     metrics: dict[int, dict[str, float]] = {}
     for row in store.metrics():
         metrics.setdefault(row.step, {})[row.name] = row.value
     rollouts = any("rollout/chains" in values for values in metrics.values())
     steps = [step for step in sorted(metrics) if step > 0 and any(name.startswith("train/") for name in metrics[step])]
-    return Run(directory, config, metrics, steps if rollouts or store.count(split="train") else [])
+    return Run(directory, config, checkpoints, metrics, steps if rollouts or store.count(split="train") else [])
 
 
 def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
     """Decode every chain once: check it by itself, and keep what the checks of steps need."""
-    texts = _Texts(run.directory, checks["texts"])
+    texts = _Texts(run.checkpoints, checks["texts"])
     for row, body in store.scan():
         run.num_stored[row.split] += 1
         try:
@@ -120,8 +127,8 @@ def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
             continue
         for name, problem in examine_chain(row, trajectory):
             checks[name].add(problem)
-        if (problem := _mask_problem(trajectory)) is not None:
-            checks["tokens"].add(f"chain {row.id} of step {row.step}: {problem}")
+        if (mask := _mask_problem(trajectory)) is not None:
+            checks["tokens"].add(f"chain {row.id} of step {row.step}: {mask}")
         texts.look_at(row, trajectory)
         if trajectory.scored:
             run.scored.add((row.step, row.split))
@@ -164,10 +171,10 @@ def _mask_problem(trajectory: Trajectory) -> str | None:
 class _Texts:
     """Compares the text of each reply with what the tokenizer of the newest checkpoint makes of its ids."""
 
-    def __init__(self, directory: RunDirectory, check: Check) -> None:
+    def __init__(self, checkpoints: list[Path], check: Check) -> None:
         self._check, self._compared, self._wrong = check, 0, 0
         self._tokenizer: Any = None
-        found = [path for path in list_checkpoints(directory.checkpoints) if (path / "tokenizer_config.json").is_file()]
+        found = [path for path in checkpoints if (path / "tokenizer_config.json").is_file()]
         if not found:
             check.skipped = "no checkpoint has a tokenizer"
             return
