@@ -73,8 +73,8 @@ def test_a_turn_says_how_long_its_reply_and_its_tools_took() -> None:
 
 
 def test_the_turn_whose_tools_were_cut_off_says_how_long_they_took() -> None:
-    ((trajectory,), _) = run(agent_for(waiting_tool(60)), chain_timeout_s=0.1)
-    assert 0.05 <= trajectory.turns[-1].tools_s <= trajectory.seconds
+    ((trajectory,), _) = run(agent_for(waiting_tool(60)), chain_timeout_s=0.6)
+    assert 0.1 <= trajectory.turns[-1].tools_s <= trajectory.seconds
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_the_turn_whose_tools_were_cut_off_says_how_long_they_took() -> None:
 )
 @pytest.mark.parametrize("whose", ["turn", "chain"])
 def test_an_exceeded_limit_is_named_with_its_phase(whose: str, tool_s: float, engine_s: float, phase: str) -> None:
-    ((trajectory,), _) = run(agent_for(waiting_tool(tool_s), engine_s=engine_s), **{f"{whose}_timeout_s": 0.1})
+    ((trajectory,), _) = run(agent_for(waiting_tool(tool_s), engine_s=engine_s), **{f"{whose}_timeout_s": 0.4})
     assert trajectory.outcome is Outcome.WORLD_FAILURE
     assert trajectory.reward is None
-    assert trajectory.error == f"DeadlineError: the {whose} exceeded its time limit of 0.1 s, in {phase}"
+    assert trajectory.error == f"DeadlineError: the {whose} exceeded its time limit of 0.4 s, in {phase}"
 
 
 def test_every_turn_has_the_whole_turn_limit() -> None:
@@ -97,8 +97,8 @@ def test_every_turn_has_the_whole_turn_limit() -> None:
 
 
 def test_the_chains_deadline_holds_in_a_turn_that_may_take_longer() -> None:
-    ((trajectory,), _) = run(agent_for(waiting_tool(60)), turn_timeout_s=30, chain_timeout_s=0.1)
-    assert "the chain exceeded its time limit of 0.1 s" in (trajectory.error or "")
+    ((trajectory,), _) = run(agent_for(waiting_tool(60)), turn_timeout_s=30, chain_timeout_s=0.3)
+    assert "the chain exceeded its time limit of 0.3 s" in (trajectory.error or "")
 
 
 @pytest.mark.parametrize("replies", [(CALL, ANSWER), (CALL, CALL, ANSWER)])
@@ -111,9 +111,9 @@ def test_a_tool_that_swallows_its_cancellation_does_not_outlive_the_turn(replies
         except asyncio.CancelledError:
             return "late"
 
-    ((trajectory,), _) = run(agent_for(stubborn, replies), turn_timeout_s=0.1)
+    ((trajectory,), _) = run(agent_for(stubborn, replies), turn_timeout_s=0.4)
     assert trajectory.outcome is Outcome.WORLD_FAILURE
-    assert trajectory.error == "DeadlineError: the turn exceeded its time limit of 0.1 s, in tools: wait (turn 1)"
+    assert trajectory.error == "DeadlineError: the turn exceeded its time limit of 0.4 s, in tools: wait (turn 1)"
 
 
 def test_scoring_that_takes_too_long_is_named() -> None:
@@ -167,9 +167,9 @@ def test_running_chains_say_what_they_wait_for() -> None:
 
 def test_failed_and_cancelled_chains_are_not_listed_any_more() -> None:
     activities = Activities()
-    run(agent_for(waiting_tool(60)), num_chains=3, activities=activities, turn_timeout_s=0.05)
+    run(agent_for(waiting_tool(60)), num_chains=3, activities=activities, turn_timeout_s=0.3)
     assert not activities
-    assert activities.read()[0]["tools"] >= 0.04
+    assert activities.read()[0]["tools"] > 0
 
     async def cancelled() -> None:
         agent = agent_for(waiting_tool(60))
@@ -243,7 +243,9 @@ def test_a_watchdog_names_the_chains_that_hang_and_says_so_again_after_twice_the
     async def main() -> None:
         agent = agent_for(waiting_tool(60))
         plan = replace(make_plan(agent), activities=activities)
-        work = asyncio.create_task(run_chains(plan, [Task("a", ())], num_chains=2, max_concurrency=None, prefix="t1-"))
+        work = asyncio.create_task(run_chains(plan, [Task("a", ())], num_chains=1, max_concurrency=None, prefix="t1-"))
+        while not any(each.phase == "tools" for each in activities.values()):
+            await asyncio.sleep(0)
         async with watchdog("step 1", activities, told.append, prefix="t1-", patience_s=0.1):
             until = time.monotonic() + 30
             while len(told) < 2 and time.monotonic() < until:
@@ -253,9 +255,7 @@ def test_a_watchdog_names_the_chains_that_hang_and_says_so_again_after_twice_the
 
     started = time.perf_counter()
     asyncio.run(main())
-    assert [timeless(text) for text in told] == 2 * [
-        "step 1 waits for 2 chains: t1-0-0 (task 'a', turn 1, tools: wait, N s), t1-0-1 (task 'a', turn 1, tools: wait, N s)"
-    ]
+    assert [timeless(text) for text in told] == 2 * ["step 1 waits for 1 chain: t1-0-0 (task 'a', turn 1, tools: wait, N s)"]
     assert time.perf_counter() - started >= 0.2
 
 

@@ -160,7 +160,7 @@ async def watchdog(
     prefix: str = "",
     patience_s: float = PATIENCE_S,
 ) -> AsyncIterator[None]:
-    """Tells which chains the body waits for, if one of them has waited for the same thing for `patience_s`.
+    """Tells which chains still run, if one of them has waited for the same thing for `patience_s`.
 
     `name` is what waits, such as "step 12". `prefix` selects the chains by their id. The watchdog tells again when the longest
     wait has doubled. If no chain runs for `patience_s`, it tells that: they wait for admission.
@@ -174,13 +174,12 @@ async def watchdog(
             running = {key: each for key, each in activities.items() if key.startswith(prefix)}
             if running:
                 ran = now
-            late = {key: each for key, each in running.items() if each.waits and now - each.since >= patience_s}
-            longest = max((now - each.since for each in late.values()), default=now - ran)
+            longest = max((now - each.since for each in running.values()), default=now - ran)
             if longest < patience_s:
                 told_s = patience_s  # the chains that were told about have gone on
             elif longest >= told_s:
                 told_s = 2 * longest
-                tell(f"{name} waits for {describe(late)}" if late else f"{name} waits: none of its chains runs")
+                tell(f"{name} waits for {describe(running)}" if running else f"{name} waits: none of its chains runs")
 
     watching = asyncio.create_task(watch())
     try:
