@@ -70,7 +70,7 @@ UpdateMode = Literal["recompute", "keep", "finish"]
 
 
 class AtUpdate:
-    """The attribute `at_update` of an engine. The first mode is the default; assigning one that is not listed raises ConfigError.
+    """The attribute `at_update` of an engine. The first mode is the default; one that is not given raises ConfigError.
 
     `why` is the sentence about the modes that the engine cannot do.
     """
