@@ -127,6 +127,7 @@ class DecodeBatch:
         self._inflight: weakref.WeakSet[InFlight] = weakref.WeakSet()
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._sizes = {truncates: GraphSizes(COARSE_SIZES, FINE_SIZES, num_rows) for truncates in (False, True)}
+        self.sizes = self._sizes[False]  # chains that are trained do not truncate their distribution
         self._pool: Any = None
         self._capture_stream = new_stream(device)
 
@@ -331,18 +332,24 @@ class DecodeBatch:
             return rows, lambda: self._step(rows, truncates)
         size = self._sizes[truncates].choose(rows)
         if (size, truncates) not in self._graphs:
-            with spending(self.times, "prepared_s"):
-                self._graphs[size, truncates] = self._capture(size, truncates)
+            self._capture(size, truncates)
         return size, self._graphs[size, truncates]
 
-    def _capture(self, size: int, truncates: bool) -> Callable[[], None]:
-        saved = self.ints.clone(), self.step_index.clone()
-        self.ints[:, LEFT] = 0  # the warm-up run must not advance any row
-        self.step_index.zero_()
-        replay, self._pool = capture(lambda: self._step(size, truncates), self.device, self._pool, self._capture_stream)
-        self.ints.copy_(saved[0])
-        self.step_index.copy_(saved[1])
-        return replay
+    def prepare(self, size: int) -> None:
+        """Capture the graph of this size in advance. No row may be in flight."""
+        if (size, False) not in self._graphs:
+            self._capture(size, False)
+        self.sizes.add(size)
+
+    def _capture(self, size: int, truncates: bool) -> None:
+        with spending(self.times, "prepared_s"):
+            saved = self.ints.clone(), self.step_index.clone()
+            self.ints[:, LEFT] = 0  # the warm-up run must not advance any row
+            self.step_index.zero_()
+            replay, self._pool = capture(lambda: self._step(size, truncates), self.device, self._pool, self._capture_stream)
+            self.ints.copy_(saved[0])
+            self.step_index.copy_(saved[1])
+            self._graphs[size, truncates] = replay
 
     def _step(self, size: int, truncates: bool) -> None:
         """Sample one token in every row that has any left. No size, branch or address depends on the values of the tensors."""
