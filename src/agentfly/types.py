@@ -442,6 +442,14 @@ class BoundedEngine(Protocol):
 
 
 @runtime_checkable
+class PreparedEngine(Protocol):
+    """An engine that can do once, before a training, what would otherwise delay single steps."""
+
+    def prepare(self, num_chains: int | None = None) -> float:
+        """Prepare for so many concurrent chains. Returns the seconds that it took."""
+
+
+@runtime_checkable
 class RemoteEngine(Protocol):
     """An engine behind a server."""
 

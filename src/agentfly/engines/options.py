@@ -70,7 +70,7 @@ UpdateMode = Literal["recompute", "keep", "finish"]
 
 
 class AtUpdate:
-    """The attribute `at_update` of an engine. The first mode is the default; assigning one that is not listed raises ConfigError.
+    """The attribute `at_update` of an engine. The first mode is the default; one that is not given raises ConfigError.
 
     `why` is the sentence about the modes that the engine cannot do.
     """
@@ -107,6 +107,8 @@ class LocalOptions:
     cache             "slots": grows with its use; "pages": one pool of fixed size, and decoding in launches of several steps
                       (CUDA graphs on a GPU). None: pages on a GPU, slots elsewhere
     stop_ids          ids that end every reply; None: the end tokens of the model's generation config
+    prepare_s         on a GPU, how long a training may capture CUDA graphs before its first step; 0: each is captured when it
+                      is first needed
     """
 
     max_context: int | None = None
@@ -117,6 +119,7 @@ class LocalOptions:
     kv_fraction: Fraction | None = None
     cache: Literal["slots", "pages"] | None = None
     stop_ids: Iterable[int] | None = None
+    prepare_s: Seconds = 20.0
 
     def __post_init__(self) -> None:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -5,6 +5,8 @@ A reply ends with a stop id (kept in the ids, left out of the text), at a stop s
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -51,4 +53,16 @@ def complete(
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    if _decodes_in_rust(type(tokenizer)):
+        return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+@functools.cache
+def _decodes_in_rust(kind: type) -> bool:
+    """Whether `decode` of these tokenizers is that of their Rust backend: then transformers need not check every id."""
+    transformers: Any = sys.modules.get("transformers")  # loaded already, if the tokenizer is one of its own
+    fast = getattr(transformers, "PreTrainedTokenizerFast", None)
+    if fast is None or not issubclass(kind, fast):
+        return False
+    return all(getattr(kind, name) is getattr(fast, name) for name in ("decode", "_decode"))

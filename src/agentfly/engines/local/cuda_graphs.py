@@ -2,7 +2,8 @@
 
 Capturing a graph takes as long as many steps, and a graph that is larger than the batch wastes a little at every step. So the
 first capture for a batch uses the next larger of a few coarse sizes; a finer size follows once it would have served `patience`
-batches.
+batches. After `freeze` finer sizes are only noted in `missing`, to be captured while the engine is idle: a capture would delay
+every reply in progress.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class GraphSizes:
         self._captured: set[int] = set()
         self._missed: Counter[int] = Counter()
         self._patience = patience
+        self._frozen = False
+        self.missing: list[int] = []
 
     def fit(self, wanted: int) -> int:
         """The smallest size that serves `wanted`, captured or not."""
@@ -50,9 +53,27 @@ class GraphSizes:
         elif size != best:
             self._missed[best] += 1
             if self._missed[best] >= self._patience:
-                size = best
-        self._captured.add(size)
+                if not self._frozen:
+                    size = best
+                elif best not in self.missing:
+                    self.missing.append(best)
+        self.add(size)
         return size
+
+    def to_prepare(self, wanted: int) -> list[int]:
+        """The sizes to capture in advance for up to `wanted`: the one that fits best, then the coarse ones below it."""
+        fit = self.fit(min(wanted, self._all[-1]))
+        return [fit, *(size for size in reversed(self._coarse) if size < fit)]
+
+    def add(self, size: int) -> None:
+        """The size is captured."""
+        self._captured.add(size)
+        if size in self.missing:
+            self.missing.remove(size)
+
+    def freeze(self) -> None:
+        """From now on `choose` asks for a new capture only if no captured size is large enough."""
+        self._frozen = True
 
 
 def new_stream(device: torch.device) -> Any:

@@ -118,6 +118,7 @@ class DecodeBatch:
         self._position, self._left, self._launched, self._arrived, self._page_room, self._uniforms_end, self._generation = (
             np.zeros(num_rows, np.int64) for _ in range(7)
         )
+        self._host_ends, self._truncates = np.zeros(num_rows, bool), np.zeros(num_rows, bool)  # as in the row's entry
         self._sampled = np.zeros((num_rows, 128), np.int64)
         self._sampled_logprobs = np.zeros((num_rows, 128), np.float32)
         self._free = list(range(num_rows))
@@ -126,6 +127,7 @@ class DecodeBatch:
         self._inflight: weakref.WeakSet[InFlight] = weakref.WeakSet()
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
         self._sizes = {truncates: GraphSizes(COARSE_SIZES, FINE_SIZES, num_rows) for truncates in (False, True)}
+        self.sizes = self._sizes[False]  # chains that are trained do not truncate their distribution
         self._pool: Any = None
         self._capture_stream = new_stream(device)
 
@@ -136,6 +138,7 @@ class DecodeBatch:
         row = heapq.heappop(self._free)
         entry = self.entries[row] = DecodeEntry(seq, row, version)
         self._position[row], self._left[row] = position, left
+        self._host_ends[row], self._truncates[row] = entry.host_ends, entry.truncates
         self._launched[row] = self._arrived[row] = self._page_room[row] = self._uniforms_end[row] = 0
         self._added.append(entry)
         return entry
@@ -175,7 +178,7 @@ class DecodeBatch:
     def launch(self, rows: IntArray, steps: int) -> InFlight:
         """Launch `steps` steps. Nothing here waits for the device."""
         rows = self._compact(rows)
-        size, step = self._graph(1 + int(rows[-1]), any(entry.truncates for entry in self.entries if entry is not None))
+        size, step = self._graph(1 + int(rows[-1]), bool(self._truncates[rows].any()))
         self._upload_changes(rows, steps)
         cuda = self.device.type == "cuda"
         event: Any = torch.cuda.Event
@@ -223,7 +226,7 @@ class DecodeBatch:
             inflight.generations[which] = self._generation[inflight.rows[which]]
         for array in (
             self._position, self._left, self._launched, self._arrived, self._page_room, self._uniforms_end, self._sampled,
-            self._sampled_logprobs,
+            self._sampled_logprobs, self._host_ends, self._truncates,
         ):  # fmt: skip
             array[near] = array[far]
         self._left[far] = self._launched[far] = 0
@@ -247,17 +250,14 @@ class DecodeBatch:
         self._inflight.discard(inflight)
         present = self._present(inflight)
         rows, columns = inflight.rows[present], inflight.launched_rows[present]
-        entries = [self._entry(row) for row in rows]
         first = self._arrived[rows]
         self._reserve(int(first.max(initial=0)) + inflight.steps)
         for number in range(inflight.steps):
             self._sampled[rows, first + number] = tokens[number, columns]
             self._sampled_logprobs[rows, first + number] = logprobs[number, columns]
         self._arrived[rows] += inflight.steps
-        bad = np.asarray(~np.isfinite(logprobs[:, columns]).all(axis=0)).tolist()
-        ended = (left[columns] == 0).tolist()
-        told = [entry for entry, zero, nan in zip(entries, ended, bad, strict=True) if zero or nan or entry.host_ends]
-        return told, inflight.steps * len(entries), took
+        told = (left[columns] == 0) | self._host_ends[rows] | ~np.isfinite(logprobs[:, columns]).all(axis=0)
+        return [self._entry(row) for row in rows[told]], inflight.steps * len(rows), took
 
     def still_present(self, inflight: InFlight) -> list[DecodeEntry]:
         """The entries that took part in these steps and have not been removed since."""
@@ -332,18 +332,24 @@ class DecodeBatch:
             return rows, lambda: self._step(rows, truncates)
         size = self._sizes[truncates].choose(rows)
         if (size, truncates) not in self._graphs:
-            with spending(self.times, "prepared_s"):
-                self._graphs[size, truncates] = self._capture(size, truncates)
+            self._capture(size, truncates)
         return size, self._graphs[size, truncates]
 
-    def _capture(self, size: int, truncates: bool) -> Callable[[], None]:
-        saved = self.ints.clone(), self.step_index.clone()
-        self.ints[:, LEFT] = 0  # the warm-up run must not advance any row
-        self.step_index.zero_()
-        replay, self._pool = capture(lambda: self._step(size, truncates), self.device, self._pool, self._capture_stream)
-        self.ints.copy_(saved[0])
-        self.step_index.copy_(saved[1])
-        return replay
+    def prepare(self, size: int) -> None:
+        """Capture the graph of this size in advance. No row may be in flight."""
+        if (size, False) not in self._graphs:
+            self._capture(size, False)
+        self.sizes.add(size)
+
+    def _capture(self, size: int, truncates: bool) -> None:
+        with spending(self.times, "prepared_s"):
+            saved = self.ints.clone(), self.step_index.clone()
+            self.ints[:, LEFT] = 0  # the warm-up run must not advance any row
+            self.step_index.zero_()
+            replay, self._pool = capture(lambda: self._step(size, truncates), self.device, self._pool, self._capture_stream)
+            self.ints.copy_(saved[0])
+            self.step_index.copy_(saved[1])
+            self._graphs[size, truncates] = replay
 
     def _step(self, size: int, truncates: bool) -> None:
         """Sample one token in every row that has any left. No size, branch or address depends on the values of the tensors."""

@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -43,6 +44,7 @@ from .slot_attention import SlotCache
 from .slot_scheduler import SlotScheduler
 
 IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
+QUIET_S = 0.25  # idle for this long, the thread captures graphs that were missing
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
@@ -93,6 +95,7 @@ class LocalEngine:
             "max_context": self.max_context,
             "device": self.device,
         }
+        self._prepare_s = options.prepare_s if gpu and self._on_pages else 0.0
         self._scheduler: BatchScheduler
         if self._on_pages:
             self._replica = make_replica(model, on_pages=True)
@@ -110,7 +113,7 @@ class LocalEngine:
             )
             self._scheduler = SlotScheduler(self._replica, slots, **sizes)
         self._addresses = addresses(model)
-        self._inbox: deque[tuple[Literal["add", "remove", "release"], Any]] = deque()
+        self._inbox: deque[tuple[Literal["add", "remove", "release", "prepare"], Any]] = deque()
         self._wake = threading.Condition()
         self._forward = threading.Lock()
         self._holders = 0  # threads that wait for `_forward`
@@ -227,6 +230,24 @@ class LocalEngine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def prepare(self, num_chains: int | None = None) -> float:
+        """Capture the CUDA graphs for so many concurrent chains (None: `capacity`) before the first request.
+
+        Returns the seconds that it took, at most about `prepare_s` (`LocalOptions`). After that a graph of a finer size is
+        captured only while the engine is idle. Without a GPU there is nothing to do. Triton keeps compiled kernels on disk
+        (TRITON_CACHE_DIR, by default ~/.triton/cache), so later runs do not compile them again.
+        """
+        if not self._prepare_s:
+            return 0.0
+        began, limit_s = time.perf_counter(), self._prepare_s + 600.0  # one capture may exceed the limit
+        done: Future[None] = Future()
+        self._post("prepare", (num_chains or self.capacity, done))
+        try:
+            done.result(limit_s)
+        except TimeoutError:
+            raise DeadlineError(f"the engine did not prepare its graphs within {limit_s:g} s") from None
+        return time.perf_counter() - began
+
     def rest(self) -> None:
         """Nothing to free: the learner trains the weights that this engine samples from."""
 
@@ -269,14 +290,13 @@ class LocalEngine:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
-    def _post(self, kind: Literal["add", "remove"], seq: SequenceState) -> None:
+    def _post(self, kind: Literal["add", "remove", "prepare"], what: Any) -> None:
         with self._wake:
-            if kind == "add":
-                if self._failure is not None:
-                    raise EngineError(self._failure)
-                self._num_requests += 1
-            self._inbox.append((kind, seq))
-            if self._thread is None and kind == "add":
+            if kind != "remove" and self._failure is not None:
+                raise EngineError(self._failure)
+            self._num_requests += kind == "add"
+            self._inbox.append((kind, what))
+            if self._thread is None and kind != "remove":
                 self._thread = threading.Thread(target=self._run, name="agentfly-engine", daemon=True)
                 self._thread.start()
             self._wake.notify()
@@ -301,9 +321,14 @@ class LocalEngine:
         with self._wake:
             while (self._holders or (self._drains and not self._inbox and not self._scheduler.busy)) and not self._failure:
                 self._wake.wait(IDLE_S)
-            self._wake.wait_for(lambda: self._inbox or self._scheduler.busy or self._failure is not None, IDLE_S)
+            quiet = self._scheduler.wants_capture
+            self._wake.wait_for(
+                lambda: self._inbox or self._scheduler.busy or self._failure is not None, QUIET_S if quiet else IDLE_S
+            )
             if self._failure is not None:
                 return False
+            if quiet and not self._inbox and not self._scheduler.busy:
+                return True
             if not self._inbox and not self._scheduler.busy:
                 self._thread = None
                 return False
@@ -311,8 +336,13 @@ class LocalEngine:
 
     def _work(self) -> None:
         with self._forward:  # also around the inbox: `publish` may replace the replica, which restarts every sequence
+            quiet = not self._inbox
             self._empty_inbox()
-            news = self._step() if self._scheduler.busy else []
+            news: list[SequenceState] = []
+            if self._scheduler.busy:
+                news = self._step()
+            elif quiet:
+                self._scheduler.refine()
         if self._drains:
             with self._wake:
                 self._wake.notify_all()
@@ -327,6 +357,10 @@ class LocalEngine:
                 scheduler.add(what)
             elif kind == "remove":
                 scheduler.remove(what)
+            elif kind == "prepare":
+                num_chains, done = what
+                with _telling(done):
+                    scheduler.prepare(num_chains, self._prepare_s)
             else:
                 scheduler.allocator.release(what)
 
@@ -380,9 +414,12 @@ class LocalEngine:
     def _fail_all(self, sentence: str) -> None:
         with self._wake:
             seqs = self._scheduler.clear() + [what for kind, what in self._inbox if kind == "add"]
+            waiting = [what[1] for kind, what in self._inbox if kind == "prepare"]
             self._inbox.clear()
             self._thread = None
             self._wake.notify_all()  # a thread may wait for the replies in progress to end
+        for done in waiting:
+            done.set_exception(EngineError(sentence))
         for seq in seqs:
             seq.error = sentence
         if seqs:
@@ -393,6 +430,17 @@ class LocalEngine:
         if self._tail_tokenizer is None:
             self._tail_tokenizer = copy.deepcopy(self.tokenizer)
         return decode(self._tail_tokenizer, ids)
+
+
+@contextmanager
+def _telling(done: Future[None]) -> Iterator[None]:
+    """Resolve the future when the context is left; an exception is also raised."""
+    try:
+        yield
+    except BaseException as error:
+        done.set_exception(error)
+        raise
+    done.set_result(None)
 
 
 def tune(weights: torch.Tensor) -> None:

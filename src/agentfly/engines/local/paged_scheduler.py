@@ -16,9 +16,11 @@ preempted.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from .cuda_graphs import spending
@@ -139,6 +141,30 @@ class PagedScheduler(BatchScheduler):
         for seq in list(self._entries):
             self._restart(seq)
         super().renew(publication, keep=keep)
+
+    # ---- graphs ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_capture(self) -> bool:
+        return any(part.sizes.missing for part in (self._decode, self._prefiller))
+
+    def prepare(self, num_chains: int, limit_s: float) -> None:
+        """See `BatchScheduler`. Decode and prefill sizes alternate: the largest of both are needed first."""
+        began = time.perf_counter()
+        decode = [(self._decode, size) for size in self._decode.sizes.to_prepare(min(num_chains, self.max_batch))]
+        prefill = [(self._prefiller, size) for size in self._prefiller.sizes.to_prepare(self.max_step_tokens)]
+        for pair in zip_longest(decode, prefill):
+            for part, size in filter(None, pair):
+                if time.perf_counter() - began < limit_s:
+                    part.prepare(size)
+        self._decode.sizes.freeze()
+        self._prefiller.sizes.freeze()
+
+    def refine(self) -> None:
+        for part in (self._decode, self._prefiller):
+            if part.sizes.missing:
+                part.prepare(part.sizes.missing[0])
+                return
 
     # ---- prefill ---------------------------------------------------------------------------------------------------------
 

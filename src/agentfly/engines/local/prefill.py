@@ -67,7 +67,7 @@ class Prefiller:
         self.model, self.pools, self.device, self.times = model, pools, device, times
         self.width = -(-max_context // PAGE_SIZE)
         # Padding is computed, not skipped, so a better size pays off sooner than in decode.
-        self._sizes = GraphSizes(COARSE_SIZES, FINE_SIZES, max_tokens, patience=8)
+        self.sizes = GraphSizes(COARSE_SIZES, FINE_SIZES, max_tokens, patience=8)
         self._graphs: dict[int, _PrefillGraph] = {}
         self._pool: Any = None
         self._capture_stream = new_stream(device)
@@ -81,7 +81,7 @@ class Prefiller:
             ids = torch.tensor([[token for ids, _, _ in chunks for token in ids]])
             self.forward(ids, PrefillMetadata.of(self.pools, rows, self.device))
             return None
-        size = self._sizes.choose(sum(len(ids) for ids, _, _ in chunks))
+        size = self.sizes.choose(sum(len(ids) for ids, _, _ in chunks))
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         if size not in self._graphs:
             self._capture(size)
@@ -92,6 +92,12 @@ class Prefiller:
             self._graphs[size].run(chunks)
             last.record()
         return PrefillPass(first, last, self.device)
+
+    def prepare(self, size: int) -> None:
+        """Capture the graph of this size in advance."""
+        if size not in self._graphs:
+            self._capture(size)
+        self.sizes.add(size)
 
     def _capture(self, size: int) -> None:
         with spending(self.times, "prepared_s"):

@@ -170,6 +170,17 @@ class BatchScheduler(ABC):
     def memory(self) -> dict[str, float]:
         """Figures about the KV cache, for `LocalEngine.stats`."""
 
+    @property
+    def wants_capture(self) -> bool:
+        """Whether `refine` has work to do."""
+        return False
+
+    def prepare(self, num_chains: int, limit_s: float) -> None:  # noqa: B027  only CUDA graphs need it
+        """Capture what so many concurrent chains need, most likely sizes first, for at most about `limit_s` seconds."""
+
+    def refine(self) -> None:  # noqa: B027  only CUDA graphs need it
+        """Capture one of the sizes that were missing. Called while no sequence runs."""
+
     def use_model(self, model: Any) -> None:
         """Compute with another replica from now on."""
         self.model = model
