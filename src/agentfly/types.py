@@ -321,11 +321,13 @@ class Sample:
     def __post_init__(self) -> None:
         import numpy as np  # late: reading a config or playing a chain needs no arrays
 
+        shapes = set()
         for name, kind in _SAMPLE_ARRAYS.items():
-            setattr(self, name, np.asarray(getattr(self, name), dtype=kind))
-        lengths = {getattr(self, name).shape for name in _SAMPLE_ARRAYS}
-        if len(lengths) != 1 or len(next(iter(lengths))) != 1:
-            raise InvariantError(f"the arrays of a training row differ in length: {sorted(lengths)}")
+            array = np.asarray(getattr(self, name), dtype=kind)
+            setattr(self, name, array)
+            shapes.add(array.shape)
+        if len(shapes) != 1 or array.ndim != 1:
+            raise InvariantError(f"the arrays of a training row differ in length: {sorted(shapes)}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sample):

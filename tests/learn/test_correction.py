@@ -162,14 +162,15 @@ def test_the_ratio_is_to_the_learners_weights_before_the_update_in_every_step(ki
         torch.testing.assert_close(plain.sort().values, wanted.sort().values, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [{}, {"epochs": 2}])
-@pytest.mark.parametrize("name", ["grpo", "gspo", "ppo"])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("grpo", {}), ("grpo", {"epochs": 2}), ("gspo", {}), ("gspo", {"epochs": 2}), ("ppo", {})]
+)
 def test_the_weight_of_a_sequence_spans_rows_and_micro_batches(name, steps):
     model = tiny_llama(VOCABULARY)
     groups = drifted(model, splits=True)
     found = []
     for budget in (10_000, 12):
-        options = {"critic_warmup_steps": 0} if name == "ppo" else {}
+        options = {"critic_warmup_steps": 0, "critic_epochs": 1, "critic_minibatches": 1} if name == "ppo" else {}
         learner = learner_of(
             copy.deepcopy(model), name, loss={"correction": "sequence"}, max_tokens_per_batch=budget, **options, **steps
         )
@@ -179,13 +180,12 @@ def test_the_weight_of_a_sequence_spans_rows_and_micro_batches(name, steps):
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("steps", [{}, {"epochs": 2, "num_minibatches": 2}])
-@pytest.mark.parametrize("name", ["grpo", "gspo", "ppo"])
+@pytest.mark.parametrize(("name", "steps"), [("grpo", {}), ("gspo", {"epochs": 2, "num_minibatches": 2}), ("ppo", {})])
 def test_tokens_that_are_exactly_on_policy_give_the_same_bits_at_the_same_cost(name, steps, monkeypatch):
     model = tiny_llama(VOCABULARY)
     groups = old_groups(model)
     calls = counting(monkeypatch)
-    options = {"critic_warmup_steps": 0} if name == "ppo" else {}
+    options = {"critic_warmup_steps": 0, "critic_epochs": 1, "critic_minibatches": 1} if name == "ppo" else {}
     found = []
     for kind in ("off", *KINDS):
         calls.clear()
@@ -265,6 +265,9 @@ def test_the_sampled_denominator_turns_the_correction_off():
     assert GRPO.settings().correction == "truncate"
     assert GRPO.settings({"old_logprobs": "recompute"}).correction == "truncate"
     assert GRPO.settings({"old_logprobs": "sampled"}).correction == "off"
+    own = Algorithm(name="own", credit=GRPO.credit, defaults={"old_logprobs": "sampled"})
+    own.check(own.settings())
+    assert own.settings().correction == "off"
     with pytest.raises(ConfigError, match="would count it twice"):
         LossSettings(old_logprobs="sampled")
     LossSettings(old_logprobs="recompute", correction="off").check_lag(0)

@@ -122,7 +122,8 @@ class Experience:
         """Store advantages and returns. Returns the number of groups whose trained tokens all have the advantage 0."""
         advantages = self._flat(credit.advantages, "an advantage")
         self.with_advantage = advantages != 0 if self.trained is None else (advantages != 0) & self.trained
-        taught = np.unique(np.asarray(self.groups, dtype=np.int64)[self.owners[self.with_advantage]])
+        rows = self.rows_with_advantage()
+        taught = {group for group, own in zip(self.groups, self.chain_rows, strict=True) if any(rows[own.start : own.stop])}
         stored = advantages.astype(np.float32)
         for sample, positions, start in zip(self.samples, self.rows.positions, self.rows.starts[:-1], strict=True):
             sample.advantages[positions] = stored[start : start + len(positions)]

@@ -218,10 +218,7 @@ class Algorithm:
                 raise ConfigError(f"loss has no setting {key!r}; {config_hint(f'loss.{key}') or hint}")
             if key not in self.reads | _OF_LEARNER:
                 raise ConfigError(f"{self.name} does not use loss.{key}: remove it (it reads {', '.join(sorted(self.reads))})")
-        known_keys = {**self.defaults, **given}
-        if known_keys.get("old_logprobs") == "sampled":  # the ratio itself is then the importance weight
-            known_keys.setdefault("correction", "off")
-        made = self.complete(LossSettings(**known_keys))
+        made = self.complete(self._with_defaults(given))
         if "correction_cap" in given and made.correction == "off":
             raise ConfigError(
                 'loss.correction_cap is not used with loss.correction = "off" (old_logprobs = "sampled" turns it off)'
@@ -231,6 +228,12 @@ class Algorithm:
         if "value_coef" in given and made.critic != "shared":
             raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has train.critic_lr')
         return made
+
+    def _with_defaults(self, given: Mapping[str, Any]) -> LossSettings:
+        keys = {**self.defaults, **given}
+        if keys.get("old_logprobs") == "sampled":  # the ratio itself is then the importance weight
+            keys.setdefault("correction", "off")
+        return LossSettings(**keys)
 
     def complete(self, settings: LossSettings) -> LossSettings:
         """Returns the settings with every option of the algorithm. Raises ConfigError for an unknown one, or another type."""
@@ -246,7 +249,7 @@ class Algorithm:
 
     def check(self, settings: LossSettings) -> None:
         """Raises ConfigError if a key that the algorithm does not read differs from its default."""
-        expected = LossSettings(**self.defaults)
+        expected = self._with_defaults({})
         for f in fields(LossSettings):
             unread = f.name not in self.reads | _OF_LEARNER
             if unread and getattr(settings, f.name) != getattr(expected, f.name):
