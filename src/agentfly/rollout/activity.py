@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Literal
@@ -36,61 +36,47 @@ class Activity:
 
     __slots__ = ("_registry", "calls", "phase", "since", "trajectory", "waits")
 
-    def __init__(self, trajectory: Trajectory, registry: Activities | None) -> None:
-        """`registry` lists the chain from now until `end`."""
+    def __init__(self, trajectory: Trajectory, registry: Activities) -> None:
         self.trajectory = trajectory
         self.phase: Phase = "host"
         self.calls: tuple[ToolCall, ...] = ()
         self.since = perf_counter()
         self.waits = False
         self._registry = registry
-        if registry is not None:
-            registry[trajectory.id] = self
 
-    def enter(self, phase: Phase, calls: tuple[ToolCall, ...] = ()) -> None:
+    def enter(self, phase: Phase, now: float, calls: tuple[ToolCall, ...] = ()) -> None:
         """Begins a phase."""
-        self.phase, self.calls, self.waits = phase, calls, True
-        self.since = now = perf_counter()
+        self.phase, self.since, self.calls, self.waits = phase, now, calls, True
         registry = self._registry
-        if registry is not None:
-            registry.counts[phase] += 1
-            if registry.state != "sampling":
-                registry.settle(now)
+        registry.counts[phase] += 1
+        if registry.state != "sampling":
+            registry.settle(now)
 
-    def leave(self) -> float:
-        """Ends the phase and returns its seconds. Without a phase, 0."""
-        now = perf_counter()
-        if not self.waits:
-            return 0.0
+    def leave(self, now: float) -> None:
+        """Ends the phase."""
         self.waits = False
         registry = self._registry
-        if registry is not None:
-            counts = registry.counts
-            counts[self.phase] -= 1
-            if registry.state != "sampling" or not counts["sampling"]:
-                registry.settle(now)
-        return now - self.since
+        counts = registry.counts
+        counts[self.phase] -= 1
+        if registry.state != "sampling" or not counts["sampling"]:
+            registry.settle(now)
 
     def end(self) -> None:
         """The chain has ended."""
-        self.leave()
-        registry = self._registry
-        if registry is not None and registry.get(self.trajectory.id) is self:
-            del registry[self.trajectory.id]
+        if self.waits:
+            self.leave(perf_counter())
+        if self._registry.get(self.trajectory.id) is self:
+            del self._registry[self.trajectory.id]
 
     @property
     def what(self) -> tuple[str, ...]:
         """The names of the tools that the chain waits for, each once, in the order of the calls."""
-        return tuple(dict.fromkeys(call.name for call in self.calls)) if self.phase == "tools" else ()
+        return tuple(dict.fromkeys(call.name for call in self.calls))
 
     @property
     def turn(self) -> int:
         """The number of the current turn, counted from 1."""
         return len(self.trajectory.turns) + (self.waits and self.phase == "sampling")
-
-    def __str__(self) -> str:
-        """For example `tools: python, search`."""
-        return f"{self.phase}: {', '.join(self.what)}" if self.what else self.phase
 
 
 class Activities(dict[str, Activity]):
@@ -104,6 +90,11 @@ class Activities(dict[str, Activity]):
         self._cpu = dict.fromkeys(PHASES, 0.0)
         self._thread = threading.get_ident()
         self._last, self._last_cpu = perf_counter(), time.thread_time()
+
+    def add(self, trajectory: Trajectory) -> Activity:
+        """Lists a chain until its `Activity.end`."""
+        activity = self[trajectory.id] = Activity(trajectory, self)
+        return activity
 
     def settle(self, now: float) -> None:
         """Called after `counts` changed in a way that may change the state."""
@@ -132,6 +123,12 @@ class Activities(dict[str, Activity]):
         self._last, self._last_cpu = now, cpu
 
 
+def told(phase: Phase, calls: Sequence[ToolCall]) -> str:
+    """A phase in words, for example `tools: python, search`."""
+    names = ", ".join(dict.fromkeys(call.name for call in calls))
+    return f"{phase}: {names}" if names else phase
+
+
 def describe(activities: Mapping[str, Activity], limit: int = 3) -> str:
     """The chains that have waited longest, for example
 
@@ -139,12 +136,11 @@ def describe(activities: Mapping[str, Activity], limit: int = 3) -> str:
     """
     now = perf_counter()
     waiting = sorted(activities.values(), key=lambda activity: activity.since)
-    shown = [
-        f"{each.trajectory.id} (task {each.trajectory.task.id!r}, turn {each.turn}, {each}, {now - each.since:.0f} s)"
-        if each.turn
-        else f"{each.trajectory.id} (task {each.trajectory.task.id!r}, {each}, {now - each.since:.0f} s)"
-        for each in waiting[:limit]
-    ]
+    shown = []
+    for each in waiting[:limit]:
+        turn = f"turn {each.turn}, " if each.turn else ""
+        phase = told(each.phase, each.calls)
+        shown.append(f"{each.trajectory.id} (task {each.trajectory.task.id!r}, {turn}{phase}, {now - each.since:.0f} s)")
     if not shown:
         return "no chain"
     more = f" and {len(waiting) - limit} more" if len(waiting) > limit else ""

@@ -35,7 +35,7 @@ from ..types import (
     Trajectory,
     Turn,
 )
-from .activity import Activities, Activity
+from .activity import Activities, Activity, told
 
 
 class AgentLike(Protocol):
@@ -116,28 +116,32 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
-    activity = Activity(trajectory, plan.activities)
-    started = activity.since
-    chain_ends = asyncio.get_running_loop().time() + plan.limits.chain_timeout_s
-    of_group = until is not None and until < chain_ends
-    chain_ends = until if until is not None and of_group else chain_ends
-    limit = asyncio.timeout_at(chain_ends)
+    activity = None if plan.activities is None else plan.activities.add(trajectory)
+    started = time.perf_counter()
+    chain_ends, of_group = _deadline(plan.limits, until)
+    limit, phase = asyncio.timeout_at(chain_ends), "environment"
     _tell(plan, trajectory, "chain_started")
     try:
         async with limit:
             if plan.manager is not None:
-                activity.enter("environment")
+                if activity is not None:
+                    activity.enter("environment", started)
                 lease = await _borrow(plan, plan.manager, context)
-                activity.leave()
+                if activity is not None:
+                    activity.leave(time.perf_counter())
+            phase = "play"
             trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit)
             _check(limit)
         if trajectory.outcome.trainable and plan.reward is not None:
-            activity.enter("scoring")
+            phase = "scoring"
+            if activity is not None:
+                activity.enter("scoring", time.perf_counter())
             async with asyncio.timeout(plan.limits.score_timeout_s):
                 await _score(plan.reward, trajectory, context)
     except TimeoutError as error:
-        whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
-        _fail(trajectory, _late(plan.limits, activity, error, whose, limit.expired()))
+        whose = "scoring" if phase == "scoring" else "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
+        where = _where(trajectory, isinstance(error, _EndedLate)) if phase == "play" else phase
+        _fail(trajectory, _late(plan.limits, whose, where, None if limit.expired() else error))
     except RolloutError as error:
         _fail(trajectory, error)
     except asyncio.CancelledError:
@@ -155,7 +159,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         ) from error
     finally:
         trajectory.seconds = time.perf_counter() - started
-        activity.end()
+        if activity is not None:
+            activity.end()
         plan.engine.release(trajectory_id)
         if lease is not None:
             lease.release_now()
@@ -164,18 +169,24 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     return trajectory
 
 
+def _deadline(limits: Limits, until: float | None) -> tuple[float, bool]:
+    """Returns when a chain that starts now must end, and whether that is the deadline of its group."""
+    ends = asyncio.get_running_loop().time() + limits.chain_timeout_s
+    return (ends, False) if until is None or ends <= until else (until, True)
+
+
 async def play(
     plan: Plan,
     trajectory: Trajectory,
     context: Context,
     first_ids: Sequence[int],
-    activity: Activity,
+    activity: Activity | None,
     limit: asyncio.Timeout,
 ) -> Outcome:
     """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier."""
     agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
     messages, turns = trajectory.messages, trajectory.turns
-    chain_ends, task = limit.when(), asyncio.current_task()
+    chain_ends, task, clock = limit.when(), asyncio.current_task(), time.perf_counter
     prompt = list(first_ids)
     new_ids, restarts = list(first_ids), True
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
@@ -189,14 +200,19 @@ async def play(
             _check(limit)
         if limits.turn_timeout_s is not None and chain_ends is not None:
             limit.reschedule(min(chain_ends, asyncio.get_running_loop().time() + limits.turn_timeout_s))
-        activity.enter("sampling")
+        since = clock()
+        if activity is not None:
+            activity.enter("sampling", since)
         try:
             completion = await engine.generate(request)
         except (AgentFlyError, TimeoutError):
             raise
         except Exception as error:
             raise EngineError(f"generate: {type(error).__name__}: {error}") from error
-        turn = Turn(new_ids, restarts, completion, sampled_s=activity.leave())
+        now = clock()
+        if activity is not None:
+            activity.leave(now)
+        turn = Turn(new_ids, restarts, completion, sampled_s=now - since)
         turns.append(turn)
         prompt += completion.token_ids
         action = agent.parse(completion)
@@ -213,11 +229,19 @@ async def play(
                 return _react(agent.on_no_tool_call, "the reply has no tool call", completion.text)
             new_messages = [agent.nudge(action)]
         else:
-            activity.enter("tools", calls)
+            since = clock()
+            if activity is not None:
+                activity.enter("tools", since, calls)
             try:
-                results = turn.results = await _act(plan, trajectory, context, calls)
+                if plan.on_event is None:  # the common case
+                    results = turn.results = await call_tools(agent.tools, calls, context)
+                else:
+                    results = turn.results = await _act_and_tell(plan, trajectory, context, calls)
             finally:
-                turn.tools_s = activity.leave()
+                now = clock()
+                turn.tools_s = now - since
+                if activity is not None:
+                    activity.leave(now)
             ended = _settle(agent, trajectory, turn, results)
             new_messages = agent.observe(calls, results)
             if ended is not None:
@@ -235,9 +259,9 @@ async def play(
                 prompt += new_ids
 
 
-async def _act(plan: Plan, trajectory: Trajectory, context: Context, calls: tuple[ToolCall, ...]) -> tuple[ToolResult, ...]:
-    if plan.on_event is None:  # the common case, without a call per event
-        return await call_tools(plan.agent.tools, calls, context)
+async def _act_and_tell(
+    plan: Plan, trajectory: Trajectory, context: Context, calls: tuple[ToolCall, ...]
+) -> tuple[ToolResult, ...]:
     for call in calls:
         _tell(plan, trajectory, "tool_call", call=call)
     results = await call_tools(plan.agent.tools, calls, context)
@@ -290,23 +314,33 @@ async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> No
         turn.reward += extra
 
 
+class _EndedLate(TimeoutError):
+    """The turn ended after its deadline, because a tool or the engine swallowed the cancellation."""
+
+
 def _check(limit: asyncio.Timeout) -> None:
-    """A tool may swallow the cancellation at the deadline: its turn then ends late instead of being cut off."""
     if limit.expired():
-        raise TimeoutError
+        raise _EndedLate
 
 
-def _late(limits: Limits, activity: Activity, error: TimeoutError, whose: str, expired: bool) -> DeadlineError:
-    """The sentence about a time limit: which one was exceeded, and in which phase."""
-    told = f"{activity} (turn {activity.turn})" if activity.turn else f"{activity}"
-    if activity.phase == "scoring":
+def _where(trajectory: Trajectory, ended_late: bool) -> str:
+    """What a chain waited for when its time was up, for example `tools: python (turn 4)`."""
+    turns = trajectory.turns
+    if turns and turns[-1].calls and (ended_late or not turns[-1].results):
+        return f"{told('tools', turns[-1].calls)} (turn {len(turns)})"
+    return f"sampling (turn {len(turns) + (not ended_late)})"
+
+
+def _late(limits: Limits, whose: str, where: str, error: TimeoutError | None) -> DeadlineError:
+    """The sentence about a time limit. `error` is one that another part raised before the limit was reached."""
+    if whose == "scoring":
         return DeadlineError(f"scoring exceeded its time limit of {limits.score_timeout_s:g} s")
-    if not expired:
-        return DeadlineError(f"{told}: TimeoutError: {error}")
+    if error is not None:
+        return DeadlineError(f"{where}: TimeoutError: {error}")
     if whose == "group":
-        return DeadlineError(f"the group of the chain exceeded its time limit, in {told}")
+        return DeadlineError(f"the group of the chain exceeded its time limit, in {where}")
     limit_s = limits.chain_timeout_s if whose == "chain" else limits.turn_timeout_s
-    return DeadlineError(f"the {whose} exceeded its time limit of {limit_s:g} s, in {told}")
+    return DeadlineError(f"the {whose} exceeded its time limit of {limit_s:g} s, in {where}")
 
 
 def _fail(trajectory: Trajectory, error: RolloutError) -> None:
