@@ -26,12 +26,9 @@ VERSIONS = ("agentfly", "trl", "vllm", "torch", "transformers", "accelerate", "d
 HERMES = """{%- if messages[0].role == 'system' or tools %}
 {{- '<|im_start|>system\\n' + (messages[0].content if messages[0].role == 'system' else 'You are a helpful assistant.') }}
 {%- if tools %}
-{{- '\\n\\n# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided with ' }}
-{{- 'function signatures within <tools></tools> XML tags:\\n<tools>' }}
+{{- '\\n\\nYou may call these tools:\\n<tools>' }}
 {%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within ' }}
-{{- '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}' }}
-{{- '\\n</tool_call>' }}
+{{- '\\n</tools>\\nTo call one, reply:\\n<tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>' }}
 {%- endif %}
 {{- '<|im_end|>\\n' }}
 {%- endif %}
@@ -61,8 +58,8 @@ def add(a: float, b: float) -> float:
     """Add two numbers.
 
     Args:
-        a: The first number.
-        b: The second number.
+        a: first number
+        b: second number
     """
     return a + b
 
@@ -71,8 +68,8 @@ def subtract(a: float, b: float) -> float:
     """Subtract b from a.
 
     Args:
-        a: The first number.
-        b: The second number.
+        a: first number
+        b: second number
     """
     return a - b
 
@@ -81,8 +78,8 @@ def multiply(a: float, b: float) -> float:
     """Multiply two numbers.
 
     Args:
-        a: The first number.
-        b: The second number.
+        a: first number
+        b: second number
     """
     return a * b
 
@@ -176,13 +173,13 @@ def warm_start(settings: Settings, folder: Path) -> dict[str, float]:
     import agentfly
 
     work = folder.parent
-    demos = work / "demos.jsonl"
-    demos.write_text("".join(json.dumps(row) + "\n" for row in native_demos(1000, settings["seed"])), encoding="utf-8")
+    demos, count = work / "demos.jsonl", min(1000, 32 + 16 * settings["warm_start"])
+    demos.write_text("".join(json.dumps(row) + "\n" for row in native_demos(count, settings["seed"])), encoding="utf-8")
     tree = our_tree(settings)
     config = agentfly.Config.from_dict(
         {key: tree[key] for key in ("seed", "agent", "run")}
         | {
-            "data": {"train": str(demos)},
+            "data": {"train": str(demos), "validation_count": 32},
             "rollout": {"num_tasks": 16},
             "train": {
                 "steps": settings["warm_start"], "lr": 5e-5, "schedule": "cosine", "warmup_steps": settings["warm_start"] // 10,
