@@ -212,7 +212,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not missing, f"without a docstring: {', '.join(missing)}"
 
 
-MAX_LINES = 38_000
+MAX_LINES = 41_000
 
 
 def lines_of_code(path: Path) -> int:
