@@ -12,9 +12,8 @@ its record, or not at all. A checkpoint is written after the record of its step,
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,13 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
-from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
+from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains, watchdog
 from ..runs import RunDirectory, RunStore
 from ..types import Learner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
+from .breakdown import Breakdown
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
@@ -76,6 +76,8 @@ class Trainer:
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
         self.plan = make_plan(agent, sampling=config.sampling)
+        self.breakdown = Breakdown(getattr(self.engine, "stats", None))
+        self.plan.activities = self.breakdown.activities
         learner = PolicyLearner(
             self.engine.model,
             find_algorithm(config.algorithm),
@@ -108,7 +110,6 @@ class Trainer:
         self.opening = dict(opening or {})
         self.result = TrainResult(directory.path, 0)
         self._recorded: dict[str, float] = {}  # what the store holds of the step that the run was resumed at
-        self._clock: dict[str, float] = {}  # of the next step
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Trainer:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
             await self._validate_once()  # it may have been stopped in this validation
+        self.breakdown.begin()
         while self.step < settings.steps:
             metrics = await self._step()
             self.result.history.append(metrics)
@@ -155,8 +157,6 @@ class Trainer:
     async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
         step = self.step + 1
-        started, clock = time.perf_counter(), self._clock
-        self._clock = {}
         self.result.after = {}
         if self.plan.manager is not None:
             self.plan.manager.mark()
@@ -164,45 +164,44 @@ class Trainer:
         tasks = self.cursor.take(rollout.num_tasks)
         metrics: dict[str, float] = {}
         try:
-            with timed(clock, "time/rollout_s"):
-                trajectories = await self._collect(tasks, step)
+            with self.breakdown.span("rollout"):
+                async with watchdog(f"step {step}", self.breakdown.activities, self.progress.note, prefix=f"t{step}-"):
+                    trajectories = await self._collect(tasks, step)
             metrics |= self.plan.manager.step_metrics() if self.plan.manager is not None else {}
             groups = [trajectories[i : i + rollout.num_chains] for i in range(0, len(trajectories), rollout.num_chains)]
             self.ledger.check_rollout(
                 groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
             )
-            await finish(asyncio.ensure_future(self._update(groups, step, clock, metrics)))
+            await finish(asyncio.ensure_future(self._update(groups, step, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
-                with timed(clock, "time/validate_s"):
+                with self.breakdown.span("validate"):
                     self.result.after = (await self._validate()).metrics
                 metrics |= self.result.after
         finally:
             if self.step == step:
-                metrics |= clock | {"time/step_s": time.perf_counter() - started}
+                metrics |= self.breakdown.end_step(metrics["rollout/tokens"])
                 self._record(step, metrics)
             else:  # the update did not happen: a resumed run draws these tasks again
                 self.cursor.restore(cursor)
         self.progress.step(step, metrics)
         if self.saver.due(step):
-            with timed(self._clock, "time/save_s"):
+            with self.breakdown.span("save"):
                 await self.saver.save(step, self._state())
         return metrics
 
-    async def _update(
-        self, groups: list[list[Trajectory]], step: int, clock: dict[str, float], metrics: dict[str, float]
-    ) -> None:
+    async def _update(self, groups: list[list[Trajectory]], step: int, metrics: dict[str, float]) -> None:
         """Learn from one step's chains and publish the weights. The step counts once every check has passed.
 
         Adds to `metrics`, which holds those of the environments.
         """
         self.sound = False
-        with timed(clock, "time/learn_s"):
+        with self.breakdown.span("learn"):
             try:
                 learned = await finish_in_thread(self._learn, groups)
             except Exception:
                 self.sound = not self.learner.half_updated  # a failed check comes before the first change of the weights
                 raise
-        with timed(clock, "time/handover_s"):
+        with self.breakdown.span("publish"):
             await finish_in_thread(self.engine.publish, self.learner.version)
         if self.plan.admission is not None:
             self.plan.admission.advance(step)
@@ -211,7 +210,8 @@ class Trainer:
             self.progress.note(idle)
         num_envs = int(metrics.get("resources/total/most_allocated", 0))
         chains = [trajectory for group in groups for trajectory in group]
-        metrics |= rollout_metrics(chains, clock["time/rollout_s"], self.config.agent.success_at, num_envs=num_envs)
+        seconds = self.breakdown.seconds("rollout")
+        metrics |= rollout_metrics(chains, seconds, self.config.agent.success_at, num_envs=num_envs)
         metrics |= learned | {"train/idle_steps": float(self.idle.in_a_row)}
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
@@ -287,7 +287,8 @@ class Trainer:
                 on_trajectory=keep,
             )
         finally:
-            self.store.add_trajectories(step, "train", finished, replace=True)
+            with self.breakdown.span("store"):
+                self.store.add_trajectories(step, "train", finished, replace=True)
 
     async def _validate(self) -> Evaluation:
         settings = self.config.train
@@ -397,12 +398,3 @@ def adapt_model(config: Config, agent: BaseAgent) -> None:
 
     if config.lora.rank:
         adapt(trainable_engine(agent).model, config.lora, config.seed)
-
-
-@contextmanager
-def timed(clock: dict[str, float], name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        clock[name] = clock.get(name, 0.0) + time.perf_counter() - started
