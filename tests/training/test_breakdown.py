@@ -136,6 +136,15 @@ def test_an_engine_that_does_not_say_what_it_computes_has_one_part(monkeypatch: 
     assert "time/decode_s" not in metrics
 
 
+def test_prefill_and_decode_that_ran_at_once_share_the_time(world: World) -> None:
+    breakdown = world.breakdown()
+    with breakdown.span("rollout"):
+        world.pass_time(1.0, prefill_s=0.5, decode_s=1.5)
+    metrics = breakdown.end_step()
+    assert parts_of(metrics) == pytest.approx({"prefill": 0.25, "decode": 0.75})
+    assert metrics["device/busy_share"] == 1.0
+
+
 def test_waiting_for_a_full_queue_of_the_store_counts_as_store(world: World) -> None:
     breakdown = world.breakdown()
     with breakdown.span("rollout"):

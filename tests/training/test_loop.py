@@ -69,6 +69,19 @@ def test_a_run_folder_holds_config_metrics_trajectories_and_a_loadable_model(mod
     assert broken_files(result.checkpoint) == []
 
 
+def test_the_time_of_every_step_is_divided_into_parts_that_add_up(model: Path, tmp_path: Path) -> None:
+    from agentfly.watch.profile import PARTS
+
+    result = train(model, tmp_path, steps=3, validate_every=2, save_every=1)
+    for metrics in result.history:
+        assert sum(metrics[name] for name in PARTS.values() if name in metrics) == pytest.approx(metrics["time/step_s"])
+        assert metrics["time/learn_s"] > 0
+        assert metrics["time/rollout_s"] < metrics["time/step_s"]
+        assert metrics["time/reply_s"] > 0
+    assert ["time/validate_s" in metrics for metrics in result.history] == [False, True, False]
+    assert ["time/save_s" in metrics for metrics in result.history] == [False, True, True]  # of the step before
+
+
 def test_a_resumed_run_ends_where_an_unbroken_one_does(model: Path, tmp_path: Path) -> None:
     import torch
 

@@ -142,7 +142,10 @@ class Breakdown:
         self._last = after
         wall = max(0.0, after.at - before.at)
         prefill, decode = _moved(before, after, "prefill_s"), _moved(before, after, "decode_s")
-        busy = min(wall, prefill + decode)  # counters of the engine move at the end of a pass
+        # The sum may exceed the slice: counters move at the end of a pass, and on a GPU both may run at once.
+        busy = min(wall, prefill + decode)
+        if prefill + decode > wall:
+            prefill, decode = (busy * part / (prefill + decode) for part in (prefill, decode))
         self._total += wall
         self._prepared += _moved(before, after, "prepared_s")
         self._store_busy += max(0.0, after.store_busy - before.store_busy)
