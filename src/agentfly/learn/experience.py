@@ -7,6 +7,7 @@ The rows of a chain are adjacent, so a chain is one slice.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from ..types import Sample, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
 from .batching import MicroBatch, Rows
-from .samples import to_samples
+from .samples import check_tokens, to_samples
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class Experience:
 
     def check_window(self, batches: Sequence[MicroBatch]) -> None:
         """Raises InvariantError if one of these micro batches would train a token outside the window."""
-        if self.window is None:
+        if self.window is None or self.lags.max(initial=0) <= self.window:
             return
         for batch in batches:
             worst = int(self.lags[batch.tokens.cpu().numpy()].max(initial=0))
@@ -164,7 +165,8 @@ def gather(
 
     `exact` says that tokens of this version were drawn with the very probabilities that the learner computes.
 
-    Raises InvariantError for a token of a newer version and for a reward that is not finite.
+    Raises InvariantError for rows that are not what the engine sampled (`check_tokens`), for a token of a newer version and for
+    a reward that is not finite.
     """
     samples: list[Sample] = []
     kept: list[Trajectory] = []
@@ -177,6 +179,7 @@ def gather(
             if not made:
                 num_untrainable += 1
                 continue
+            check_tokens(trajectory, made, versions=range(sys.maxsize))
             if not math.isfinite(trajectory.total_reward):
                 raise InvariantError(
                     f"chain {trajectory.id!r} has the reward {trajectory.total_reward}, which cannot be learned from"
