@@ -15,7 +15,7 @@ from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.settings import LossSettings, OptimSettings
 from tests.learn.chains import tiny_llama
-from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups, plain_gradient, weights_of
+from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups, plain_gradient, spoil_log_probs, weights_of
 from tests.learn.test_window import AGES, NOW, advantages_of, at_version, old_groups, tokens_by_hand, weights_by_hand
 
 KINDS = ["truncate", "mask", "sequence"]
@@ -223,10 +223,10 @@ def test_the_kl_in_the_reward_is_that_of_the_learners_weights():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_corrupt_log_prob_of_an_older_token_stops_the_step(kind):
+def test_a_weight_that_is_no_number_stops_the_step(kind, monkeypatch):
     model = tiny_llama(VOCABULARY)
     groups = drifted(model)
-    groups[0][0].turns[0].completion.logprobs[0] = float("nan")
+    spoil_log_probs(monkeypatch)
     learner = at_version(learner_of(model, loss={"correction": kind}))
     before = weights_of(model)
     with pytest.raises(InvariantError, match="not a finite number"):

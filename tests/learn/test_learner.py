@@ -5,14 +5,18 @@ from __future__ import annotations
 import copy
 import math
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from agentfly.errors import ConfigError, InvariantError
 from agentfly.learn.algorithms import ALGORITHMS
+from agentfly.learn.experience import gather
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.metrics import METRICS
+from agentfly.learn.samples import to_samples
 from agentfly.learn.settings import OptimSettings
 from agentfly.types import Completion, Outcome, Turn
 from tests.learn.chains import chain_of_ids, tiny_llama
@@ -222,19 +226,53 @@ def test_broken_lonely_and_empty_groups_are_counted_and_never_crash(algorithm):
     assert (nothing["train/samples"], nothing["train/skipped"]) == (0, 1)
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_weights_untouched():
+def spoil_log_probs(monkeypatch, chains=(0,)):
+    """From now on the learner gets a NaN for the first token of these chains: one that came after the tokens were checked."""
+
+    def spoiled(*args, **options):
+        experience = gather(*args, **options)
+        for number in chains:
+            experience.sampled[experience.tokens_of(number).start] = float("nan")
+        return experience
+
+    monkeypatch.setattr("agentfly.learn.learner.gather", spoiled)
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_weights_untouched(monkeypatch):
     model = tiny_llama(VOCABULARY)
-    groups = make_groups(model)
-    groups[0][0].turns[0].completion.logprobs[0] = float("nan")
     learner = learner_of(model, loss={"old_logprobs": "sampled"})
     before = weights_of(model)
-    with pytest.raises(InvariantError, match=r"the loss is nan.*not applied.*version 0"):
-        learner.update(groups)
+    with monkeypatch.context() as patch:
+        spoil_log_probs(patch)
+        with pytest.raises(InvariantError, match=r"the loss is nan.*not applied.*version 0"):
+            learner.update(make_groups(model))
     assert torch.equal(weights_of(model), before)
     assert learner.version == 0
     assert all(p.grad is None for p in model.parameters())
     learner.update(make_groups(model))
     assert learner.version == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5])
+def test_a_log_prob_that_no_model_gives_is_refused(value):
+    model = tiny_llama(VOCABULARY)
+    groups = make_groups(model)
+    groups[2][1].turns[0].completion.logprobs[0] = value
+    before = weights_of(model)
+    with pytest.raises(InvariantError, match="'2/1' holds a log-prob that is not a finite number of at most 0"):
+        learner_of(model).update(groups, pytest.fail, pytest.fail)
+    assert torch.equal(weights_of(model), before)
+
+
+def test_a_mask_that_is_shifted_by_one_is_refused(monkeypatch):
+    model = tiny_llama(VOCABULARY)
+
+    def shifted(trajectory):
+        return [replace(row, mask=np.roll(row.mask, -1)) for row in to_samples(trajectory)]
+
+    monkeypatch.setattr("agentfly.learn.experience.to_samples", shifted)
+    with pytest.raises(InvariantError, match="the mask covers"):
+        learner_of(model).update(make_groups(model), pytest.fail, pytest.fail)
 
 
 def test_a_reward_that_is_not_finite_and_a_version_from_the_future_are_refused():
@@ -359,18 +397,18 @@ def test_a_check_that_fails_leaves_everything_as_it_was(steps):
     assert len(measured) == 2, "called once per update"
 
 
-def test_an_update_that_fails_half_way_says_so():
+def test_an_update_that_fails_half_way_says_so(monkeypatch):
     model = tiny_llama(VOCABULARY)
     learner = learner_of(model, num_minibatches=3, loss={"old_logprobs": "sampled"})
     groups = make_groups(model, rewards=((1, 0, 0.5),))
-    for trajectory in groups[0][1:]:
-        trajectory.turns[0].completion.logprobs[0] = float("nan")
     seeds = iter(range(50))
     while True:  # the order of the minibatches decides whether a good one comes first
         learner._seed = next(seeds)
         learner._version = 0
-        with pytest.raises(InvariantError):
-            learner.update(groups)
+        with monkeypatch.context() as patch:
+            spoil_log_probs(patch, chains=(1, 2))
+            with pytest.raises(InvariantError, match="the loss is nan"):
+                learner.update(groups)
         if learner.version:
             break
         assert not learner.half_updated

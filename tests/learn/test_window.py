@@ -16,13 +16,22 @@ from agentfly.learn.metrics import METRICS
 from agentfly.learn.samples import check_tokens, to_samples
 from agentfly.learn.settings import OptimSettings
 from tests.learn.chains import tiny_llama
-from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups, plain_gradient, score, weights_of
+from tests.learn.test_learner import (
+    VOCABULARY,
+    gradient,
+    learner_of,
+    make_groups,
+    plain_gradient,
+    score,
+    spoil_log_probs,
+    weights_of,
+)
 
-NOW = 5
+NOW = 20
 
 
 def old_groups(model, *, masked=(), version=NOW, **options):
-    """Three groups at version 5; the ages of the tokens of a chain go down from `masked[group, chain]` to 0, turn by turn."""
+    """Three groups at version 20; the ages of the tokens of a chain go down from `masked[group, chain]` to 0, turn by turn."""
     groups = make_groups(model, **{"turns": 3, **options})
     for g, group in enumerate(groups):
         for c, trajectory in enumerate(group):
@@ -304,7 +313,7 @@ def test_if_the_announcement_raises_nothing_has_changed(name):
     assert torch.equal(weights_of(model), weights_of(twin.model))
 
 
-def test_an_update_that_leaves_the_engines_weights_alone_announces_nothing():
+def test_an_update_that_leaves_the_engines_weights_alone_announces_nothing(monkeypatch):
     model = tiny_llama(VOCABULARY)
     nothing = make_groups(model, rewards=((1, 1), (0.5, 0.5)))
     learner_of(model).update(nothing, changing=pytest.fail)
@@ -313,7 +322,6 @@ def test_an_update_that_leaves_the_engines_weights_alone_announces_nothing():
     heard = []
     learner_of(model, "ppo", loss={"critic": "shared"}).update(nothing, changing=lambda: heard.append(1))
     assert heard == [1], "a shared value head trains the backbone"
-    broken = make_groups(model)
-    broken[0][0].turns[0].completion.logprobs[0] = float("nan")
+    spoil_log_probs(monkeypatch)
     with pytest.raises(InvariantError, match="the loss is nan"):
-        learner_of(model, loss={"old_logprobs": "sampled"}).update(broken, changing=pytest.fail)
+        learner_of(model, loss={"old_logprobs": "sampled"}).update(make_groups(model), changing=pytest.fail)

@@ -101,7 +101,7 @@ class Experience:
 
     def check_window(self, batches: Sequence[MicroBatch]) -> None:
         """Raises InvariantError if one of these micro batches would train a token outside the window."""
-        if self.window is None:
+        if self.window is None or self.lags.max(initial=0) <= self.window:
             return
         for batch in batches:
             worst = int(self.lags[batch.tokens.cpu().numpy()].max(initial=0))
@@ -165,7 +165,8 @@ def gather(
 
     `exact` says that tokens of this version were drawn with the very probabilities that the learner computes.
 
-    Raises InvariantError for a token of a newer version and for a reward that is not finite.
+    Raises InvariantError for rows that are not what the engine sampled (`check_tokens`), for a token of a newer version and for
+    a reward that is not finite.
     """
     samples: list[Sample] = []
     kept: list[Trajectory] = []
