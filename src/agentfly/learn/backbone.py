@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..kernels import find_kernels
+from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
 from .batching import MicroBatch, Shape
@@ -141,13 +141,16 @@ def _enable_checkpoints(module: nn.Module) -> None:
 def _fuse(probe: _Probe, replica: nn.Module) -> str:
     """Put fused kernels into the replica if they pass. Returns what is in use, or why not."""
     kernels = find_kernels("layers", probe.device)
+    if kernels is None and probe.device.type == "cpu" and probe.want.dtype == torch.float32:
+        kernels = torch_layers
     if kernels is None:
         why = "Triton is not installed" if probe.device.type == "cuda" else f"on {probe.device.type}"
         return f"fused layers: off ({why})"
     calls = probe.record(replica)
     failed: dict[str, str] = {}
     done = replace_modules(replica, kernels, gradients=True, failed=failed)
-    notes = [f"{_KINDS[kind]} off ({why})" for kind, why in failed.items() if not done[kind]]
+    missing = set() if kernels.GATES else {"gates"}
+    notes = [f"{_KINDS[kind]} off ({why})" for kind, why in failed.items() if not done[kind] and kind not in missing]
     if any(done.values()):
         whole, layer = probe.gap(replica), probe.layer_gap(calls)
         # Modules were probed one by one, and together they round once more. In a deep model in half precision the rounding of
