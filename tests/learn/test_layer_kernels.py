@@ -149,6 +149,19 @@ def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         assert text in scorer.path
 
 
+def test_the_limit_of_a_probe_follows_how_far_rounding_grows() -> None:
+    limits = []
+    for loud in (0.05, 4.0):
+        model = make_model().to(torch.bfloat16).model
+        for parameter in model.layers.parameters():
+            if parameter.dim() == 2:
+                parameter.data *= loud
+        limits.append(backbone._Probe(model).tolerance)
+    assert limits[0] == 5e-2
+    assert 5e-2 < limits[1] <= 0.3
+    assert backbone._Probe(make_model().model).tolerance == 1e-4
+
+
 def test_layers_that_agree_one_by_one_are_fused_although_rounding_grows_from_layer_to_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
