@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from agentfly.kernels import find_kernels
+from agentfly.kernels import find_kernels, torch_layers
 from agentfly.kernels.replace import replace_modules
 from agentfly.learn import backbone
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
-from agentfly.learn.packed import packed_replica
+from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
 from tests.learn.chains import tiny_llama
@@ -90,13 +90,92 @@ def test_a_replica_that_fails_with_fused_kernels_loses_them(monkeypatch: pytest.
     scorer = Scorer(make_model())
     assert scorer.prepare(OptimSettings(packing="on"))
     assert replaced(scorer.head.backbone._replica) == 0
+    assert "fused layers: off (together they differ by" in scorer.path
 
 
-def test_on_a_processor_nothing_is_replaced() -> None:
+@pytest.mark.parametrize(("dtype", "text"), [(torch.float32, "RMSNorm, rotary"), (torch.bfloat16, "off (on cpu)")], ids=str)
+def test_on_a_processor_norms_and_rotary_have_written_backward_passes(dtype: torch.dtype, text: str) -> None:
     assert find_kernels("layers", torch.device("cpu")) is None
-    scorer = Scorer(make_model())
+    model = make_model().to(dtype)
+    scorer = Scorer(model)
     assert scorer.prepare(OptimSettings(packing="on"))
-    assert replaced(scorer.head.backbone._replica) == 0
+    assert replaced(scorer.head.backbone._replica) == (norms_of(model.model) + 3 if dtype == torch.float32 else 0)
+    assert scorer.path.endswith(f"fused layers: {text}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_on_a_processor_compute_what_torch_computes(family: str) -> None:
+    found = []
+    for kernels in (torch_layers, None):
+        replica = packed_replica(make_model(family).model)
+        if kernels is not None:
+            assert fuse(replica, kernels) == {"norms": norms_of(replica), "gates": 0, "rotary": 3}
+        ids = torch.arange(2, 12)[None]
+        out = run_packed(replica, ids, PackedLayout((6, 4), torch.device("cpu")))
+        out.backward(torch.sin(torch.arange(out.numel())).view_as(out))
+        found.append([out.detach(), *(parameter.grad for parameter in replica.parameters())])
+    for got, want in zip(*found, strict=True):
+        assert float((got - want).norm()) <= 1e-5 * float(want.norm())
+
+
+def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Plain):
+        """As a kernel that does not compile, one of another activation, one with a wrong gradient."""
+
+        GATES = ()
+
+        def rms_norm(self, x: Any, weight: Any, eps: float, kind: str) -> Any:
+            raise RuntimeError("PTX was rejected\nand more")
+
+        def rotary(self, q: Any, k: Any, cos: Any, sin: Any) -> Any:
+            return super().rotary(q, k.detach() + 0.0 * k, cos, sin)
+
+    failed: dict[str, str] = {}
+    done = replace_modules(packed_replica(make_model().model), Broken(), gradients=True, failed=failed)
+    assert not any(done.values())
+    assert failed == {
+        "norms": "the probe failed: RuntimeError: PTX was rejected",
+        "gates": "an activation of another kind",
+        "rotary": "gradients differ",
+    }
+    monkeypatch.setattr(backbone, "find_kernels", lambda name, device: Broken())
+    scorer = Scorer(make_model())
+    scorer.prepare(OptimSettings(packing="on"))
+    for text in (
+        "fused layers: off (",
+        "RMSNorm off (the probe failed: RuntimeError: PTX was rejected)",
+        "rotary off (gradients",
+    ):
+        assert text in scorer.path
+
+
+def test_the_limit_of_a_probe_follows_how_far_rounding_grows() -> None:
+    limits = []
+    for loud in (0.05, 4.0):
+        model = make_model().to(torch.bfloat16).model
+        for parameter in model.layers.parameters():
+            if parameter.dim() == 2:
+                parameter.data *= loud
+        limits.append(backbone._Probe(model).tolerance)
+    assert limits[0] == 5e-2
+    assert 5e-2 < limits[1] <= 0.3
+    assert backbone._Probe(make_model().model).tolerance == 1e-4
+
+
+def test_layers_that_agree_one_by_one_are_fused_although_rounding_grows_from_layer_to_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a deep model in half precision, whose hidden states differ by more than any fixed tolerance."""
+    whole = backbone._Probe.gap
+
+    def grown(self: Any, replica: Any, *, share: bool = False) -> float:
+        return 0.3 if replaced(replica) else whole(self, replica, share=share)
+
+    monkeypatch.setattr(backbone._Probe, "gap", grown)
+    monkeypatch.setattr(backbone, "find_kernels", lambda name, device: Plain())
+    scorer = Scorer(make_model().to(torch.bfloat16))
+    scorer.prepare(OptimSettings(packing="on"))
+    assert scorer.path.endswith("fused layers: RMSNorm, gated MLP, rotary")
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}], ids=["kept", "again"])

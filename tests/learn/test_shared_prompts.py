@@ -329,7 +329,7 @@ def test_a_reference_of_another_kind_decides_with_the_policy() -> None:
 def test_the_path_says_what_runs_and_why() -> None:
     shared = Scorer(tiny_llama(VOCABULARY))
     shared.prepare(OptimSettings())
-    text = "packed rows; prompts shared; attention: rows in buckets (on cpu); fused layers: off (on cpu)"
+    text = "packed rows; prompts shared; attention: rows in buckets (on cpu); fused layers: RMSNorm, rotary"
     assert shared.path == text
     capped = Scorer(family("gemma2"))
     capped.prepare(OptimSettings())

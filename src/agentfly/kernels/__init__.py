@@ -2,13 +2,14 @@
 
     layers            RMSNorm, rotary embedding, gated activation, with gradients        sampler and learner
     log_probs         log-probs and entropies of logits, and their gradient in place     learner
+    torch_layers      RMSNorm, rotary embedding in torch with short backward passes      learner on a CPU (no Triton)
     decode            writing keys and values, drawing tokens                            sampler
     paged_attention   attention over a paged KV cache, decode and prefill                sampler
     replace           puts `layers` into a model's modules, after a numerical probe      sampler and learner (no Triton)
     merged_linear     makes linear layers of one input a single matrix product           sampler (no Triton)
     replica           a module tree over a model's tensors with another attention        sampler and learner (no Triton)
 
-Import the first four through `find_kernels`, which needs neither Triton nor a GPU.
+Import the Triton ones through `find_kernels`, which needs neither Triton nor a GPU.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..kernels import find_kernels
+from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
 from .batching import MicroBatch, Shape
@@ -141,13 +141,16 @@ def _enable_checkpoints(module: nn.Module) -> None:
 def _fuse(probe: _Probe, replica: nn.Module) -> str:
     """Put fused kernels into the replica if they pass. Returns what is in use, or why not."""
     kernels = find_kernels("layers", probe.device)
+    if kernels is None and probe.device.type == "cpu" and probe.want.dtype == torch.float32:
+        kernels = torch_layers
     if kernels is None:
         why = "Triton is not installed" if probe.device.type == "cuda" else f"on {probe.device.type}"
         return f"fused layers: off ({why})"
     calls = probe.record(replica)
     failed: dict[str, str] = {}
     done = replace_modules(replica, kernels, gradients=True, failed=failed)
-    notes = [f"{_KINDS[kind]} off ({why})" for kind, why in failed.items() if not done[kind]]
+    missing = set() if kernels.GATES else {"gates"}
+    notes = [f"{_KINDS[kind]} off ({why})" for kind, why in failed.items() if not done[kind] and kind not in missing]
     if any(done.values()):
         whole, layer = probe.gap(replica), probe.layer_gap(calls)
         # Modules were probed one by one, and together they round once more. In a deep model in half precision the rounding of
@@ -172,9 +175,21 @@ class _Probe:
         self.line = PackedLayout((6, 6), self.device)
         with torch.no_grad(), evaluating(module):
             self.want = _run(module, self.rows)
-        half = self.want.dtype != torch.float32
-        self.tolerance, self.layer_tolerance = (5e-2, 2e-2) if half else (1e-4, 1e-4)
-        self.error = ""
+        self.tolerance, self.layer_tolerance, self.error = 1e-4, 1e-4, ""
+        if self.want.dtype != torch.float32:
+            # Rounding grows from layer to layer, in some models beyond any fixed limit: measure how a unit in the last place of
+            # the embeddings moves the hidden states.
+            self.tolerance, self.layer_tolerance = min(0.3, max(5e-2, 4.0 * self._rounding(module, embeddings))), 2e-2
+
+    def _rounding(self, module: nn.Module, embeddings: nn.Module) -> float:
+        try:
+            with torch.no_grad(), evaluating(module):
+                inputs = embeddings(self.rows)
+                signs = 1.0 - 2.0 * (torch.arange(inputs.numel(), device=self.device).view_as(inputs) % 3 == 0)
+                moved: Any = module(inputs_embeds=(inputs * (1.0 + 2.0**-8 * signs)).to(inputs.dtype), use_cache=False)
+                return _difference(moved.last_hidden_state, self.want)
+        except _OTHER_MODEL:
+            return 0.0
 
     def gap(self, replica: nn.Module, *, share: bool = False) -> float:
         """The largest relative difference of a token's hidden state; infinite if the replica fails."""

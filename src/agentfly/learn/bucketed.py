@@ -107,8 +107,9 @@ class Buckets:
         queries, keys, values = self.take_queries(query), self.take_keys(key), self.take_keys(value)
         own = [rows * length for (rows, length, _), _ in self.calls]
         whole = [rows * length for (rows, _, length), _ in self.calls]
+        parts = torch.split(queries, own), torch.split(keys, whole), torch.split(values, whole)
         outs = []
-        for (sizes, mask), q, k, v in zip(self.calls, queries.split(own), keys.split(whole), values.split(whole), strict=True):
+        for (sizes, mask), q, k, v in zip(self.calls, *parts, strict=True):
             q, k, v = (part.view(sizes[0], -1, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
             out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=gqa)
             outs.append(out.transpose(1, 2).flatten(0, 1))
