@@ -53,7 +53,8 @@ def complete(
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    if _decodes_in_rust(type(tokenizer)):
+    kind: Any = type(tokenizer)
+    if _decodes_in_rust(kind):
         return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
