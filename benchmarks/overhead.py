@@ -2,8 +2,9 @@
 
 The bare loop awaits the same two things a turn (the engine's `generate` and the tool's own coroutine) and does nothing
 else. Reported for 1, 64 and 1,024 chains of 10 turns, and for chains of 100 turns, which should cost ten times as much and
-not a hundred. Each figure is the median of several runs, the two kinds taken in turn. `--json PATH` writes the figures by
-name.
+not a hundred. Each figure is the median of several runs, the two kinds taken in turn. A last row has 512 chains with native
+calls and the tokenizer of the bundled model: each turn also renders the chat template's text and parses the call.
+`--json PATH` writes the figures by name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import gc
 import json
 import statistics
 import time
+from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from agentfly import ReactAgent, tool
+from agentfly import ReactAgent, ToolAgent, tool
+from agentfly.pocket import model_dir
+from agentfly.render import HFRenderer
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Completion, Request, Sampling
 
@@ -75,11 +80,44 @@ async def framework(chains: int, turns: int) -> float:
     return seconds
 
 
-def measure(chains: int, turns: int, repeats: int) -> tuple[float, float]:
+class CallingEngine(ScriptedEngine):
+    """Replies with a native call each time, one of 50."""
+
+    def __init__(self, renderer: HFRenderer) -> None:
+        super().__init__([])
+        texts = [f'<tool_call>\n{{"name": "plus", "arguments": {{"a": {i}, "b": 2}}}}\n</tool_call>' for i in range(50)]
+        self.replies = cycle([(text, [*renderer.encode(text), renderer.stop_ids[0]]) for text in texts])
+
+    async def generate(self, request: Request) -> Completion:
+        await asyncio.sleep(0)
+        text, ids = next(self.replies)
+        return Completion(text=text, token_ids=list(ids), logprobs=[0.0] * len(ids), versions=[0] * len(ids))
+
+
+@lru_cache
+def bundled_renderer() -> HFRenderer:
+    from transformers import PreTrainedTokenizerFast
+
+    return HFRenderer(PreTrainedTokenizerFast.from_pretrained(model_dir()))
+
+
+async def native(chains: int, turns: int) -> float:
+    renderer = bundled_renderer()
+    agent = ToolAgent(CallingEngine(renderer), tools=[plus], renderer=renderer, max_turns=turns)
+    rows = [{"question": f"question {row}"} for row in range(chains // 8)]
+    agent.check_model()
+    started = time.perf_counter()
+    result = await agent.run(rows, num_chains=8, max_concurrency=chains)
+    seconds = time.perf_counter() - started
+    assert all(len(trajectory.turns) == turns and trajectory.turns[0].results[0].error is None for trajectory in result)
+    return seconds
+
+
+def measure(chains: int, turns: int, repeats: int, run: Any = framework) -> tuple[float, float]:
     """Microseconds per turn of the bare loop and of the framework."""
     times: dict[str, list[float]] = {"bare": [], "framework": []}
     for _ in range(repeats):
-        for name, function in (("bare", bare), ("framework", framework)):
+        for name, function in (("bare", bare), ("framework", run)):
             gc.collect()
             times[name].append(asyncio.run(function(chains, turns)))
     scale = 1e6 / (chains * turns)
@@ -102,6 +140,9 @@ def main() -> None:
         figures[f"ratio_{name}"] = full / plain
         figures[f"turns_per_s_{name}"] = 1e6 / full
         print(f"{chains:>7} {turns:>6} {plain:>13.1f} {full:>17.1f} {full / plain:>6.2f} {1e6 / full:>9.0f}")
+    plain, full = measure(512, 10, arguments.repeats, native)
+    figures |= {"native_us_per_turn_512x10": full, "native_ratio_512x10": full / plain}
+    print(f"{512:>7} {10:>6} {plain:>13.1f} {full:>17.1f} {full / plain:>6.2f} {1e6 / full:>9.0f}  native calls, tokenizer")
     figures["cost_of_100_turns_over_10"] = 10 * figures["agentfly_us_per_turn_64x100"] / figures["agentfly_us_per_turn_64x10"]
     figures["growth_1024_over_64_chains"] = figures["agentfly_us_per_turn_1024x10"] / figures["agentfly_us_per_turn_64x10"]
     print(f"a chain of 100 turns costs {figures['cost_of_100_turns_over_10']:.1f}x one of 10")

@@ -46,7 +46,7 @@ class TokenCache:
         size = 250 + 4 * len(text) + 40 * len(ids)
         self._known[key] = ids, size
         self.num_bytes += size
-        while self.num_bytes > self.max_bytes:
+        while self._known and self.num_bytes > self.max_bytes:
             self.num_bytes -= self._known.pop(next(iter(self._known)))[1]
 
 
