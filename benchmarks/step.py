@@ -6,13 +6,17 @@ The task needs two tool calls and an answer ("What is 12 times 7, plus 5?"), wit
 task. A model whose chat template shows no tools gets one that does, and a short warm start on demonstrations.
 
 Each side runs in a process of its own. A step lasts from the end of the step before to its own end, everything included; the
-first --warmup steps are left out, and medians are shown. TRL runs with its defaults, without gradient checkpointing and
-logging, and with the largest micro batch that fits: it samples with vLLM in the same process on a GPU where vLLM is installed,
-otherwise with `generate`. TRL may live in another environment (--trl-python). That both sides do the same work is
-checked: chains per step, sampled tokens and prompt tokens per chain, and the reward of the first steps; a difference of more
-than 20 % is a warning. Ours does not compute groups whose chains all have the same reward, because their gradient is zero; TRL
-computes them. The learner's share of the matrix speed is 6 x weights x tokens learned / seconds of learning / speed of a large
-product, with a prompt counted once per group on both sides; "strict" counts the head for sampled tokens alone.
+first --warmup steps are left out, and medians are shown. "CPU s" is the processor time of the process, all threads together.
+On a CPU that other programs use too, compare this figure, with --threads 1: threads that wait for each other spin.
+
+TRL runs with its defaults, but without gradient checkpointing and logging, and with the largest micro batch that fits. It
+samples with vLLM in the same process on a GPU where vLLM is installed, otherwise with `generate`. TRL may be installed in
+another environment (--trl-python). The benchmark checks that both sides do the same work: chains per step, sampled tokens and
+prompt tokens per chain, and the reward of the first steps. A difference of more than 20 % is a warning. Ours does not compute
+groups whose chains all have the same reward, because their gradient is zero; TRL computes them.
+
+The learner's share of the matrix speed is 6 x weights x tokens learned / seconds of learning / speed of a large product, with a
+prompt counted once per group on both sides; "strict" counts the head for sampled tokens alone.
 
 On one H200:
 
@@ -23,7 +27,7 @@ On one H200:
 
 On a CPU, in miniature:
 
-    python benchmarks/step.py --model pocket --chains 16 --steps 3 --device cpu
+    python benchmarks/step.py --model pocket --chains 16 --steps 3 --device cpu --threads 1
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ TOLERANCE = 0.2
 NUM_START = 3  # steps whose reward is compared: the weights have hardly moved
 COLUMNS = [
     ("side", "name", ""), ("s/step", "seconds", ".3f"), ("x ours", "times_ours", ".2f"), ("slowest", "slowest_s", ".3f"),
+    ("CPU s", "cpu_s", ".3f"), ("x ours", "times_our_cpu", ".2f"),
     ("rollout", "rollout_s", ".3f"), ("learn", "learn_s", ".3f"), ("rest", "rest_s", ".3f"),
     ("tokens/s", "tokens_per_s", ",.0f"), ("in rollout", "rollout_tokens_per_s", ",.0f"),
     ("of matrix speed", "matrix_share", ".1%"), ("strict", "matrix_share_strict", ".1%"), ("chains", "chains", ""),
@@ -109,6 +114,7 @@ def summarize(name: str, found: dict[str, Any], warmup: int, head: dict[str, Any
     row |= {
         "seconds": median(lambda record: record["seconds"]),
         "slowest_s": max(record["seconds"] for record in steps),
+        "cpu_s": median(lambda record: record["cpu_s"]),
         "rollout_s": phases["time/rollout_s"],
         "learn_s": phases["time/learn_s"],
         "tokens_per_s": median(lambda record: record["sampled"] / record["seconds"]),
@@ -238,7 +244,7 @@ def measure(options: argparse.Namespace, work: Path, command: str) -> dict[str, 
         report["rows"].append(row)
         base = report["rows"][0]
         if "seconds" in row and "seconds" in base:
-            row["times_ours"] = row["seconds"] / base["seconds"]
+            row["times_ours"], row["times_our_cpu"] = row["seconds"] / base["seconds"], row["cpu_s"] / base["cpu_s"]
             report["warnings"] += compare(base, row) if row is not base else []
         print(f"{name}: " + (row.get("missing") or row.get("error") or f"{row['seconds']:.3f} s a step"), flush=True)
         if options.json:

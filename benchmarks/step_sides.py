@@ -256,16 +256,16 @@ def ours(settings: Settings) -> Record:
         """Notes when the run begins and when each step ends."""
 
         def start(self) -> None:
-            began.append(time.perf_counter())
+            began.append((time.perf_counter(), time.process_time()))
             super().start()
 
         def step(self, step: int, metrics: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append((time.perf_counter(), time.process_time()))
             walls.append(time.time())
             super().step(step, metrics)
 
-    began: list[float] = []
-    ends: list[float] = []
+    began: list[tuple[float, float]] = []
+    ends: list[tuple[float, float]] = []
     walls: list[float] = []
     tree = apply_overrides(our_tree(settings), dict(map(parse_override, settings["set"])))
     config = agentfly.Config.from_dict(tree)
@@ -277,7 +277,8 @@ def ours(settings: Settings) -> Record:
             chains = store.trajectories(step=number + 1, split="train", limit=2 * settings["chains"])
             records.append(
                 {
-                    "seconds": ends[number] - starts[number],
+                    "seconds": ends[number][0] - starts[number][0],
+                    "cpu_s": ends[number][1] - starts[number][1],
                     "chains": len(chains),
                     "rollout_tokens_per_s": metrics["rollout/tokens_per_s"],
                     "reward": metrics["reward/mean"],
@@ -374,19 +375,18 @@ def trl(settings: Settings) -> Record:
 
     class Steps(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.last = time.perf_counter()
+            self.last, self.last_cpu = time.perf_counter(), time.process_time()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             if settings["device"].startswith("cuda"):
                 torch.cuda.synchronize()
-            now = time.perf_counter()
+            now, cpu = time.perf_counter(), time.process_time()
             phases = trl_phases(now - self.last, watch.take())
             speed = step["sampled"] / phases["time/rollout_s"]
-            records.append(
-                {**step, "seconds": now - self.last, "rollout_tokens_per_s": speed, "phases": phases, "wall": time.time()}
-            )
+            step.update(seconds=now - self.last, cpu_s=cpu - self.last_cpu, rollout_tokens_per_s=speed, phases=phases)
+            records.append({**step, "wall": time.time()})
             step.clear()
-            self.last = now
+            self.last, self.last_cpu = now, cpu
 
     trainer = GRPOTrainer(
         model=settings["model"],
