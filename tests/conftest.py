@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from agentfly import plugins
 
@@ -15,6 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# How long an example takes depends on how busy the machine is.
+settings.register_profile("agentfly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("agentfly")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

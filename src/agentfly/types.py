@@ -459,14 +459,6 @@ class RemoteEngine(Protocol):
         """Raises EngineError within seconds if the server does not answer."""
 
 
-@runtime_checkable
-class MeasuredEngine(Protocol):
-    """An engine that counts its work."""
-
-    def stats(self) -> dict[str, float]:
-        """Returns counters since the engine was opened, and current sizes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Evidence that an engine samples from `version`, by log-probs on a fixed prompt.

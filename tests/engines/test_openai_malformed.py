@@ -101,16 +101,16 @@ def test_the_largest_json_that_is_parsed_does_not_hold_the_loop_up(value: str) -
     most = MAX_MARKS // (1 + value.count("{") + value.count("["))
     inside = ("[" + ",".join([value] * (most - 1)) + "]").encode()
     best = min(_seconds(inside) for _ in range(5))
-    assert best < 0.5  # 0.05 on a quiet core
+    assert best < 0.5  # of processor time, whatever else runs; 0.05 on a quiet core
     beyond = ("[" + ",".join([value] * (MAX_MARKS + 1)) + "]").encode()
     with pytest.raises(ValueError, match="values"):
         load_json(beyond)
 
 
 def _seconds(data: bytes) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     load_json(data)
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def test_a_malformed_answer_ends_one_chain_and_the_others_go_on() -> None:

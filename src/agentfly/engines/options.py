@@ -119,7 +119,7 @@ class LocalOptions:
     kv_fraction: Fraction | None = None
     cache: Literal["slots", "pages"] | None = None
     stop_ids: Iterable[int] | None = None
-    prepare_s: Seconds = 20.0
+    prepare_s: Seconds = 8.0
 
     def __post_init__(self) -> None:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

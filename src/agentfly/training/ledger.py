@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import InvariantError
-from ..types import Completion, Learner, MeasuredEngine, Outcome, Request, Sampling, TrainableEngine, Trajectory
+from ..types import Completion, Learner, Outcome, Request, Sampling, TrainableEngine, Trajectory
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
@@ -145,7 +145,7 @@ class Ledger:
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
         if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
             raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
-        if isinstance(engine, MeasuredEngine) and (stale := engine.stats().get("stale_hits")):
+        if stale := engine.stats().get("stale_hits"):
             raise InvariantError(f"the engine reused {stale:g} cached tokens of older weights for new requests")
 
     def _check_new(self, chains: Sequence[Trajectory]) -> None:

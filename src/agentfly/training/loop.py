@@ -35,12 +35,13 @@ from ..rollout import (
     as_groups,
     check_prompts,
     make_plan,
+    most_in_flight,
     open_environments,
     open_task,
     watchdog,
 )
 from ..runs import RunDirectory, RunStore, StoreWriter
-from ..types import Completion, Learner, MeasuredEngine, Task, TrainableEngine, Trajectory
+from ..types import Completion, Learner, PreparedEngine, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
@@ -123,8 +124,7 @@ class Trainer:
         )
         self.store = RunStore(directory.database)
         self.writer = StoreWriter(self.store, warn=progress.note)
-        measured = self.engine if isinstance(self.engine, MeasuredEngine) else None
-        self.breakdown = Breakdown(measured.stats if measured is not None else None, self.writer)
+        self.breakdown = Breakdown(self.engine.stats, self.writer)
         self.plan = replace(self.plan, activities=self.breakdown.activities)
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
@@ -168,6 +168,10 @@ class Trainer:
 
     async def _steps(self) -> None:
         settings = self.config.train
+        rollout = self.config.rollout
+        if isinstance(self.engine, PreparedEngine):
+            chains = rollout.num_tasks * rollout.num_chains * (rollout.steps_ahead + 1)
+            await finish_in_thread(self.engine.prepare, min(chains, most_in_flight(self.engine, rollout.max_concurrency)))
         if self.step == 0:
             if self.opening and self.saver.saved_step is None:
                 await self.saver.save(0, self._state())  # a warm start is worth keeping
@@ -211,7 +215,7 @@ class Trainer:
                 metrics |= self.result.after
         finally:
             if self.step == step:
-                metrics |= self.breakdown.end_step(metrics["train/tokens"])
+                metrics |= self.breakdown.end_step(metrics["rollout/tokens"])
                 self._record(step, metrics)
         self.progress.step(step, metrics)
         if self.saver.due(step):
