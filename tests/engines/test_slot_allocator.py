@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentfly.engines.local.slot_allocator import SlotAllocator, shared_prefix_length
@@ -24,6 +24,7 @@ def use(slots: SlotAllocator, tokens: list[int], session: str = ""):
     return lent
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_the_common_beginning_is_found_as_by_a_loop(a, b):
     limit = min(len(a), len(b))
@@ -102,7 +103,7 @@ def test_growing_keeps_what_is_cached():
     assert torch.equal(slots.cache.layers[0][0][slot.index, :, :4], keys.transpose(0, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(2, 60), st.booleans()), max_size=30))
 def test_the_budget_holds_whatever_is_asked(asked):
     slots = make()
