@@ -66,8 +66,6 @@ class Backbone:
         """Prepare for packed batches. Returns the best shape of batches that this model can run."""
         if self._replica is None:
             self._make_replica()
-            if self._replica is not None and self.checkpoints:
-                _enable_checkpoints(self._replica)
         return self._shape
 
     def _make_replica(self) -> None:
@@ -87,6 +85,8 @@ class Backbone:
         self._replica, self._shape = replica, "shared" if shared <= probe.tolerance else "packed"
         alone = "prompts shared" if self._shape == "shared" else f"prompts not shared: {probe.reason(shared)}"
         self._notes = ["packed rows", alone, f"attention: {attention}", _fuse(probe, replica)]
+        if self.checkpoints:
+            _enable_checkpoints(replica)
 
     def checkpoint(self) -> None:
         """Keep no activations inside layers from now on. Raises ConfigError if the model does not support that."""

@@ -165,8 +165,9 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, sca
             times = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     lengths = layout.starts, layout.key_starts, max(2, layout.longest), layout.longest_key
-    out: Any = varlen_attn(query.contiguous(), *_all_keys(layout, key, value), *lengths, **options)
-    return out  # type: ignore[no-any-return]
+    attend: Any = varlen_attn
+    out: Tensor = attend(query.contiguous(), *_all_keys(layout, key, value), *lengths, **options)
+    return out
 
 
 @cache
@@ -196,7 +197,8 @@ def agrees(attend: Attend, device: torch.device, dtype: torch.dtype, heads: int,
 
     def run(function: Attend, window: int | None, kind: torch.dtype) -> list[Tensor]:
         inputs = [tensor.detach().to(kind).requires_grad_() for tensor in given]
-        out = function(*inputs, layout, 0.3, window)
+        query, key, value = inputs
+        out = function(query, key, value, layout, 0.3, window)
         return [out.detach(), *torch.autograd.grad(out, inputs, push.to(kind))]
 
     try:
