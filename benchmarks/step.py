@@ -304,9 +304,19 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """The command, without the options that name places of this machine."""
+    kept = list(argv)
+    for option in ("--trl-python", "--work", "--json"):
+        kept = [
+            word for at, word in enumerate(kept) if option not in (word, word.partition("=")[0], *kept[max(0, at - 1) : at])
+        ]
+    return shlex.join(["python", "benchmarks/step.py", *kept])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = read_options(argv)
-    command = shlex.join(["python", "benchmarks/step.py", *(sys.argv[1:] if argv is None else argv)])
+    command = command_of(sys.argv[1:] if argv is None else argv)
     if options.work is not None:
         options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="step_", ignore_cleanup_errors=True) as scratch:

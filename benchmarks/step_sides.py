@@ -231,6 +231,8 @@ def our_tree(settings: Settings) -> dict[str, Any]:
             "tools": [f"{Path(__file__).resolve()}:{function.__name__}_tool" for function in FUNCTIONS],
             "reward": "exact_match",
             "max_turns": settings["max_turns"],
+            # TRL takes a call that it cannot read for the answer, so the chain ends there too.
+            "on_invalid_call": "end",
             "engine": {"device": settings["device"], "dtype": settings["dtype"]},
         },
         "data": {"train": settings["tasks"], "validation": settings["one_task"], "shuffle": False},

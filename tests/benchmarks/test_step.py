@@ -150,6 +150,25 @@ def test_a_side_that_did_other_work_is_named(changes: dict[str, Any], sentence: 
     assert sentence in found if sentence else not found
 
 
+def test_the_command_that_is_kept_names_no_place_of_this_machine() -> None:
+    import step
+
+    words = [
+        "--work",
+        "/x",
+        "--chains",
+        "16",
+        "--json=/y/z.json",
+        "--steps",
+        "3",
+        "--trl-python",
+        "/p",
+        "--set",
+        "train.lr=1e-5",
+    ]
+    assert step.command_of(words) == "python benchmarks/step.py --chains 16 --steps 3 --set train.lr=1e-5"
+
+
 def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path: Path, monkeypatch) -> None:
     import step
 
