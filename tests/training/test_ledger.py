@@ -81,19 +81,19 @@ def test_log_probs_that_do_not_agree_are_noticed() -> None:
 def test_an_engine_with_old_or_foreign_weights_is_noticed() -> None:
     ledger = Ledger(max_logprob_gap=0.05, max_failed_share=0.5)
     model = object()
-    learner = SimpleNamespace(version=4, model=model)
-    ledger.check_published(SimpleNamespace(version=4, model=model, shares_weights=True), learner)  # type: ignore[arg-type]
+    learner = SimpleNamespace(stats=dict, version=4, model=model)
+    ledger.check_published(SimpleNamespace(stats=dict, version=4, model=model, shares_weights=True), learner)  # type: ignore[arg-type]
     with pytest.raises(InvariantError, match="version 3"):
-        ledger.check_published(SimpleNamespace(version=3, model=model), learner)  # type: ignore[arg-type]
+        ledger.check_published(SimpleNamespace(stats=dict, version=3, model=model), learner)  # type: ignore[arg-type]
     with pytest.raises(InvariantError, match="never reach"):
-        ledger.check_published(SimpleNamespace(version=4, model=object()), learner)  # type: ignore[arg-type]
+        ledger.check_published(SimpleNamespace(stats=dict, version=4, model=object()), learner)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("proof", [None, SimpleNamespace(version=3)])
+@pytest.mark.parametrize("proof", [None, SimpleNamespace(stats=dict, version=3)])
 def test_an_engine_with_a_copy_of_the_weights_needs_a_proof(proof: object) -> None:
     ledger = Ledger(max_logprob_gap=0.05, max_failed_share=0.5)
-    learner = SimpleNamespace(version=4, model=object())
-    engine = SimpleNamespace(version=4, model=learner.model, shares_weights=False, proof=SimpleNamespace(version=4))
+    learner = SimpleNamespace(stats=dict, version=4, model=object())
+    engine = SimpleNamespace(stats=dict, version=4, model=learner.model, shares_weights=False, proof=SimpleNamespace(version=4))
     ledger.check_published(engine, learner)  # type: ignore[arg-type]
     engine.proof = proof
     with pytest.raises(InvariantError, match="no proof says that the engine's copy of the weights is version 4"):
