@@ -164,7 +164,12 @@ def test_rows_at_the_far_end_move_into_free_rows(monkeypatch: pytest.MonkeyPatch
         def options(number: int) -> dict[str, Any]:
             return {**DRAWS[number % len(DRAWS)], "seed": number, "max_tokens": 60 if number in (1, 6, 7) else 5 + number}
 
-        asked = (ask(engine, prompt_of(9 + number, number), f"{number}", **options(number)) for number in range(8))
+        with engine.hold():  # they come all at once, also on a busy machine
+            asked = [
+                asyncio.ensure_future(ask(engine, prompt_of(9 + number, number), f"{number}", **options(number)))
+                for number in range(8)
+            ]
+            await until(lambda: len(engine._inbox) == 8)
         said = await asyncio.gather(*asked)
         return [(completion.token_ids, completion.stop) for completion in said]
 
