@@ -156,6 +156,11 @@ def compare(base: Row, row: Row) -> list[str]:
     for key, words in (("tokens_per_chain", "sampled tokens"), ("prompt_tokens", "prompt tokens")):
         if abs(row[key] - base[key]) > TOLERANCE * max(base[key], 1e-9):
             found.append(f"{row['name']} has {row[key]:.1f} {words} per chain, {base['name']} {base[key]:.1f}")
+    if abs(row["learned_groups"] - base["learned_groups"]) > TOLERANCE * row["learned_groups"]:
+        groups = (
+            f"{row['name']} learned from {row['learned_groups']:.1f} groups a step, {base['name']} {base['learned_groups']:.1f}"
+        )
+        found.append(f"{groups}: groups of equal rewards have no gradient, and only TRL computes them")
     # Both sides play the same tasks from the same weights, so the difference has at most the variance of independent chains.
     mean = (base["start_reward"] + row["start_reward"]) / 2
     noise = 3 * math.sqrt(mean * (1 - mean) * (1 / base["start_chains"] + 1 / row["start_chains"]))
