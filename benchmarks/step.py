@@ -20,7 +20,7 @@ prompt counted once per group on both sides; "strict" counts the head for sample
 
 On one H200:
 
-    python benchmarks/step.py --model smollm2 --chains 128 --max-lag 1 --steps 20 --warmup 5 --trl both \\
+    python benchmarks/step.py --model smollm2 --chains 128 --max-lag 1 --steps 20 --warmup 5 --trl vllm \\
         --set train.max_tokens_per_batch=auto --json benchmarks/results/step_135m.json
     python benchmarks/step.py --model FOLDER/Qwen2.5-Coder-0.5B-Instruct --chains 256 --max-lag 1 --steps 20 --warmup 5 \\
         --trl vllm --trl-batch 64 --set train.max_tokens_per_batch=auto --json benchmarks/results/step_0.5b.json
