@@ -20,7 +20,7 @@ prompt counted once per group on both sides; "strict" counts the head for sample
 
 On one H200:
 
-    python benchmarks/step.py --model smollm2 --chains 128 --max-lag 1 --steps 20 --warmup 5 --trl both \\
+    python benchmarks/step.py --model smollm2 --chains 128 --max-lag 1 --steps 20 --warmup 5 --trl vllm \\
         --set train.max_tokens_per_batch=auto --json benchmarks/results/step_135m.json
     python benchmarks/step.py --model FOLDER/Qwen2.5-Coder-0.5B-Instruct --chains 256 --max-lag 1 --steps 20 --warmup 5 \\
         --trl vllm --trl-batch 64 --set train.max_tokens_per_batch=auto --json benchmarks/results/step_0.5b.json
@@ -156,6 +156,11 @@ def compare(base: Row, row: Row) -> list[str]:
     for key, words in (("tokens_per_chain", "sampled tokens"), ("prompt_tokens", "prompt tokens")):
         if abs(row[key] - base[key]) > TOLERANCE * max(base[key], 1e-9):
             found.append(f"{row['name']} has {row[key]:.1f} {words} per chain, {base['name']} {base[key]:.1f}")
+    if abs(row["learned_groups"] - base["learned_groups"]) > TOLERANCE * row["learned_groups"]:
+        groups = (
+            f"{row['name']} learned from {row['learned_groups']:.1f} groups a step, {base['name']} {base['learned_groups']:.1f}"
+        )
+        found.append(f"{groups}: groups of equal rewards have no gradient, and only TRL computes them")
     # Both sides play the same tasks from the same weights, so the difference has at most the variance of independent chains.
     mean = (base["start_reward"] + row["start_reward"]) / 2
     noise = 3 * math.sqrt(mean * (1 - mean) * (1 / base["start_chains"] + 1 / row["start_chains"]))

@@ -116,6 +116,8 @@ def prepare(settings: Settings) -> Record:
     from agentfly.engines.local import load_model
 
     device, dtype = settings["device"], settings["dtype"]
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
     model, tokenizer = load_model(settings["source"], device=device, dtype=dtype)
     size = model_size(model)
     if not shows_tools(tokenizer):
@@ -140,7 +142,7 @@ def card(device: str) -> str:
 
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
-    return f"CPU {platform.machine()}, {torch.get_num_threads()} threads"
+    return f"CPU {platform.machine()}, {torch.get_num_threads()} thread(s)"
 
 
 def model_size(model: Any) -> dict[str, int]:
