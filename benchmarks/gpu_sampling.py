@@ -274,11 +274,11 @@ def gap_row(model: Any, shape: Shape, *, caches: Sequence[str], chains: int, pro
             engine.shut()
             del engine
         scorer, rows = Scorer(model), Rows(samples)
-        packed = scorer.prepare(OptimSettings())
+        shape_of_batches = scorer.prepare(OptimSettings())
         drawn = torch.cat([torch.tensor(sample.logprobs[sample.mask], dtype=torch.float32) for sample in samples])
         gaps = []
         with torch.no_grad():
-            for batch in rows.batches(range(len(rows)), STEP_TOKENS, device, packed=packed):
+            for batch in rows.batches(range(len(rows)), STEP_TOKENS, device, shape_of_batches):
                 gaps.append((scorer(batch).logprobs.cpu() - drawn[batch.tokens.cpu()]).abs())
         sync(device)
         whole = torch.cat(gaps)

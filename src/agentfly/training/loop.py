@@ -92,7 +92,8 @@ class Trainer:
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
-        self.engine.at_update = config.rollout.at_update
+        if self.overlaps:
+            self.engine.at_update = config.rollout.at_update
         plan = make_plan(agent, sampling=config.sampling)
         self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
         learner = PolicyLearner(
@@ -352,6 +353,7 @@ class Trainer:
             stream.start_at(self.step + 1)
         else:
             stream.restore(self._drawn, self.cursor.task_at)
+        stream.drawn += self.ledger.groups.total()  # of the run before it was resumed
         return stream
 
     async def _collect(self, step: int) -> list[list[Trajectory]]:
@@ -409,6 +411,7 @@ class Trainer:
             self.learner.load_state_dict(state["learner"])
             same_order = self.cursor.restore(state["cursor"])
             self._drawn = state.get("stream") if same_order else None
+            self.ledger.groups.update(state.get("tasks", {}))
             self.step = int(state["step"])
             self.opening, before = dict(state.get("opening", {})), dict(state["before"])
             restore_random_state(state["random"])
@@ -448,6 +451,7 @@ class Trainer:
             "learner": self.learner.state_dict(),
             "cursor": self.cursor.state(),
             "stream": None if self.stream is None else self.stream.state(),
+            "tasks": dict(self.ledger.groups),
             "before": self.result.before,
             "opening": self.opening,
             "validation": fingerprint(self.validation_tasks),
