@@ -233,10 +233,11 @@ def _dry_run(config: Config) -> int:
 
 def _profile(console: Any, directory: Path, sampler: StackSampler | None) -> None:
     """Print where the time of the run went: one line, or with a sampler (--profile) the table, which is also written."""
-    from .watch.jsonl import read_metrics
+    from .runs import RunDirectory, RunStore
     from .watch.profile import profile_of, show_profile
 
-    profile = profile_of(read_metrics(directory / "metrics.jsonl"))
+    with RunStore(RunDirectory.existing(directory).database, readonly=True) as store:
+        profile = profile_of(store.metrics_by_step())
     if profile is None:
         return
     if sampler is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentfly.watch.jsonl import JsonlTracker, read_metrics
+from agentfly.runs import RunStore
 from agentfly.watch.metrics import METRICS
 from agentfly.watch.profile import BESIDE, PARTS, profile_of, show_profile
 from agentfly.watch.stack_sampler import LOOP, WAITING, StackSampler
@@ -99,19 +99,15 @@ def test_every_part_is_a_metric() -> None:
 
 
 def test_metrics_are_read_back_by_step(tmp_path: Path) -> None:
-    tracker = JsonlTracker(tmp_path)
-    tracker.log({"a": 1.0}, 1)
-    tracker.log({"a": 2.0, "b": math.nan}, 2)
-    tracker.log({"c": 3.0}, 2)
-    tracker.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "a"')
-    found = read_metrics(tmp_path / "metrics.jsonl")
+    with RunStore(tmp_path / "run.db") as store:
+        store.add_metrics(1, {"a": 1.0})
+        store.add_metrics(2, {"a": 2.0, "b": math.nan})
+        store.add_metrics(2, {"c": 3.0})
+        found = store.metrics_by_step()
     assert list(found) == [1, 2]
     assert found[2]["a"] == 2.0
     assert math.isnan(found[2]["b"])
     assert found[2]["c"] == 3.0
-    assert read_metrics(tmp_path / "absent.jsonl") == {}
 
 
 def test_the_sampler_finds_the_function_that_takes_the_time(tmp_path: Path) -> None:

@@ -150,6 +150,13 @@ class RunStore:
         # SQLite stores NaN as NULL.
         return [MetricRow(step, name, math.nan if value is None else value) for step, name, value in found]
 
+    def metrics_by_step(self) -> dict[int, dict[str, float]]:
+        """All metrics of each step, in the order of the steps."""
+        found: dict[int, dict[str, float]] = {}
+        for row in self.metrics():
+            found.setdefault(row.step, {})[row.name] = row.value
+        return found
+
     def rows(self, **query: Unpack[TrajectoryQuery]) -> list[TrajectoryRow]:
         """Summaries of trajectories, newest step first, within a step in the order they were added."""
         return [_read_row(row) for row in self._select(", ".join(_COLUMNS), query)]

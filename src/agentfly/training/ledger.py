@@ -22,7 +22,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import InvariantError
+from ..errors import InvariantError, RolloutError
 from ..types import Completion, Learner, Outcome, Request, Sampling, TrainableEngine, Trajectory
 
 REMEMBERED = 100_000
@@ -50,9 +50,12 @@ class Probe:
             self._asked = asyncio.create_task(engine.generate(request))
 
     async def reply(self) -> Completion | None:
-        """Wait for the reply that was requested, if any."""
+        """Wait for the reply that was requested. Returns None if there is none, or if the engine failed."""
         asked, self._asked = self._asked, None
-        return None if asked is None else await asked
+        try:
+            return None if asked is None else await asked
+        except RolloutError:  # a failed engine ends the chains that it serves; a failed probe proves nothing
+            return None
 
     async def close(self) -> None:
         """Cancel a request that is under way."""

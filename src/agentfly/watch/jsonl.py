@@ -45,18 +45,6 @@ class JsonlTracker:
         self._file.close()
 
 
-def read_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """The metrics of each step in a file of this tracker. An incomplete last line is left out; without a file, nothing."""
-    found: dict[int, dict[str, float]] = {}
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                row = json.loads(line)
-                metrics = {name: math.nan if value is None else float(value) for name, value in row.items()}
-                found.setdefault(int(row["step"]), {}).update(metrics)
-    return found
-
-
 def _remove_incomplete_line(path: Path) -> None:
     if not path.exists():
         return

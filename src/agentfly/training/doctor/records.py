@@ -107,9 +107,7 @@ def open_run(directory: RunDirectory, store: RunStore) -> Run:
     except ConfigError:
         config = None
     checkpoints = list_checkpoints(directory.checkpoints)
-    metrics: dict[int, dict[str, float]] = {}
-    for row in store.metrics():
-        metrics.setdefault(row.step, {})[row.name] = row.value
+    metrics = store.metrics_by_step()
     rollouts = any("rollout/chains" in values for values in metrics.values())
     steps = [step for step in sorted(metrics) if step > 0 and any(name.startswith("train/") for name in metrics[step])]
     return Run(directory, config, checkpoints, metrics, steps if rollouts or store.count(split="train") else [])
