@@ -84,7 +84,7 @@ class StoreWriter:
         self._closed = False
         self._changed = threading.Condition()  # guards all of the above
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._thread = WorkerThread("store")
+        self._thread: WorkerThread | None = None  # from the first call on: a run that fails before it leaves no thread
 
     # ---- the caller's side -----------------------------------------------------------------------------------------------
 
@@ -139,8 +139,10 @@ class StoreWriter:
             if self._closed:
                 return
             self._closed = True
-            self._thread.stop()
-        if not self._thread.ended.wait(self.timeout_s):
+            thread = self._thread
+            if thread is not None:
+                thread.stop()
+        if thread is not None and not thread.ended.wait(self.timeout_s):
             raise self._late()
         self._check()
 
@@ -162,9 +164,10 @@ class StoreWriter:
             self._queued += 1
             self.pending += len(job.trajectories)
             self._bytes += job.num_bytes
-            self._thread.submit(
-                self._write_next, self._fail
-            )  # with the lock: after `close` has stopped it, the thread runs nothing
+            if self._thread is None:
+                self._thread = WorkerThread("store")
+            # With the lock: after `close` has stopped the thread, it runs nothing.
+            self._thread.submit(self._write_next, self._fail)
 
     def _has_room(self) -> bool:
         return self.pending <= self.max_pending and self._bytes <= self.max_bytes
