@@ -9,7 +9,7 @@ A second table has chains of 200 turns in which the template rewrites history at
 Their cost per turn is divided by that of a growing chain (chatml) with the same texts; the bar is three. The last column is
 the cost of the last 50 turns divided by that of the turns 11 to 60.
 
-Every chain of these two tables has observations of its own, so that none comes from the cache. A third table has short turns
+The chains of these two tables have different observations, so that none comes from the cache. A third table has short turns
 with tools: 64 groups of chains with 3 native calls and results of a few characters. Its columns are microseconds
 per `start`, per `extend` with a result that no other chain has, and per `extend` with the result of a sibling.
 

@@ -5,7 +5,7 @@ the device's matrix speed that the learner reaches; a table of where the time we
 The task needs two tool calls and an answer ("What is 12 times 7, plus 5?"), with native calls in Hermes' format, 8 chains per
 task. A model whose chat template shows no tools gets one that does, and a short warm start on demonstrations.
 
-Each side runs in a process of its own. A step lasts from the end of the step before to its own end, everything included; the
+Each side runs in a separate process. A step lasts from the end of the previous step to its end, everything included; the
 first --warmup steps are left out, and medians are shown. "CPU s" is the processor time of the process, all threads together.
 On a CPU that other programs use too, compare this figure, with --threads 1: threads that wait for each other spin.
 

@@ -1,8 +1,8 @@
-"""The parts of `step.py` that run in processes of their own: prepare the weights, train with AgentFly, train with TRL.
+"""The parts of `step.py` that run in separate processes: prepare the weights, train with AgentFly, train with TRL.
 
 In: a JSON file of settings, the same for both sides. Out: a JSON file, with one record for each step: seconds, chains, tokens,
 reward, and seconds per phase. Both sides play the same tasks in the same order, with the same tools, chat template and limits.
-The TRL side imports nothing of agentfly, so it can run in an environment of its own.
+The TRL side imports nothing of agentfly, so it can run in a separate environment.
 
     python benchmarks/step_sides.py {prepare,ours,trl} SETTINGS.json RESULT.json
 """

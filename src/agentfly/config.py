@@ -143,6 +143,8 @@ class RolloutSettings:
             raise ConfigError(
                 f"rollout.depth ({self.depth}) must not be more than rollout.max_lag ({self.max_lag}): tokens would be too old"
             )
+        if self.max_lag and self.depth == 0:
+            raise ConfigError("rollout.max_lag has no effect with rollout.depth = 0: remove one of them")
         if not self.max_lag and (self.at_limit != "wait" or self.at_update != "recompute"):
             key = "at_limit" if self.at_limit != "wait" else "at_update"
             raise ConfigError(f"rollout.{key} has no effect without rollout.max_lag: set that, or remove it")

@@ -156,7 +156,10 @@ def test_a_run_that_stopped_with_chains_in_flight_loses_no_task_and_repeats_none
     assert not [check.problems for check in diagnose(again.directory).checks if not check.ok]
 
 
-@pytest.mark.parametrize("options", [{"depth": 1}, {"max_lag": 1, "depth": 2}, {"at_limit": "mask"}, {"at_update": "keep"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"depth": 1}, {"max_lag": 1, "depth": 2}, {"max_lag": 1, "depth": 0}, {"at_limit": "mask"}, {"at_update": "keep"}],
+)
 def test_settings_that_contradict_each_other_are_refused(model: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="rollout"):
         train(model, tmp_path, steps=1, **options)

@@ -38,7 +38,7 @@ _MAX_DIM = 256  # largest head size of torch's kernel
 
 
 class PackedLayout:
-    """The places of rows in a packed line. Every row has at least one token of its own."""
+    """The places of rows in a packed line. Every row has at least one token that it shares with no other row."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device, keys: Sequence[NDArray[np.int64]] | None = None) -> None:
         """`lengths` count the tokens of each row in the line; `keys` are the places of all its tokens if rows share some."""

@@ -64,7 +64,7 @@ def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tup
 
 
 def _names_own_splits(data: Any) -> bool:
-    """Whether a data set has a validation split of its own: a task set, or a mapping of splits with one."""
+    """Whether a data set has a separate validation split: a task set, or a mapping of splits with one."""
     if isinstance(data, str | Path):
         return not is_file_name(str(data))
     return has_splits(data) and "validation" in data

@@ -33,6 +33,8 @@ PROBE_EVERY = 5
 """Steps from one probe to the next: a probe takes the learner a forward pass of a few tokens."""
 PROBE_PROMPT, PROBE_REPLY = 32, 8
 """Tokens of a probe."""
+PROBE_S = 60.0
+"""Seconds that a step waits for the reply of a probe."""
 
 
 class Probe:
@@ -53,8 +55,9 @@ class Probe:
         """Wait for the reply that was requested. Returns None if there is none, or if the engine failed."""
         asked, self._asked = self._asked, None
         try:
-            return None if asked is None else await asked
-        except RolloutError:  # a failed engine ends the chains that it serves; a failed probe proves nothing
+            async with asyncio.timeout(PROBE_S):
+                return None if asked is None else await asked
+        except (RolloutError, TimeoutError):  # a failed engine ends the chains that it serves; a failed probe proves nothing
             return None
 
     async def close(self) -> None:
