@@ -165,7 +165,7 @@ for _ in range(5):
         fd = os.open(path, os.O_RDWR) if path else -1
         memory = mmap.mmap(fd, 60 << 20)
         memory.write(b"x" * (60 << 20)); memory.madvise(mmap.MADV_DONTNEED); kept.append(memory)
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")""", process=False),
 ]  # fmt: skip
 
@@ -174,7 +174,7 @@ CLEAN_UP = [
     Attack("files in folders beyond PATH_MAX", """
 for _ in range(40): os.mkdir("a" * 200); os.chdir("a" * 200)
 for n in range(20): os.close(fill(f"f{n}", 2))
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("folders without rights", """
 for mode in (0, 0o100, 0o200, 0o300, 0o400, 0o500):
@@ -187,30 +187,30 @@ except OSError: pass"""),
     Attack("files behind a folder that cannot be read", """
 os.mkdir("h", 0o300); os.chdir("h")
 for n in range(20): os.close(fill(f"f{n}", 2))
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("deleted files that stay open", """
 kept = []
 for n in range(20):
     kept.append(fill(f"f{n}", 2)); os.unlink(f"f{n}")
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("deleted files that stay mapped", """
 libc = ctypes.CDLL(None); libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 for n in range(20):
     fd = fill(f"f{n}", 2); libc.mmap(None, 4096, 1, 2, fd, 0); os.unlink(f"f{n}"); os.close(fd)
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("deleted files inside a socket", """
 ours, theirs = socket.socketpair()
 for n in range(20):
     fd = fill(f"f{n}", 2); socket.send_fds(ours, [b"x"], [fd]); os.unlink(f"f{n}"); os.close(fd)
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("space without writing", """
 for n in range(20):
     fd = os.open(f"f{n}", os.O_CREAT | os.O_RDWR); os.posix_fallocate(fd, 0, 8 << 20); os.close(fd)
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("files that move while they are counted", """
 for n in range(20): os.makedirs(f"p/{n}"); os.makedirs(f"q/{n}")
@@ -221,7 +221,7 @@ def shuffle():
             except OSError: pass
 threading.Thread(target=shuffle, daemon=True).start()
 for n in range(20): os.close(fill(f"p/{n}/f", 2))
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
     Attack("hard links", """
 open("f", "w").close()
@@ -247,7 +247,7 @@ except OSError:
     pass"""),
     Attack("more files than are allowed", """
 for n in range(3000): os.symlink("x", f"i{n}")
-time.sleep(2)
+time.sleep(UNCAUGHT_S)
 print("PWNED")"""),
 ]  # fmt: skip
 

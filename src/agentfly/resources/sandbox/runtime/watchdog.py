@@ -31,8 +31,9 @@ from .isolation import IsolationPlan
 from .usage import SOCKET_BYTES, Files, Hidden, Proc, cpu_ns
 
 SWEEP_S = 0.03
-REST, LONG_REST = 4, 40
-"""A sweep that took t seconds is followed by at least `REST` * t seconds without one, `LONG_REST` * t if all sessions idled."""
+REST, LONG_REST, MAX_REST_S = 4, 40, 1.0
+"""A sweep that took t seconds of CPU time is followed by `REST` * t seconds without one, `LONG_REST` * t if all sessions idled,
+but by no more than `MAX_REST_S`: a session that exceeds a limit is stopped within that time."""
 USED_NS = 200_000
 """A session is checked when its processes have used this much CPU time since its last check, or are others than then."""
 REMOVE_S = 0.02
@@ -133,9 +134,10 @@ class WatchdogProcess:
             self.deliver()
             now = time.monotonic()
             if self.proc is not None and now >= sweep_at:
+                spent = time.thread_time()
                 rest = REST if self.sweep() else LONG_REST
-                spent = time.monotonic() - now
-                sweep_at = now + spent + max(SWEEP_S, rest * spent)
+                spent = time.thread_time() - spent
+                sweep_at = time.monotonic() + min(max(SWEEP_S, rest * spent), MAX_REST_S)
             self.remove()
 
     # ---- messages ----
