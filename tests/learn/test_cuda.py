@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
 
-from tests.learn.chains import tiny_llama
+from agentfly.learn.backbone import Backbone
+from agentfly.learn.batching import MicroBatch, Rows
+from agentfly.learn.packed import run_packed
+from agentfly.learn.samples import to_samples
+from tests.learn.chains import chain_of_ids, tiny_llama
 from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,3 +38,36 @@ def test_bfloat16_on_cuda_trains_through_float32_masters():
     learner = learner_of(model, lr=1e-4, epochs=2, num_minibatches=2)
     assert learner.update(groups)["train/optimizer_steps"] > 1
     assert learner.state_dict()["optimizer"]["masters"][0].dtype == torch.float32
+
+
+def test_cuda_graphs_give_the_hidden_states_and_gradients_of_plain_runs():
+    model = tiny_llama(VOCABULARY, width=64).cuda().to(torch.bfloat16)
+    backbone = Backbone(model.model)
+    assert backbone.pack() == "shared"
+    assert backbone._graphs is not None
+    parameters = list(model.model.parameters())
+    rng = random.Random(0)
+
+    def batch() -> MicroBatch:
+        samples = []
+        for group in range(12):
+            prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randint(60, 90))]
+            for number in range(4):
+                reply = [rng.randrange(VOCABULARY) for _ in range(rng.randint(5, 40))]
+                samples += to_samples(chain_of_ids(prompt, reply, 1.0, group=f"{group}", number=number))
+        rows = Rows(samples)
+        return rows.packed(range(len(rows)), torch.device("cuda"), share=True)
+
+    for number in range(6):
+        line = batch()
+        assert line.layout is not None
+        push = torch.randn(len(line.where), 64, device="cuda", dtype=torch.bfloat16)
+        found = []
+        for hidden in (backbone(line), run_packed(backbone._replica, line.input_ids, line.layout)[0][line.where]):
+            found.append((hidden.detach().clone(), torch.autograd.grad(hidden, parameters, push)))
+        assert bool(backbone._graphs._made) == (number >= 1)
+        (got, got_gradients), (want, want_gradients) = found
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        for a, b in zip(got_gradients, want_gradients, strict=True):
+            assert (a.float() - b.float()).norm() <= 2e-2 * b.float().norm()
+    assert len(backbone._graphs._made) == 1

@@ -31,6 +31,7 @@ from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
 from .batching import MicroBatch, Shape
+from .graphs import MAX_TOKENS, Graphs
 from .packed import PackedLayout, packed_replica, run_packed
 
 # Sharing saves (rows - 1) x prefix tokens and costs a second, short run: not worth it below this fraction of the batch.
@@ -49,6 +50,7 @@ class Backbone:
         self.shares = _can_share(module) if shares is None else shares
         self.checkpoints = False
         self._replica: nn.Module | None = None
+        self._graphs: Graphs | None = None
         self._shape: Shape = "padded"
         self._notes = ["padded rows", "common prefix computed once" if self.shares else "every row computed alone"]
 
@@ -87,17 +89,23 @@ class Backbone:
         self._notes = ["packed rows", alone, f"attention: {attention}", _fuse(probe, replica)]
         if self.checkpoints:
             _enable_checkpoints(replica)
+        elif attention == "torch flash":
+            self._graphs = Graphs(replica)
+            if self._graphs.usable:
+                self._notes.append(f"CUDA graphs for lines of up to {MAX_TOKENS:,} tokens")
 
     def checkpoint(self) -> None:
         """Keep no activations inside layers from now on. Raises ConfigError if the model does not support that."""
         for module in filter(None, (self.module, self._replica)):
             _enable_checkpoints(module)
-        self.checkpoints = True
+        self.checkpoints, self._graphs = True, None
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states [sampled tokens, width]."""
         if batch.layout is not None:
             assert self._replica is not None  # the caller packs only what `pack` allowed
+            if self._graphs is not None and (hidden := self._graphs.run(batch.input_ids, batch.layout)) is not None:
+                return hidden[0][batch.where]
             with self._recomputed(self._replica):
                 return run_packed(self._replica, batch.input_ids, batch.layout)[0][batch.where]
         if self.checkpoints and torch.is_grad_enabled():

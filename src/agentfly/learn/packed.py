@@ -44,8 +44,8 @@ class PackedLayout:
         """`lengths` count the tokens of each row in the line; `keys` are the places of all its tokens if rows share some."""
         self.lengths = tuple(lengths)
         firsts = np.cumsum([0, *lengths])
-        self._keys = [np.arange(a, b) for a, b in pairwise(firsts)] if keys is None else keys
-        self.key_lengths = tuple(len(places) for places in self._keys)
+        self.keys = [np.arange(a, b) for a, b in pairwise(firsts)] if keys is None else list(keys)
+        self.key_lengths = tuple(len(places) for places in self.keys)
         self.longest, self.longest_key = max(self.lengths), max(self.key_lengths)
         self.starts, self.key_starts = _starts(self.lengths, device), _starts(self.key_lengths, device)
         positions = [np.arange(whole - own, whole) for own, whole in zip(self.lengths, self.key_lengths, strict=True)]
@@ -60,7 +60,7 @@ class PackedLayout:
         if window is not None and window >= self.longest_key:
             window = None
         if window not in self._buckets:
-            self._buckets[window] = Buckets(self.lengths, self._keys, window, self.positions.device)
+            self._buckets[window] = Buckets(self.lengths, self.keys, window, self.positions.device)
         return self._buckets[window]
 
 

@@ -1,0 +1,81 @@
+"""Lines that are padded to the sizes of a CUDA graph keep their hidden states and gradients. The graphs run in test_cuda.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentfly.learn.graphs import WASTE, Sizes, SurplusTake, pad_rows
+from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
+from tests.engines.tiny import make_model
+
+CPU = torch.device("cpu")
+
+
+def line_of(rows: list[tuple[int, int]]) -> PackedLayout:
+    """Rows of (tokens shared with the row before, own tokens)."""
+    keys: list[np.ndarray] = []
+    size = 0
+    for shared, own in rows:
+        before = keys[-1][:shared] if keys else np.zeros(0, np.int64)
+        keys.append(np.concatenate([before, np.arange(size, size + own)]))
+        size += own
+    return PackedLayout([own for _, own in rows], CPU, keys)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=40))
+def test_new_sizes_hold_the_line_they_are_made_for(rows: list[tuple[int, int]]) -> None:
+    layout = line_of(rows)
+    line = Sizes.of(layout)
+    sizes = line.with_room()
+    assert sizes.hold(line) or line.tokens < 1024  # padding to 256 tokens is too much for a very short line
+    if sizes.hold(line):
+        lengths, keys = pad_rows(layout, sizes)
+        assert sum(lengths) == sizes.tokens
+        assert len(lengths) == len(keys) == sizes.rows
+        assert max(lengths) <= sizes.longest
+        assert sum(map(len, keys)) <= sizes.keys
+        assert all(places[-1] == end - 1 for places, end in zip(keys, np.cumsum(lengths), strict=True) if len(places))
+
+
+def test_a_line_that_would_waste_too_much_is_not_held() -> None:
+    line = Sizes(4000, 5000, 20, 400, 500)
+    sizes = line.with_room()
+    assert sizes.hold(line)
+    assert not sizes.hold(line._replace(tokens=int(sizes.tokens / WASTE) - 1))
+    assert not sizes.hold(line._replace(tokens=sizes.tokens + 1))
+    assert not sizes.hold(line._replace(longest=sizes.longest + 1))
+    assert not sizes.hold(line._replace(keys=sizes.keys))
+
+
+def test_padding_changes_neither_hidden_states_nor_gradients() -> None:
+    model = make_model("llama")
+    replica = packed_replica(model.model)
+    layout = line_of([(0, 9), (4, 3), (4, 5)])
+    ids = torch.randint(0, 250, (1, 17))
+    sizes = Sizes(24, 40, 8, 10, 12)
+    lengths, keys = pad_rows(layout, sizes)
+    count = sum(own > 0 for own in lengths)
+    longer = PackedLayout(lengths[:count], CPU, keys[:count])
+    found = []
+    for line, tokens in ((layout, ids), (longer, torch.cat([ids, torch.zeros(1, 7, dtype=torch.int64)], 1))):
+        out = run_packed(replica, tokens, line)[:, :17]
+        found.append((out.detach(), torch.autograd.grad(out.square().sum(), list(replica.parameters()))))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-5)
+    for a, b in zip(found[0][1], found[1][1], strict=True):
+        assert torch.allclose(a, b, atol=1e-4 * float(a.abs().max()) + 1e-6)
+
+
+def test_surplus_copies_get_no_gradient_even_if_it_is_not_a_number() -> None:
+    take = SurplusTake(6, 3, CPU)
+    take.load(np.array([2, 0, 2]))
+    x = torch.arange(6.0).view(3, 2).requires_grad_()
+    out = take(x)
+    assert out[:3].tolist() == [[4.0, 5.0], [0.0, 1.0], [4.0, 5.0]]
+    grad = torch.ones(6, 2)
+    grad[3:] = torch.nan
+    out.backward(grad)
+    assert x.grad is not None
+    assert x.grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
