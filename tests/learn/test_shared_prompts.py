@@ -154,7 +154,7 @@ def test_rows_in_few_calls_attend_as_rows_alone(window: int | None) -> None:
     got = layout.buckets(window).attend(*tensors, 0.4)
     assert 1 < len(layout.buckets(window).calls) < len(layout.lengths)
     outs, start = [], 0
-    for own, places in zip(layout.lengths, layout._keys, strict=True):
+    for own, places in zip(layout.lengths, layout.keys, strict=True):
         q, (k, v) = tensors[0][start : start + own], (tensor[places].repeat_interleave(2, 1) for tensor in tensors[1:])
         distance = torch.arange(len(places) - own, len(places))[:, None] - torch.arange(len(places))
         seen = (distance >= 0) & (distance < (window or 10_000))
@@ -185,7 +185,7 @@ def test_rows_of_a_thousand_tokens_are_not_mixed_with_short_ones() -> None:
 
 def test_a_kernel_that_aligns_its_mask_with_the_first_key_is_not_taken() -> None:
     def top_left(query: Any, key: Any, value: Any, layout: PackedLayout, scale: Any, window: Any) -> Any:
-        rows = zip(query.split(layout.lengths), layout._keys, strict=True)
+        rows = zip(query.split(layout.lengths), layout.keys, strict=True)
         outs = []
         for q, places in rows:
             parts = [q.transpose(0, 1), *(t[places].transpose(0, 1) for t in (key, value))]
