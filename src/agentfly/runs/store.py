@@ -269,6 +269,10 @@ class RunStore:
 
     # ---- reading ---------------------------------------------------------------------------------------------------------
 
+    def meta(self) -> dict[str, Any]:
+        """What the run says about itself. Empty for a run of format 1."""
+        return {key: json.loads(value) for key, value in self._fetch("SELECT key, value FROM meta", ())}
+
     def metrics(self, name: str | None = None) -> list[MetricRow]:
         """All values, or those of one metric, in the order of the steps."""
         where, values = _where(name=name)
