@@ -12,6 +12,7 @@ its turns.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -50,6 +51,8 @@ class ChatSession:
         self._lease: Lease | None = None
         self._forked: Turn | None = None  # the stored turn whose reply is sampled anew
         self._closed = False
+        self._started = time.perf_counter()
+        self.trajectory.started = time.time()
 
     @classmethod
     async def open(
@@ -172,7 +175,9 @@ class ChatSession:
             if len(first_ids) + len(read or ()) >= limits.max_context:
                 raise ConfigError(f"the conversation fills the context of {limits.max_context} tokens: start another one")
             async with asyncio.timeout(limits.chain_timeout_s) as limit:
-                outcome = await play(replace(plan, limits=limits), trajectory, self._context, first_ids, None, limit, read)
+                outcome = await play(
+                    replace(plan, limits=limits), trajectory, self._context, first_ids, None, limit, self._started, read
+                )
         except BaseException as error:
             if len(trajectory.turns) == num_turns:  # as if it had not been said
                 trajectory.messages[:], self._forked = before, forked
