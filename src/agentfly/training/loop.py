@@ -16,6 +16,7 @@ its record, or not at all. A checkpoint is written after the record of its step,
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from typing import Any
 
 from ..agents.base import BaseAgent
 from ..config import Config
+from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
 from ..rollout import (
@@ -58,8 +60,8 @@ LOOK_S = 0.5
 """Seconds between two updates of the displayed environments."""
 
 
-@dataclass(slots=True)
-class TrainResult:
+@dataclass(slots=True, repr=False)
+class TrainResult(Displayed):
     """The run's folder and results. `before` and `after` are validations; `history` has one row per step."""
 
     directory: Path
@@ -69,6 +71,27 @@ class TrainResult:
     history: list[dict[str, float]] = field(default_factory=list, repr=False)
     sample: Trajectory | None = None
     checkpoint: Path | None = None
+
+    def to_pandas(self) -> Any:
+        """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
+        first = self.steps - len(self.history) + 1
+        return data_frame({"step": first + number, **row} for number, row in enumerate(self.history))
+
+    def __repr__(self) -> str:
+        ends = [row["validation/success"] for row in (self.before, self.after) if "validation/success" in row]
+        held = f", held-out success {' -> '.join(f'{value:.3g}' for value in ends)}" if ends else ""
+        return f"<TrainResult {self.directory}: {self.steps} steps{held}>"
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys([*self.before, *self.after]))
+        held = [(name, self.before.get(name), self.after.get(name)) for name in names]
+        return run_html(
+            repr(self).strip("<>"),
+            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint},
+            {"reward/mean": [row.get("reward/mean", math.nan) for row in self.history]},
+            {"held-out tasks": (("metric", "before", "after"), held)},
+            self.sample,
+        )
 
 
 class Trainer:
