@@ -22,7 +22,10 @@ VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {
 VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the eight-bit control codes
 _DIRECTIONS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)}
 _FONT = "font:13px/1.45 system-ui,sans-serif;max-width:60em"
-_TEXT = "color:inherit;background:none;margin:.2em 0;padding:.3em .6em;white-space:pre-wrap;overflow-wrap:anywhere;font:12px/1.45 ui-monospace,monospace"
+_TEXT = (
+    "color:inherit;background:none;margin:.2em 0;padding:.3em .6em;white-space:pre-wrap;overflow-wrap:anywhere;"
+    "font:12px/1.45 ui-monospace,monospace"
+)
 _CHIP = "display:inline-block;padding:0 .5em;margin:0 .4em .2em 0;border-radius:.6em;background:rgba(128,128,128,.18)"
 _CELL = "padding:.1em .8em .1em 0;text-align:left;border:0"
 MASKS = {
@@ -241,7 +244,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         + "</tr>"
         for row in rows[:MAX_ROWS]
     )
-    return f"<table style='border-collapse:collapse;font:inherit;color:inherit'><tr style='background:none'>{head}</tr>{body}</table>"
+    style = "border-collapse:collapse;font:inherit;color:inherit"
+    return f"<table style='{style}'><tr style='background:none'>{head}</tr>{body}</table>"
 
 
 def _cell(value: Any) -> str:
