@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from .catalog import RunSummary, find_runs
 from .codec import decode, encode
 from .directory import RunDirectory
+from .filters import ChainFilter
 from .opaque import Opaque
+from .query import ChainRow, RunReader
 from .store import MetricRow, RunStore, TrajectoryRow, import_jsonl
 from .writer import StoreWriter
 
 __all__ = [
-    "MetricRow", "Opaque", "RunDirectory", "RunStore", "StoreWriter", "TrajectoryRow", "decode", "encode", "import_jsonl",
+    "ChainFilter", "ChainRow", "MetricRow", "Opaque", "RunDirectory", "RunReader", "RunStore", "RunSummary", "StoreWriter",
+    "TrajectoryRow", "decode", "encode", "find_runs", "import_jsonl",
 ]  # fmt: skip
