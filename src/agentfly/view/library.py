@@ -7,7 +7,9 @@ are requests at once (at most THREADS), so a slow search of one page does not ho
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ConfigError
+from ..runs.catalog import RunSummary, run_folders, summarize
 from ..runs.query import RunReader
 
 THREADS = 6
 MAX_IDLE = 24
 """Readers that are kept open for the next request."""
+KNOWN_S = 2.0
+"""Seconds for which the list of folders is used again."""
 
+Stamp = tuple[int, int, int, int]
 T = TypeVar("T")
 
 
@@ -38,26 +44,36 @@ class Library:
         self._root = self.folder.resolve()
         self._idle: OrderedDict[RunReader, tuple[str, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._known: tuple[float, dict[str, Path]] = (-math.inf, {})
+        self._summaries: dict[str, tuple[Stamp, RunSummary]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agentfly-view")
         self._closed = False
 
     def scan(self) -> dict[str, Path]:
-        """The folder of each run, by name. A run that is reached through a symbolic link is left out."""
-        if is_run(self._root):
-            return {self._root.name: self._root}
-        try:
-            return {path.name: path for path in sorted(self._root.iterdir()) if is_run(path)}
-        except OSError:
-            return {}
+        """The folder of each run, by name: its path below the runs folder. Symbolic links are not followed."""
+        found = run_folders(self._root)
+        self._known = time.monotonic(), found
+        return found
 
     def find(self, name: str) -> Path:
         """The folder of a run. Raises NotFound."""
-        if not name or name in (".", "..") or any(sign in name for sign in "/\\\0"):
-            raise NotFound("there is no such run")
-        folder = self._root if is_run(self._root) else self._root / name
-        if folder.name != name or not is_run(folder):
-            raise NotFound(f"there is no run {name!r} in {self.folder}")
-        return folder
+        at, known = self._known
+        if name not in known or time.monotonic() - at > KNOWN_S:
+            known = self.scan()
+        if name not in known:
+            raise NotFound(f"there is no run {name[:200]!r} in {self.folder}")
+        return known[name]
+
+    def summaries(self) -> list[RunSummary]:
+        """All runs, the one that wrote last first. A run that has ended is read again only if its files have changed."""
+        found = []
+        for name, folder in self.scan().items():
+            stamp = file_stamp(folder)
+            kept = self._summaries.get(name)
+            if kept is None or kept[0] != stamp or kept[1].state not in ("finished", "stopped"):
+                kept = self._summaries[name] = stamp, summarize(folder, name)
+            found.append(kept[1])
+        return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
 
     async def ask(self, name: str, question: Callable[[RunReader], T]) -> T:
         """What `question` returns, run in a thread. Raises NotFound, or what `question` raises."""
@@ -99,10 +115,13 @@ class Library:
                 each.close()
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder holds the store of a run, and neither is a symbolic link."""
-    database = folder / "run.db"
-    try:
-        return not folder.is_symlink() and database.is_file() and not database.is_symlink()
-    except OSError:
-        return False
+def file_stamp(folder: Path) -> Stamp:
+    """Size and time of a run's database and of its log, which SQLite appends to with every commit. Zeros if absent."""
+    found: list[int] = []
+    for name in ("run.db", "run.db-wal"):
+        try:
+            status = (folder / name).stat()
+            found += [status.st_size, status.st_mtime_ns]
+        except OSError:
+            found += [0, 0]
+    return found[0], found[1], found[2], found[3]

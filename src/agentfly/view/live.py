@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from .library import Library
+from .library import Library, Stamp, file_stamp
 
 LOOK_S = 0.5
 SCAN_S = 2.0
@@ -21,7 +21,6 @@ SCAN_S = 2.0
 BEAT_S = 15.0
 """Seconds of silence after which a comment is sent, so that a closed connection is noticed."""
 MAX_LISTENERS = 64
-Stamp = tuple[int, int, int, int]
 
 
 class Changes:
@@ -92,16 +91,4 @@ class Changes:
                 queue.put_nowait(event)
 
     def _look(self, folders: dict[str, Path]) -> dict[str, Stamp]:
-        return {name: _stamp(folder) for name, folder in folders.items()}
-
-
-def _stamp(folder: Path) -> Stamp:
-    """Size and time of the database and its log; zeros for a file that is absent."""
-    found: list[int] = []
-    for name in ("run.db", "run.db-wal"):
-        try:
-            status = (folder / name).stat()
-            found += [status.st_size, status.st_mtime_ns]
-        except OSError:
-            found += [0, 0]
-    return found[0], found[1], found[2], found[3]
+        return {name: file_stamp(folder) for name, folder in folders.items()}
