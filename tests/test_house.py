@@ -63,7 +63,7 @@ HEAVY = {
     "safetensors": ("learn/", "engines/local"),
     "pyarrow": ("data.py",),
     "datasets": ("data.py",),
-    "rich": ("watch/", "cli.py", "cli_runs.py"),
+    "rich": ("watch/", "cli.py", "cli_runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
     "starlette": ("envs/",),
