@@ -1,0 +1,182 @@
+"""Health and environments of a run as JSON: the checks of the ledger with evidence, warnings in words, where the time goes, pools.
+
+A run that stored no checks (those of earlier versions) gets the ones that its metrics still prove.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..runs.catalog import read_config
+from ..runs.query import RunReader
+from ..runs.rows import CheckRow
+from ..watch.profile import BESIDE, PARTS, profile_of
+from ..watch.warnings import DEFAULT_GAP, Warned, warnings_of
+
+MAX_HISTORY = 500
+"""Steps of a check's history that are sent: the newest, and every failed one."""
+MAX_STEPS = 200
+"""Steps whose times are sent one by one."""
+PROMISES = {
+    "rollout": "every admitted chain came back once, in its group, with an outcome",
+    "books": "every task that was drawn is trained, filtered, failed or in flight",
+    "lag": "no trained token is older than rollout.max_lag versions",
+    "logprob_gap": "the learner's log-probs of the sampled tokens agree with the engine's",
+    "handover": "after an update the engine samples from the learner's weights",
+    "published": "after an update the engine samples from the new version",
+    "probe": "on a probe, the engine's log-probs are those of the learner's weights",
+    "losses": "not more than train.max_failed_share of the chains are untrainable",
+    "mask": "the mask of a training row covers exactly the tokens that the policy sampled",
+}
+NEEDED = (
+    "ledger/drawn", "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/in_flight", "ledger/probe_gap",
+    "handover/gap", "train/logprob_gap", "train/entropy", "train/idle_steps", "train/grad_norm", "train/lag_max",
+    "train/skipped", "reward/mean", "rollout/success", "rollout/invalid_call_rate", "rollout/chains", "rollout/trainable",
+    "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/world_failure", "rollout/outcome/tool_error",
+    "rollout/outcome/cancelled",
+)  # fmt: skip
+STATES = {
+    "dead": (
+        "the process that wrote this run is gone without a word: it was killed, or its machine was lost",
+        ("continue from the newest checkpoint: agentfly train --resume RUN",),
+    ),
+}
+
+
+def checks_json(reader: RunReader) -> dict[str, Any]:
+    """The page about health."""
+    times = [name for name in reader.metric_names() if name.startswith(("time/", "device/"))]
+    series = reader.series([*NEEDED, *times])
+    known = {name: [(step, value) for step, _, value in points if value is not None] for name, points in series.items()}
+    config, state = read_config(reader.path.parent), reader.state()
+    gap = _number(config, "train", "max_logprob_gap")
+    rows = reader.checks() or list(derived_checks(known, config))
+    warned = warnings_of(known, max_logprob_gap=gap)
+    if state in STATES:
+        text, tips = STATES[state]
+        warned.insert(0, Warned(state, "red", text, tips, (), reader.last_step() or 0))
+    return {
+        "state": state,
+        "warnings": warned,
+        "checks": [check_json(name, found) for name, found in _by_name(rows).items()],
+        "time": time_json(known),
+    }
+
+
+def check_json(name: str, rows: list[CheckRow]) -> dict[str, Any]:
+    """One check over the steps. The newest value is the evidence."""
+    newest, failed = rows[-1], [row for row in rows if not row.ok]
+    kept = {row.step: row for row in [*failed[:MAX_HISTORY], *rows[-MAX_HISTORY:]]}
+    return {
+        "name": name,
+        "promise": PROMISES.get(name, ""),
+        "ok": not failed,
+        "failed": len(failed),
+        "steps": len(rows),
+        "step": newest.step,
+        "value": newest.value,
+        "bound": newest.bound,
+        "history": [[row.step, row.ok, row.value, row.bound] for _, row in sorted(kept.items())],
+    }
+
+
+def _by_name(rows: list[CheckRow]) -> dict[str, list[CheckRow]]:
+    found: dict[str, list[CheckRow]] = {}
+    for row in rows:
+        found.setdefault(row.name, []).append(row)
+    return found
+
+
+def derived_checks(series: Mapping[str, list[tuple[int, float]]], config: Mapping[str, Any]) -> Iterator[CheckRow]:
+    """The checks that the metrics of a run prove by themselves."""
+    gap = _number(config, "train", "max_logprob_gap") or DEFAULT_GAP
+    share = _number(config, "train", "max_failed_share")
+    limits = {"train/logprob_gap": ("logprob_gap", gap), "handover/gap": ("handover", gap), "ledger/probe_gap": ("probe", gap)}
+    for metric, (name, bound) in limits.items():
+        for step, value in series.get(metric, ()):
+            yield CheckRow(step, name, value <= bound, value, bound)
+    for step, value in series.get("train/lag_max", ()):
+        bound = _number(config, "rollout", "max_lag") or 0.0
+        yield CheckRow(step, "lag", value <= bound, value, bound)
+    counts = {part: dict(series.get(f"ledger/{part}", ())) for part in ("drawn", "trained", "filtered", "failed", "in_flight")}
+    for step, drawn in counts["drawn"].items():
+        told = sum(counts[part].get(step, 0.0) for part in ("trained", "filtered", "failed", "in_flight"))
+        yield CheckRow(step, "books", told == drawn, abs(told - drawn), 0.0)
+    trainable = dict(series.get("rollout/trainable", ()))
+    for step, chains in series.get("rollout/chains", ()):
+        if chains and step in trainable:
+            lost = 1 - trainable[step] / chains
+            bound = 0.5 if share is None else share
+            yield CheckRow(step, "losses", lost <= bound, lost, bound)
+
+
+def _number(config: Mapping[str, Any], table: str, key: str) -> float | None:
+    found = config.get(table)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] | None:
+    """Where the time of the steps went; None if no step has a time."""
+    history: dict[int, dict[str, float]] = {}
+    for name, points in series.items():
+        if name.startswith(("time/", "device/")):
+            for step, value in points:
+                history.setdefault(step, {})[name] = value
+    profile = profile_of(history)
+    if profile is None:
+        return None
+    from ..watch.metrics import METRICS
+
+    named = {**PARTS, **BESIDE}
+    newest = sorted(step for step, row in history.items() if "time/step_s" in row)[-MAX_STEPS:]
+    found = profile.to_json()
+    return {
+        "steps": profile.steps,
+        "total_s": profile.seconds,
+        "busy_share": profile.busy_share,
+        "parts": [
+            {
+                "name": name,
+                "metric": named.get(name),
+                "description": METRICS[named[name]].description if name in named else "",
+                **figures,
+            }
+            for name, figures in found["parts"].items()
+        ],
+        "beside": [
+            {"name": name, "metric": named[name], "seconds": seconds, "description": METRICS[named[name]].description}
+            for name, seconds in profile.beside.items()
+        ],
+        "slowest": found["slowest_steps"],
+        "by_step": [[step, {name: history[step].get(metric, 0.0) for name, metric in PARTS.items()}] for step in newest],
+    }
+
+
+# ---- environments --------------------------------------------------------------------------------------------------------
+
+
+def environments_json(reader: RunReader, since: float | None, points: int) -> dict[str, Any]:
+    """Pools over time, and per step for runs that recorded no gauges; tools; what is held now."""
+    gauges = reader.gauges(since=since, max_points=points)
+    names = [name for name in reader.metric_names() if name.startswith("resources/")]
+    series = reader.series(names)
+    live = {name: {"t": at, "data": data} for name, (at, data) in reader.live().items()}
+    return {
+        "pools": _by_kind({name: [list(point) for point in found] for name, found in gauges.items()}),
+        "steps": _by_kind({name: [[step, value] for step, _, value in found] for name, found in series.items()}),
+        "tools": reader.tools(),
+        "live": live,
+        "events": reader.newest_events(200),
+    }
+
+
+def _by_kind(series: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`resources/<kind>/<figure>` as {kind: {figure: ...}}; a kind may hold slashes. Other names are of the kind ""."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in series.items():
+        kind, _, figure = name.removeprefix("resources/").rpartition("/") if name.startswith("resources/") else ("", "", name)
+        found.setdefault(kind, {})[figure] = values
+    return found
