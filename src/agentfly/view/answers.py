@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import ConfigError
+from ..runs.catalog import RunSummary
 from ..runs.opaque import Opaque
 
 MAX_LIMIT = 1000
@@ -32,7 +33,7 @@ def dumps(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's types. Dataclasses are objects of their fields; an object that was not stored is its type and text."""
+    """The value in JSON's types. A dataclass is an object of its fields; an object that was not stored is its type and text."""
     if value is None or type(value) in (str, bool):
         return value
     if type(value) is float:
@@ -50,6 +51,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float | int):  # a number of another class
         return plain(float(value)) if isinstance(value, float) else plain(int(value))
     return str(value)
+
+
+def summary_json(run: RunSummary) -> dict[str, Any]:
+    """A run in a list, without its path on this machine."""
+    found = plain(run)
+    del found["path"]
+    return {**found, "age_s": run.age_s}
 
 
 class Parameters:

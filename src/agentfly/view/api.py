@@ -7,19 +7,20 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs    [{name, state?: "running" "finished" "stopped" "dead", kind: "train" "eval" "sft", model?, world?, algorithm?,
                    seed?, step?, total_steps?, chains, reward?, spark: [number?], first_validation?, best_validation?,
                    last_validation?, started?, updated?, age_s?, format?, error?, problem?}]           the newest write first
-    /api/runs/N                 {name, state, format, meta: {...}, config: {...nested}, step?, total_steps?, chains,
-                                 metrics: [{name, group, description, unit}], splits: [str], outcomes: [str], tools: [str],
-                                 checkpoints: [{name, step}], sorts: [str], live: {name: {t, data}}}
+    /api/runs/N                 {name, state, format, meta: {...}, config: {...nested}, model?, world?, algorithm?, step?,
+                                 total_steps?, chains, chains_per_step?, metrics: [{name, group, description, unit}],
+                                 splits: [str], outcomes: [str], tools: [str], checkpoints: [{name, step}], sorts: [str],
+                                 live: {name: {t, data}}}
     /api/runs/N/series?names=a,b&after=STEP         {a: [[step, time?, value?], ...], b: [...]}
     /api/runs/N/steps?after=STEP      {quantiles: [0, 0.1, ...], steps: [{step, split, chains, scored, outcomes: {name: count},
                                        mean?, quantiles: [number], started?, ended?, phase?, whole}]}
     /api/runs/N/chains?FILTER&sort=&cursor=&limit=&count=   {rows: [ROW], next?: cursor, total?: int, exact: bool}
-        FILTER   step, step_low, step_high, split, task, draw, outcome, tool, low, high, below (rewards: low <= r <= high, r < below),
-                 min_tokens, max_tokens, min_turns, max_turns, trained=0|1, failed=0|1, q (text), in=body (q in whole chains)
+        FILTER   step, step_low, step_high, split, task, draw, outcome, tool, low, high, below (of the reward: low <=
+                 r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1, failed=0|1, q (text), in=body (q in whole chains)
         sort     one of `sorts` of the run, "-" in front: from the largest; "-added" if not given.  limit: 1 to 1000, else 100
         count    0: do not count (total is null).  exact false: there are at least `total`
-        ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name: number},
-                  prediction, num_turns, num_tokens, seconds, num_context?, num_calls?, num_invalid?, version_first?,
+        ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name:
+                  number}, prediction, num_turns, num_tokens, seconds, num_context?, num_calls?, num_invalid?, version_first?,
                   version_last?, generate_s?, tool_s?, wait_s?, started?, error?, advantage?, num_trained?}
     /api/runs/N/histogram?FILTER&bins=20            {edges: [bins + 1], counts: [bins], sampled}    rewards of scored chains
     /api/runs/N/groups?step=&split=train            [{step, task_id, draw, chains, scored, mean?, low?, high?, spread?,
@@ -40,18 +41,23 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
         TOKENS       one per training row: {turns: [{turn, start, sampled, end}], ids: [int], mask: [0|1], pieces?: [str],
                       logprob, version, and those of advantage, trainer_logprob, entropy, trained, ... in `series`: [value?]}
                      A turn's context is start..sampled, its reply sampled..end. Values are null where mask is 0.
-    /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}}, steps: {kind: {figure: [[step, value?]]}},
-                     tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: {name: {t, data}},
+    /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}},
+                     steps: {kind: {figure: [[step, value?]]}}, tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: {name: {t, data}},
                      events: [{key, t, step?, kind, who?, data}]}
     /api/runs/N/events?after=KEY&kind=&limit=   [{key, t, step?, kind, who?, data}]       oldest first
     /api/runs/N/checks        {state, warnings: [{name, level: "red" "yellow", text, tips: [str], evidence: [[metric, value]],
                                step}], checks: [{name, promise, ok, failed: int, steps: int, value?, bound?, step,
                                history: [[step, ok, value?, bound?]]}], time: TIME?}
-        TIME         {steps, total_s, parts: [{name, label, seconds, share, description}], by_step: [[step, {name: seconds}]]}
+        TIME         {steps, total_s, busy_share?, parts: [{name, metric?, description, seconds, share}], the largest first,
+                      beside: [{name, metric, seconds, description}], slowest: [{step, seconds, times_median, reason}],
+                      by_step: [[step, {part: seconds}]]}
     /api/runs/N/config        {text: the file, config: {...nested}}
     /api/compare?runs=a,b     {runs: [{name, state, ...as in /api/runs}], config: [{key, values: [value? per run]}],
-                               results: [{metric, values: [number? per run]}], pairs: [PAIR], tasks: [{task_id, values: [..]}]}
-        PAIR         the second run against the first: {a, b, tasks, mean_a?, mean_b?, difference?, low?, high?, p?, wins, losses, ties}
+                               results: [{metric, values: [number? per run]}], pairs: [PAIR per further run],
+                               tasks: [{task_id, values: [mean reward per run], chains: [id per run]}]}    held out by all
+        PAIR         against the first run: {a, b, error?, measure: "success", steps: [int?, int?], tasks: {a, b, both},
+                      test?: {num_tasks, mean_a, mean_b, difference, low, high, better, worse, equal, p_sign, p_permutation,
+                              verdict: sentence}}
     /api/runs/N/export?FILTER&format=jsonl    a file, one trajectory per line
     /api/changes              events: data: {"run": name, "version": int}
     /api/chat ...             see `chat_api`
@@ -70,14 +76,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from ..errors import ConfigError
-from ..runs.catalog import RunSummary, describe_config, read_config
+from ..runs.catalog import describe_config, read_config
 from ..runs.codec import to_json
 from ..runs.directory import RunDirectory
 from ..runs.filters import SORTS, ChainFilter
 from ..runs.query import RunReader
 from ..runs.rows import QUANTILES
 from ..watch.metrics import describe, unknown
-from .answers import MAX_LIMIT, Parameters, answer, plain
+from .answers import MAX_LIMIT, Parameters, answer, summary_json
 from .chains import chain_json, group_json, open_tokenizer, tokens_json
 from .compare import compare_json
 from .health import checks_json, environments_json
@@ -130,13 +136,6 @@ def routes(library: Library, changes: Changes) -> list[Route]:
 def _named(library: Library, name: str) -> str:
     """A run's name, which a page may have encoded once more because names may hold commas."""
     return name if name in library.scan() else unquote(name)
-
-
-def summary_json(run: RunSummary) -> dict[str, Any]:
-    """A run in the list, without its path on the machine."""
-    found = plain(run)
-    del found["path"]
-    return {**found, "age_s": run.age_s}
 
 
 class _RunRoutes:

@@ -20,26 +20,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from ..errors import AgentFlyError, ConfigError, MissingExtra
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from ..errors import AgentFlyError, ConfigError
 from ..net.guard import Guard
 from ..net.server import App, Receive, Scope, Send, WebServer
-from .chat import Chats
-from .library import Library
-from .live import Changes
-
-try:
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.gzip import GZipMiddleware
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse, RedirectResponse, Response
-    from starlette.routing import Route
-except ModuleNotFoundError as missing:
-    raise MissingExtra(f"the dashboard needs {missing.name!r}: pip install 'agentfly[view]'") from missing
-
 from .api import routes as api_routes
+from .chat import Chats
 from .chat_api import routes as chat_routes
+from .library import Library, NotFound
+from .live import Changes
 
 HOST, PORT = "127.0.0.1", 8360
 STATIC = Path(__file__).parent / "static"
@@ -91,9 +87,7 @@ class Dashboard:
         self.changes = Changes(self.library)
         self.chats = Chats(self.library, device=device)
         cookie = cookie_name(self.token)
-        guard = Guard(
-            host, self.token, own_pages=True, cookie=cookie, cure="open the address that `agentfly view` has printed"
-        )
+        guard = Guard(host, self.token, own_pages=True, cookie=cookie, cure="open the address that `agentfly view` has printed")
         self.app = make_app(self.library, self.changes, self.chats, guard=guard, cookie=(cookie, self.token))
         self._server = WebServer(
             self.app,
@@ -180,7 +174,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         told = {404: "there is no such page", 405: "this address does not take such a request"}
         sentence = error.detail if error.detail not in ("Not Found", "Method Not Allowed") else told[error.status_code]
         return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)
-    status = 400 if isinstance(error, ConfigError) else 503
+    status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, ConfigError) else 503
     return JSONResponse({"error": str(error)}, status_code=status)
 
 

@@ -187,7 +187,7 @@ def _row_json(
         spans.append({"turn": number, "start": len(ids), "sampled": len(ids) + context, "end": len(ids) + context + count})
         ids += [*turn.context_ids, *reply.token_ids]
         mask += [0] * context + [1] * count
-        for name, found in values.items():
+        for found in values.values():
             found += [None] * context
         values["logprob"] += map(_short, reply.logprobs)
         values["version"] += reply.versions
@@ -207,9 +207,7 @@ def _short(value: Any) -> Any:
 # ---- groups --------------------------------------------------------------------------------------------------------------
 
 
-def group_json(
-    rows: Sequence[ChainRow], chains: Sequence[Trajectory], decoder: TokenDecoder | None
-) -> dict[str, Any]:
+def group_json(rows: Sequence[ChainRow], chains: Sequence[Trajectory], decoder: TokenDecoder | None) -> dict[str, Any]:
     """Sibling chains side by side: aligned by turn, each compared with the first."""
     longest = max((len(chain.turns) for chain in chains), default=0)
     return {

@@ -1,4 +1,4 @@
-"""Health and environments of a run as JSON: the checks of the ledger with evidence, warnings in words, where the time goes, pools.
+"""Health and environments of a run as JSON: checks with evidence, warnings in words, where the time goes, pools.
 
 A run that stored no checks (those of earlier versions) gets the ones that its metrics still prove.
 """

@@ -61,7 +61,7 @@ class Library:
         if name not in known or time.monotonic() - at > KNOWN_S:
             known = self.scan()
         if name not in known:
-            raise NotFound(f"there is no run {name[:200]!r} in {self.folder}")
+            raise NotFound(f"there is no run {name[:200]!r} here")
         return known[name]
 
     def summaries(self) -> list[RunSummary]:
