@@ -16,7 +16,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
                                        mean?, quantiles: [number], started?, ended?, phase?, whole}]}
     /api/runs/N/chains?FILTER&sort=&cursor=&limit=&count=   {rows: [ROW], next?: cursor, total?: int, exact: bool}
         FILTER   step, step_low, step_high, split, task, draw, outcome, tool, low, high, below (of the reward: low <=
-                 r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1, failed=0|1, q (text), in=body (q in whole chains)
+                 r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1,
+                 failed=0|1, q (text), in=body (q in whole chains)
         sort     one of `sorts` of the run, "-" in front: from the largest; "-added" if not given.  limit: 1 to 1000, else 100
         count    0: do not count (total is null).  exact false: there are at least `total`
         ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name:
@@ -42,7 +43,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
                       logprob, version, and those of advantage, trainer_logprob, entropy, trained, ... in `series`: [value?]}
                      A turn's context is start..sampled, its reply sampled..end. Values are null where mask is 0.
     /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}},
-                     steps: {kind: {figure: [[step, value?]]}}, tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: {name: {t, data}},
+                     steps: {kind: {figure: [[step, value?]]}}, tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}],
+                     live: {name: {t, data}},
                      events: [{key, t, step?, kind, who?, data}]}
     /api/runs/N/events?after=KEY&kind=&limit=   [{key, t, step?, kind, who?, data}]       oldest first
     /api/runs/N/checks        {state, warnings: [{name, level: "red" "yellow", text, tips: [str], evidence: [[metric, value]],

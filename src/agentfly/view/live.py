@@ -1,7 +1,7 @@
 """/api/changes: tells browsers which run has new rows. It carries no data; a page then asks for what is new (`after=`).
 
 One task looks at the files of all runs every LOOK_S seconds while somebody listens. SQLite appends to `run.db-wal` with every
-commit, so size and time of the two files are enough: no connection is kept open, and an idle dashboard makes a few `stat` calls.
+commit, so size and time of the two files are enough: no connection stays open, and an idle dashboard makes a few `stat` calls.
 
     data: {"run": "grpo-pocket", "version": 3}        `version` grows with every change that this server has seen
 """
