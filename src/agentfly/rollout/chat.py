@@ -12,6 +12,7 @@ its turns.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -172,7 +173,8 @@ class ChatSession:
             if len(first_ids) + len(read or ()) >= limits.max_context:
                 raise ConfigError(f"the conversation fills the context of {limits.max_context} tokens: start another one")
             async with asyncio.timeout(limits.chain_timeout_s) as limit:
-                outcome = await play(replace(plan, limits=limits), trajectory, self._context, first_ids, None, limit, read)
+                limited, now = replace(plan, limits=limits), time.perf_counter()
+                outcome = await play(limited, trajectory, self._context, first_ids, None, limit, now, read)
         except BaseException as error:
             if len(trajectory.turns) == num_turns:  # as if it had not been said
                 trajectory.messages[:], self._forked = before, forked

@@ -1,6 +1,6 @@
 """Trajectories to bytes and back.
 
-    format 3    what `encode` writes: records in MessagePack and packed arrays of numbers, see `packed`
+    format 3    what `encode` writes: records in MessagePack and packed arrays of numbers, see `bodies.packed`
     format 2    one byte (2), then zlib over MessagePack with the records of `agentfly.codec`: runs stored by earlier versions
     format 1    zlib over JSON: runs stored before those, and (uncompressed) the lines of `export_jsonl`
 
@@ -20,8 +20,8 @@ from typing import Any
 from .. import codec
 from ..errors import ConfigError, InvariantError
 from ..types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
-from . import packed
-from .opaque import SCALARS, Opaque, hashable, left_out, simplify
+from .bodies import packed
+from .bodies.opaque import SCALARS, Opaque, hashable, left_out, simplify
 
 JSON_FORMAT = 1
 _RECORDS_MARK = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2

@@ -32,11 +32,12 @@ from .rows import (
     Histogram,
     StepRow,
     TokenSeries,
+    ToolCounts,
     ToolRow,
     chain_row,
     group_row,
-    merge_tools,
     step_stats,
+    tool_row,
     unpack_values,
 )
 from .schema import Opened, open_readonly
@@ -339,19 +340,18 @@ class RunReader:
         return {name: (at, _json(data)) for name, at, data in self._fetch("SELECT name, t, data FROM live")}
 
     def tools(self, step: int | None = None, split: str | None = None) -> list[ToolRow]:
-        """The tools of a step, or of the whole run, the slowest first (by `p95_s`). Over several steps the quantiles are
-        accurate to a tenth.
-        """
+        """The tools of a step, or of the whole run, the slowest first (by `p95_s`). Quantiles are accurate to a tenth."""
         conditions = {"step": step, "split": split}
         where = [f"{name} = ?" for name, value in conditions.items() if value is not None]
         values = [value for value in conditions.values() if value is not None]
-        rows = self._fetch(
-            f"SELECT step, split, name, calls, errors, p50_s, p95_s, max_s, buckets FROM tools WHERE {_all(where)}", values
-        )
-        merged: dict[str, list[Any]] = {}
-        for row in rows:
-            merged.setdefault(row[2], []).append(row)
-        found = [merge_tools(name, parts) for name, parts in merged.items()]
+        merged: dict[str, ToolCounts] = {}
+        for row in self._fetch(f"SELECT name, calls, errors, max_s, buckets FROM tools WHERE {_all(where)}", values):
+            name, counts = tool_row(row)
+            merged.setdefault(name, ToolCounts()).merge(counts)
+        found = [
+            ToolRow(name, each.calls, each.errors, each.quantile(0.5), each.quantile(0.95), each.max_s, step, split)
+            for name, each in merged.items()
+        ]
         return sorted(found, key=lambda tool: (-(tool.p95_s or 0.0), tool.name))
 
     def tools_by_step(self, name: str, split: str = "train") -> list[ToolRow]:

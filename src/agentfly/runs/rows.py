@@ -1,19 +1,26 @@
-"""The rows that a `RunReader` returns, and the figures that are computed from stored rows."""
+"""The rows of a store: what is written of a trajectory, what a `RunReader` returns, and the figures computed from both."""
 
 from __future__ import annotations
 
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StorageError
+from ..types import Trajectory
+from .filters import clean_text
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BUCKET = 1.2
 """Bucket n of a tool's latencies holds the seconds from 1.2 ** n to below 1.2 ** (n + 1)."""
+MAX_PREDICTION = 300
+"""Characters of the prediction in a summary; the body has all of it."""
+MAX_ERROR = 1000
+UNKNOWN_TOOL = "(unknown tool)"
+"""Stands for every name that a model made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +175,103 @@ class TokenSeries:
     others: dict[str, list[float]] = field(default_factory=dict)
 
 
+def columns_of(step: int, split: str, trajectory: Trajectory) -> dict[str, Any]:
+    """The columns of a summary (`schema.CHAIN_COLUMNS`), without those that the learner adds."""
+    turns = trajectory.turns
+    versions = [version for turn in turns for version in (turn.completion.versions[:1] + turn.completion.versions[-1:])]
+    total = trajectory.total_reward
+    return {
+        "id": clean_text(trajectory.id),
+        "step": step,
+        "split": split,
+        "task_id": clean_text(trajectory.task.id),
+        "draw": trajectory.draw,
+        "chain": trajectory.chain,
+        "outcome": trajectory.outcome.value,
+        "reward": trajectory.reward,
+        "total_reward": total,
+        "score": None if trajectory.reward is None else total,
+        "components": json.dumps(trajectory.components),
+        "prediction": clean_text(trajectory.prediction[:MAX_PREDICTION]),
+        "num_turns": len(turns),
+        "num_tokens": trajectory.num_sampled,
+        "seconds": trajectory.seconds,
+        "num_context": sum(len(turn.context_ids) for turn in turns),
+        "num_calls": sum(len(turn.calls) for turn in turns),
+        "num_invalid": trajectory.num_invalid_calls,
+        "version_first": min(versions, default=None),
+        "version_last": max(versions, default=None),
+        "generate_s": sum(turn.sampled_s for turn in turns),
+        "tool_s": sum(turn.tools_s for turn in turns),
+        "wait_s": trajectory.waited_s,
+        "started": trajectory.started or None,
+        "error": None if trajectory.error is None else clean_text(trajectory.error[:MAX_ERROR]),
+    }
+
+
+@dataclass(slots=True)
+class ToolCounts:
+    """The calls of one tool. `buckets` counts their seconds; a call without a time is in none."""
+
+    calls: int = 0
+    errors: int = 0
+    max_s: float | None = None
+    buckets: dict[int, int] = field(default_factory=dict)
+
+    def add(self, seconds: float | None, failed: bool) -> None:
+        self.calls += 1
+        self.errors += failed
+        if seconds:
+            self.max_s = max(seconds, self.max_s or 0.0)
+            bucket = math.floor(math.log(seconds, BUCKET))
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+
+    def merge(self, other: ToolCounts) -> None:
+        self.calls += other.calls
+        self.errors += other.errors
+        for bucket, count in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+        self.max_s = max((most for most in (self.max_s, other.max_s) if most is not None), default=None)
+
+    def quantile(self, q: float) -> float | None:
+        """The seconds of a quantile: the middle of its bucket, at most the longest call."""
+        total, seen = sum(self.buckets.values()), 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= q * total:
+                middle = BUCKET ** (bucket + 0.5)
+                return middle if self.max_s is None else min(middle, self.max_s)
+        return None
+
+
+def tool_counts(trajectory: Trajectory) -> dict[str, ToolCounts]:
+    """The calls of a chain by tool. A call without a result was interrupted, and counts as failed."""
+    found: dict[str, ToolCounts] = {}
+    for turn in trajectory.turns:
+        for index, call in enumerate(turn.calls):
+            result = turn.results[index] if index < len(turn.results) else None
+            unknown = result is not None and result.error == "unknown_tool"
+            name = UNKNOWN_TOOL if unknown else clean_text(call.name[:200])
+            seconds = turn.calls_s[index] if index < len(turn.calls_s) else None
+            found.setdefault(name, ToolCounts()).add(seconds, result is None or result.error is not None)
+    return found
+
+
+def tool_values(counts: ToolCounts) -> tuple[Any, ...]:
+    """The columns calls, errors, p50_s, p95_s, max_s and buckets of the table `tools`."""
+    quantiles = (counts.quantile(0.5), counts.quantile(0.95))
+    return (counts.calls, counts.errors, *quantiles, counts.max_s, json.dumps(counts.buckets))
+
+
+def sum_tools(parts: Iterable[Mapping[str, ToolCounts]]) -> dict[str, ToolCounts]:
+    """The calls of several chains by tool."""
+    merged: dict[str, ToolCounts] = {}
+    for part in parts:
+        for name, counts in part.items():
+            merged.setdefault(name, ToolCounts()).merge(counts)
+    return merged
+
+
 def step_stats(chains: Sequence[tuple[str, float | None]]) -> tuple[int, int, float | None, list[float], dict[str, int]]:
     """Of (outcome, score) pairs: chains, scored chains, mean and `QUANTILES` of the scores, chains by outcome."""
     outcomes: dict[str, int] = {}
@@ -187,30 +291,10 @@ def unpack_values(dtype: str, blob: bytes) -> list[float]:
     return list(struct.unpack(f"<{len(blob) // struct.calcsize('<' + dtype)}{dtype}", blob))
 
 
-def merge_tools(name: str, parts: Sequence[Sequence[Any]]) -> ToolRow:
-    """One row of rows (step, split, name, calls, errors, p50_s, p95_s, max_s, buckets)."""
-    if len(parts) == 1:
-        step, split, _, calls, errors, p50, p95, most, _ = parts[0]
-        return ToolRow(name, calls, errors, p50, p95, most, step, split)
-    buckets: dict[int, int] = {}
-    for part in parts:
-        for bucket, count in json.loads(part[8]).items():
-            buckets[int(bucket)] = buckets.get(int(bucket), 0) + count
-    longest = [part[7] for part in parts if part[7] is not None]
-    return ToolRow(
-        name, sum(part[3] for part in parts), sum(part[4] for part in parts),
-        bucket_quantile(buckets, 0.5), bucket_quantile(buckets, 0.95), max(longest, default=None),
-    )  # fmt: skip
-
-
-def bucket_quantile(buckets: Mapping[int, int], q: float) -> float | None:
-    """A quantile of seconds that were counted in buckets (`BUCKET`), as the middle of its bucket."""
-    total, seen = sum(buckets.values()), 0
-    for bucket in sorted(buckets):
-        seen += buckets[bucket]
-        if seen >= q * total:
-            return BUCKET ** (bucket + 0.5)
-    return None
+def tool_row(row: Sequence[Any]) -> tuple[str, ToolCounts]:
+    """Name and counts of a stored row (name, calls, errors, max_s, buckets)."""
+    name, calls, errors, max_s, buckets = row
+    return name, ToolCounts(calls, errors, max_s, {int(bucket): count for bucket, count in json.loads(buckets).items()})
 
 
 def group_row(step: int, task: str, draw: int, chains: Sequence[tuple[float | None, int | None]]) -> GroupRow:
@@ -228,5 +312,5 @@ def group_row(step: int, task: str, draw: int, chains: Sequence[tuple[float | No
 def chain_row(row: Sequence[Any]) -> ChainRow:
     values = list(row)
     values[11] = json.loads(values[11])
-    values[12] = values[12][:300]
+    values[12] = values[12][:MAX_PREDICTION]  # format 1 has all of it
     return ChainRow(*values)

@@ -14,13 +14,18 @@ the tables of format 2, so every query runs on both. `migrate` rewrites the file
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
+from .codec import decode
+from .rows import ToolCounts, columns_of, step_stats, sum_tools, tool_counts, tool_values
 
 FORMAT = 2
 READABLE = (1, 2)
@@ -92,7 +97,18 @@ CREATE INDEX trajectories_by_id ON trajectories (id);
 CREATE INDEX trajectories_by_task ON trajectories (task_id, step);
 CREATE INDEX trajectories_by_outcome ON trajectories (outcome);
 CREATE INDEX trajectories_by_score ON trajectories (score);
+CREATE INDEX events_by_kind ON events (kind, step);
 """
+INSERT_CHAIN = f"INSERT INTO trajectories (key, {', '.join(CHAIN_COLUMNS)}) VALUES (?{', ?' * len(CHAIN_COLUMNS)})"
+INSERT_BODY = "INSERT INTO bodies (key, body) VALUES (?, ?)"
+INSERT_CALLS = "INSERT INTO calls (name, key, calls, errors) VALUES (?, ?, ?, ?)"
+INSERT_TOOL = (
+    "INSERT OR REPLACE INTO tools (step, split, name, calls, errors, p50_s, p95_s, max_s, buckets) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+INSERT_STATS = (
+    "INSERT OR REPLACE INTO step_stats (step, split, chains, scored, mean, quantiles, outcomes) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 def schema() -> str:
@@ -127,6 +143,71 @@ def _names(columns: str) -> tuple[str, ...]:
 
 def _empty(table: str, columns: tuple[str, ...]) -> str:
     return f"CREATE TEMP VIEW {table} AS SELECT {', '.join(f'NULL AS {name}' for name in columns)} WHERE 0;"
+
+
+def chain_values(key: int, columns: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The values of INSERT_CHAIN."""
+    return (key, *(columns.get(name) for name in CHAIN_COLUMNS))
+
+
+def stats_values(step: int, split: str, chains: list[tuple[str, float | None]]) -> tuple[Any, ...]:
+    """The values of INSERT_STATS for the (outcome, score) pairs of a step."""
+    num, scored, mean, quantiles, outcomes = step_stats(chains)
+    return (step, split, num, scored, mean, json.dumps(quantiles), json.dumps(outcomes))
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Rewrite a store of format 1 as format 2. The caller has begun a transaction, and has made a copy of the file.
+
+    The bodies stay as they are. A body that cannot be read keeps its columns of format 1.
+    """
+    for statement in (
+        "DROP INDEX IF EXISTS trajectories_by_step",
+        "DROP INDEX IF EXISTS trajectories_by_id",
+        "ALTER TABLE trajectories RENAME TO old_trajectories",
+        "ALTER TABLE metrics RENAME TO old_metrics",
+        "DROP TABLE IF EXISTS meta",
+        *filter(None, map(str.strip, schema().split(";"))),  # executescript would end the transaction
+        "INSERT INTO metrics (name, step, value) SELECT name, step, value FROM old_metrics",
+        "INSERT INTO steps (step, phase, whole) SELECT DISTINCT step, 'done', 1 FROM old_metrics",
+    ):
+        db.execute(statement)
+    kept = sorted(_IN_FORMAT_1)
+    tools: dict[tuple[int, str], dict[str, ToolCounts]] = {}
+    last = -1
+    while found := db.execute(
+        f"SELECT key, body, {', '.join(kept)} FROM old_trajectories WHERE key > ? ORDER BY key LIMIT 256", (last,)
+    ).fetchall():
+        for key, body, *values in found:
+            old = dict(zip(kept, values, strict=True))
+            columns, counts = _of_body(old, body)
+            db.execute(INSERT_CHAIN, chain_values(key, columns))
+            db.execute(INSERT_BODY, (key, body))
+            db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, each in counts.items()])
+            place = (old["step"], old["split"])
+            tools[place] = sum_tools((tools.get(place, {}), counts))
+        last = found[-1][0]
+    for (step, split), named in tools.items():
+        db.executemany(INSERT_TOOL, [(step, split, name, *tool_values(each)) for name, each in named.items()])
+        chains = db.execute("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split)).fetchall()
+        db.execute(INSERT_STATS, stats_values(step, split, chains))
+    db.execute("DROP TABLE old_trajectories")
+    db.execute("DROP TABLE old_metrics")
+    db.execute("INSERT INTO meta (key, value) VALUES ('migrated_from', '1')")
+
+
+def _of_body(old: dict[str, Any], body: bytes) -> tuple[dict[str, Any], dict[str, ToolCounts]]:
+    """The columns and the calls of a chain of format 1."""
+    score = None if old["reward"] is None else old["total_reward"]
+    try:
+        trajectory = decode(body)
+    except ConfigError:
+        return {**old, "draw": 0, "score": score}, {}
+    timed = any(turn.sampled_s for turn in trajectory.turns)
+    times = {} if timed else dict.fromkeys(("generate_s", "tool_s"))
+    found = columns_of(old["step"], old["split"], trajectory) | {"wait_s": None, **times}
+    prediction = found["prediction"]
+    return found | old | {"prediction": prediction, "score": score}, tool_counts(trajectory)
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter, index
 from typing import Any
 
-from .. import codec
-from ..types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
+from ... import codec
+from ...types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 from .opaque import is_plain, left_out, simplify
 
 MARK = b"\x03"
