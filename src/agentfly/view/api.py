@@ -10,7 +10,7 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N                 {name, state, format, meta: {...}, config: {...nested}, model?, world?, algorithm?, step?,
                                  total_steps?, chains, chains_per_step?, metrics: [{name, group, description, unit}],
                                  splits: [str], outcomes: [str], tools: [str], checkpoints: [{name, step}], sorts: [str],
-                                 live: {name: {t, data}}}
+                                 live: LIVE}
     /api/runs/N/series?names=a,b&after=STEP         {a: [[step, time?, value?], ...], b: [...]}
     /api/runs/N/steps?after=STEP      {quantiles: [0, 0.1, ...], steps: [{step, split, chains, scored, outcomes: {name: count},
                                        mean?, quantiles: [number], started?, ended?, phase?, whole}]}
@@ -42,11 +42,17 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
         TOKENS       one per training row: {turns: [{turn, start, sampled, end}], ids: [int], mask: [0|1], pieces?: [str],
                       logprob, version, and those of advantage, trainer_logprob, entropy, trained, ... in `series`: [value?]}
                      A turn's context is start..sampled, its reply sampled..end. Values are null where mask is 0.
-    /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}},
-                     steps: {kind: {figure: [[step, value?]]}}, tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}],
-                     live: {name: {t, data}},
-                     events: [{key, t, step?, kind, who?, data}]}
-    /api/runs/N/events?after=KEY&kind=&limit=   [{key, t, step?, kind, who?, data}]       oldest first
+    /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}}, chains: {phase: [[t, value?]]},
+                     others: {name: [[t, value?]]}, steps: {kind: {figure: [[step, value?]]}},
+                     tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: LIVE, events: [EVENT],
+                     failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
+        figure       allocated, idle, warming, closing, waiting, started, recycled, failed, reaped, acquire_p95_s, ...
+        phase        running (all), environment, sampling, tools, scoring
+        LIVE         {chains?: {t, data: [{id, task, turn, phase, tools: [str], seconds}]},
+                      leases?: {t, data: [{chain: id, kinds: [str]}]}}     what the run last said about now
+        EVENT        {key, t, step?, kind, who?, data: {...}}; kind: phase, chain_started, chain_ended, chain_failed, note,
+                     stopped, check_failed, environment_failed, environment_recycled, environment_reaped
+    /api/runs/N/events?after=KEY&kind=&limit=   [EVENT]       oldest first
     /api/runs/N/checks        {state, warnings: [{name, level: "red" "yellow", text, tips: [str], evidence: [[metric, value]],
                                step}], checks: [{name, promise, ok, failed: int, steps: int, value?, bound?, step,
                                history: [[step, ok, value?, bound?]]}], time: TIME?}
@@ -88,7 +94,7 @@ from ..watch.metrics import describe, unknown
 from .answers import MAX_LIMIT, Parameters, answer, summary_json
 from .chains import chain_json, group_json, open_tokenizer, tokens_json
 from .compare import compare_json
-from .health import checks_json, environments_json
+from .health import checks_json, environments_json, live_json
 from .library import Library, NotFound
 from .live import Changes
 
@@ -348,11 +354,6 @@ def about_json(reader: RunReader, name: str) -> dict[str, Any]:
         "sorts": list(SORTS),
         "live": live_json(reader),
     }
-
-
-def live_json(reader: RunReader) -> dict[str, Any]:
-    """What the run last said about now."""
-    return {name: {"t": at, "data": data} for name, (at, data) in reader.live().items()}
 
 
 def metric_json(name: str) -> dict[str, Any]:

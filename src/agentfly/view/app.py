@@ -225,7 +225,9 @@ class _Shell:
         query = scope.get("query_string", b"").decode("latin-1")
         is_page = scope["method"] in ("GET", "HEAD") and not scope["path"].startswith("/api/")
         if is_page and self._cookie is not None and self._guard is not None and self._guard.in_query(query):
-            response = self._welcome(scope["path"], parse_qsl(query, keep_blank_values=True))
+            # The raw path: a run's name may hold an encoded slash.
+            path = scope.get("raw_path") or scope["path"].encode()
+            response = self._welcome(path.decode("latin-1"), parse_qsl(query, keep_blank_values=True))
             await response(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)

@@ -19,7 +19,7 @@ from ..runs.catalog import read_config
 from ..runs.directory import RunDirectory
 from ..runs.query import ChainRow, RunReader
 from ..runs.rows import TokenSeries
-from ..types import Message, Trajectory, Turn
+from ..types import Message, Task, ToolResult, Trajectory, Turn
 from ..watch.tables import sampled_turns, why_untrained
 from .answers import plain
 
@@ -38,14 +38,14 @@ def chain_json(reader: RunReader, id: str) -> dict[str, Any]:  # noqa: A002 - th
     place = {number: index for index, (number, _) in sampled_turns(trajectory).items()}
     return {
         "summary": row,
-        "task": task_json(trajectory),
+        "task": task_json(trajectory.task),
         "messages": [message_json(message) for message in trajectory.messages],
         "turns": [turn_json(number, turn, place.get(number)) for number, turn in enumerate(trajectory.turns)],
         "times": {
-            "started": getattr(trajectory, "started", 0.0) or None,
+            "started": trajectory.started or None,
             "seconds": trajectory.seconds,
-            "waited_s": getattr(trajectory, "waited_s", 0.0),
-            "scored_s": getattr(trajectory, "scored_s", 0.0),
+            "waited_s": trajectory.waited_s,
+            "scored_s": trajectory.scored_s,
         },
         "untrained": _why_untrained(row, trajectory, skipped),
         "siblings": [{"id": each.id, "chain": each.chain, "score": each.score, "outcome": each.outcome} for each in siblings],
@@ -62,9 +62,8 @@ def _why_untrained(row: ChainRow, trajectory: Trajectory, skipped: Mapping[int, 
     return reason
 
 
-def task_json(trajectory: Trajectory) -> dict[str, Any]:
+def task_json(task: Task) -> dict[str, Any]:
     """The row of the data set."""
-    task = trajectory.task
     return {"id": task.id, "messages": [message_json(message) for message in task.messages], "fields": plain(dict(task.fields))}
 
 
@@ -88,7 +87,7 @@ def turn_json(number: int, turn: Turn, message: int | None) -> dict[str, Any]:
         "text": reply.text,
         "stop": reply.stop,
         "calls": [plain(call) for call in turn.calls],
-        "results": [{**plain(replace(result, image=None)), "image": result.image is not None} for result in turn.results],
+        "results": [result_json(result) for result in turn.results],
         "reward": turn.reward,
         "restarts": turn.restarts,
         "num_context": len(turn.context_ids),
@@ -97,9 +96,14 @@ def turn_json(number: int, turn: Turn, message: int | None) -> dict[str, Any]:
         "logprob": sum(reply.logprobs) if reply.logprobs else None,
         "generate_s": turn.sampled_s,
         "tools_s": turn.tools_s,
-        "began_s": getattr(turn, "began_s", 0.0),
-        "calls_s": list(getattr(turn, "calls_s", ())),
+        "began_s": turn.began_s,
+        "calls_s": list(turn.calls_s),
     }
+
+
+def result_json(result: ToolResult) -> dict[str, Any]:
+    """A tool's result. An image is not sent."""
+    return {**plain(replace(result, image=None)), "image": result.image is not None}
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------------
@@ -211,7 +215,7 @@ def group_json(rows: Sequence[ChainRow], chains: Sequence[Trajectory], decoder: 
     """Sibling chains side by side: aligned by turn, each compared with the first."""
     longest = max((len(chain.turns) for chain in chains), default=0)
     return {
-        "task": task_json(chains[0]) if chains else None,
+        "task": task_json(chains[0].task) if chains else None,
         "siblings": list(rows),
         "turns": [
             [turn_json(number, chain.turns[number], None) if number < len(chain.turns) else None for chain in chains]

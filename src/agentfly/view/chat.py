@@ -31,7 +31,7 @@ from ..runs.query import RunReader
 from ..training.build import build_agent, checkpoint_config
 from ..types import Sampling, Task, Trajectory
 from .answers import plain
-from .chains import message_json, open_tokenizer, turn_json
+from .chains import message_json, open_tokenizer, result_json, task_json, turn_json
 from .library import Library, NotFound
 
 MAX_SESSIONS = 4
@@ -189,7 +189,7 @@ class Chat:
             "agent": type(agent).__name__,
             "tools": [{"name": tool.name, "description": tool.description} for tool in agent.tools.values()],
             "environment": None if agent.env is None else agent.env.name,
-            "task": None if self.task is None else {"id": self.task.id},
+            "task": None if self.task is None else task_json(self.task),
             "messages": [message_json(message) for message in trajectory.messages],
             "turns": [turn_json(number, turn, None) for number, turn in enumerate(trajectory.turns)],
             "forked": None if self.wish.chain is None else {"chain": self.wish.chain, "turn": self.wish.turn or 0},
@@ -227,8 +227,8 @@ class Chat:
                     if event.kind == "tool_call":
                         yield "call", {"turn": told - 1, **plain(event.data["call"])}
                     elif event.kind == "observation":
-                        result = replace(event.data["result"], image=None)
-                        yield "result", {"turn": told - 1, "name": event.data["call"].name, **plain(result)}
+                        result = result_json(event.data["result"])
+                        yield "result", {"turn": told - 1, "name": event.data["call"].name, **result}
                     elif event.kind == "finished":
                         async for scored in self._score(session):
                             yield scored

@@ -4,7 +4,7 @@ POST /api/chat      {run, checkpoint?: "step-000020" or "model" (before training
                      task?: id of a task of the run | chain?: id to fork, turn?: before its reply (0), the number of turns:
                      after the last, sampling?: {temperature, top_p, top_k, min_p, max_tokens, seed}}
                     -> 201 CHAT.  Loading a model may take a minute.
-GET /api/chat/ID    CHAT  {session, run, checkpoint, agent, tools: [{name, description}], environment?, task?: {id},
+GET /api/chat/ID    CHAT  {session, run, checkpoint, agent, tools: [{name, description}], environment?, task?: TASK,
                      messages: [MESSAGE], turns: [TURN], forked?: {chain, turn}, differences: [sentence], scorable, busy,
                      limits: {idle_s, max_s, max_text, max_turns, max_tokens}}
                     `differences` say where the environment of a fork answered otherwise than in the stored chain.
@@ -13,7 +13,7 @@ POST /api/chat/ID   {text?: what to say} -> a stream of events (text/event-strea
     event: text     {text}                               as it is sampled
     event: reply    {turn, text, stop, ids, pieces?, logprobs, versions, num_context, seconds}      a whole reply
     event: call     {turn, name, arguments, id, error?}
-    event: result   {turn, name, observation, reward?, done, error?}
+    event: result   {turn, name, observation, reward?, done, error?, image: bool}
     event: score    {reward?, components, error?}        if the task is one of the data set
     event: end      {outcome, answer, turns, tokens, messages: [MESSAGE]}
     event: error    {error}                              the reply failed; the conversation can go on

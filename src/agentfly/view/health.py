@@ -6,11 +6,13 @@ A run that stored no checks (those of earlier versions) gets the ones that its m
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..runs.catalog import read_config
-from ..runs.query import RunReader
+from ..runs.filters import ChainFilter
+from ..runs.query import ChainRow, RunReader
 from ..runs.rows import CheckRow
 from ..watch.profile import BESIDE, PARTS, profile_of
 from ..watch.warnings import DEFAULT_GAP, Warned, warnings_of
@@ -20,16 +22,24 @@ MAX_HISTORY = 500
 MAX_STEPS = 200
 """Steps whose times are sent one by one."""
 PROMISES = {
-    "rollout": "every admitted chain came back once, in its group, with an outcome",
-    "books": "every task that was drawn is trained, filtered, failed or in flight",
+    "chains_returned": "every chain that was admitted came back once",
+    "draws_once": "no two groups of a step hold the same draw of a task",
+    "groups_whole": "a group holds all chains of one draw of one task, each once",
+    "chains_new": "no chain is trained in two steps",
     "lag": "no trained token is older than rollout.max_lag versions",
+    "failures_unscored": "a chain that the world failed has no reward",
+    "failed_share": "not more than train.max_failed_share of the chains are untrainable",
+    "mask_is_sampled": "the mask of a training row covers exactly the tokens that the policy sampled",
+    "tasks_accounted": "every task that was drawn is trained, filtered, failed or in flight",
     "logprob_gap": "the learner's log-probs of the sampled tokens agree with the engine's",
-    "handover": "after an update the engine samples from the learner's weights",
-    "published": "after an update the engine samples from the new version",
-    "probe": "on a probe, the engine's log-probs are those of the learner's weights",
-    "losses": "not more than train.max_failed_share of the chains are untrainable",
-    "mask": "the mask of a training row covers exactly the tokens that the policy sampled",
+    "probe_gap": "on a probe, the engine's log-probs are those of the learner's weights",
+    "handover_gap": "after new weights, the engine's log-probs on a probe are the learner's",
+    "version_published": "after an update the engine samples from the new version",
+    "same_model": "the engine's model is the one that the learner trains",
+    "handover_proven": "a proof says that the engine's copy of the weights is the newest version",
+    "stale_cache": "no key or value of older weights is used for a new request",
 }
+"""What each check of `training.ledger` proves."""
 NEEDED = (
     "ledger/drawn", "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/in_flight", "ledger/probe_gap",
     "handover/gap", "train/logprob_gap", "train/entropy", "train/idle_steps", "train/grad_norm", "train/lag_max",
@@ -37,6 +47,11 @@ NEEDED = (
     "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/world_failure", "rollout/outcome/tool_error",
     "rollout/outcome/cancelled",
 )  # fmt: skip
+TOLD_EVENTS = (
+    "note", "stopped", "chain_failed", "check_failed", "environment_failed", "environment_recycled", "environment_reaped",
+)  # fmt: skip
+"""Events that the page about environments lists: not those of every chain and phase."""
+MAX_FAILURES = 500
 STATES = {
     "dead": (
         "the process that wrote this run is gone without a word: it was killed, or its machine was lost",
@@ -93,23 +108,23 @@ def derived_checks(series: Mapping[str, list[tuple[int, float]]], config: Mappin
     """The checks that the metrics of a run prove by themselves."""
     gap = _number(config, "train", "max_logprob_gap") or DEFAULT_GAP
     share = _number(config, "train", "max_failed_share")
-    limits = {"train/logprob_gap": ("logprob_gap", gap), "handover/gap": ("handover", gap), "ledger/probe_gap": ("probe", gap)}
-    for metric, (name, bound) in limits.items():
+    limits = {"train/logprob_gap": "logprob_gap", "handover/gap": "handover_gap", "ledger/probe_gap": "probe_gap"}
+    for metric, name in limits.items():
         for step, value in series.get(metric, ()):
-            yield CheckRow(step, name, value <= bound, value, bound)
+            yield CheckRow(step, name, value <= gap, value, gap)
     for step, value in series.get("train/lag_max", ()):
         bound = _number(config, "rollout", "max_lag") or 0.0
         yield CheckRow(step, "lag", value <= bound, value, bound)
     counts = {part: dict(series.get(f"ledger/{part}", ())) for part in ("drawn", "trained", "filtered", "failed", "in_flight")}
     for step, drawn in counts["drawn"].items():
         told = sum(counts[part].get(step, 0.0) for part in ("trained", "filtered", "failed", "in_flight"))
-        yield CheckRow(step, "books", told == drawn, abs(told - drawn), 0.0)
+        yield CheckRow(step, "tasks_accounted", told == drawn, abs(told - drawn), 0.0)
     trainable = dict(series.get("rollout/trainable", ()))
     for step, chains in series.get("rollout/chains", ()):
         if chains and step in trainable:
             lost = 1 - trainable[step] / chains
             bound = 0.5 if share is None else share
-            yield CheckRow(step, "losses", lost <= bound, lost, bound)
+            yield CheckRow(step, "failed_share", lost <= bound, lost, bound)
 
 
 def _number(config: Mapping[str, Any], table: str, key: str) -> float | None:
@@ -159,24 +174,48 @@ def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] |
 
 
 def environments_json(reader: RunReader, since: float | None, points: int) -> dict[str, Any]:
-    """Pools over time, and per step for runs that recorded no gauges; tools; what is held now."""
-    gauges = reader.gauges(since=since, max_points=points)
+    """Pools over time, and per step for runs that recorded no gauges; tools; what is held now; why chains failed."""
+    gauges = {name: [list(point) for point in found] for name, found in reader.gauges(since=since, max_points=points).items()}
     names = [name for name in reader.metric_names() if name.startswith("resources/")]
-    series = reader.series(names)
-    live = {name: {"t": at, "data": data} for name, (at, data) in reader.live().items()}
+    series = {name: [[step, value] for step, _, value in found] for name, found in reader.series(names).items()}
     return {
-        "pools": _by_kind({name: [list(point) for point in found] for name, found in gauges.items()}),
-        "steps": _by_kind({name: [[step, value] for step, _, value in found] for name, found in series.items()}),
+        "pools": _by_kind(gauges),
+        "chains": {name.removeprefix("chains/"): found for name, found in gauges.items() if name.startswith("chains/")},
+        "others": {name: found for name, found in gauges.items() if not name.startswith(("resources/", "chains/"))},
+        "steps": _by_kind(series),
         "tools": reader.tools(),
-        "live": live,
-        "events": reader.newest_events(200),
+        "live": live_json(reader),
+        "failures": failures_json(reader),
+        "events": [event for event in reader.newest_events(1000) if event.kind in TOLD_EVENTS],
     }
 
 
+def live_json(reader: RunReader) -> dict[str, Any]:
+    """What the run last said about now."""
+    return {name: {"t": at, "data": data} for name, (at, data) in reader.live().items()}
+
+
+def failures_json(reader: RunReader) -> list[dict[str, Any]]:
+    """The reasons for which the newest failed chains failed, sandbox limits included, the most frequent first.
+
+    Numbers are left out of the comparison, so "after 12.3 s" and "after 12.4 s" are one reason.
+    """
+    rows, _ = reader.page(ChainFilter(failed=True), "-added", None, MAX_FAILURES)
+    found: dict[str, list[ChainRow]] = {}
+    for row in rows:
+        found.setdefault(re.sub(r"\d+(\.\d+)?", "#", row.error or ""), []).append(row)
+    told = [
+        {"error": own[0].error, "count": len(own), "chain": own[0].id, "step": own[0].step, "outcome": own[0].outcome}
+        for own in found.values()
+    ]
+    return sorted(told, key=lambda each: -int(str(each["count"])))
+
+
 def _by_kind(series: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """`resources/<kind>/<figure>` as {kind: {figure: ...}}; a kind may hold slashes. Other names are of the kind ""."""
+    """`resources/<kind>/<figure>` as {kind: {figure: ...}}. A kind may hold slashes."""
     found: dict[str, dict[str, Any]] = {}
     for name, values in series.items():
-        kind, _, figure = name.removeprefix("resources/").rpartition("/") if name.startswith("resources/") else ("", "", name)
-        found.setdefault(kind, {})[figure] = values
+        if name.startswith("resources/"):
+            kind, _, figure = name.removeprefix("resources/").rpartition("/")
+            found.setdefault(kind, {})[figure] = values
     return found
