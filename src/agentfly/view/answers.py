@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ..errors import ConfigError
 from ..runs.catalog import RunSummary
-from ..runs.opaque import Opaque
+from ..runs import Opaque
 
 MAX_LIMIT = 1000
 _EXACT = 1 << 53

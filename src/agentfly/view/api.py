@@ -49,23 +49,23 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
         figure       allocated, idle, warming, closing, waiting, started, recycled, failed, reaped, acquire_p95_s, ...
         phase        running (all), environment, sampling, tools, scoring
         LIVE         {chains?: {t, data: [{id, task, turn, phase, tools: [str], seconds}]},
-                      leases?: {t, data: [{chain: id, kinds: [str]}]}}     what the run last said about now
+                      leases?: {t, data: [{chain: id, kind, task?, turn?, phase?}]}}     what the run last said about now
         EVENT        {key, t, step?, kind, who?, data: {...}}; kind: phase, chain_started, chain_ended, chain_failed, note,
                      stopped, check_failed, environment_failed, environment_recycled, environment_reaped
     /api/runs/N/events?after=KEY&kind=&limit=   [EVENT]       oldest first
     /api/runs/N/checks        {state, warnings: [{name, level: "red" "yellow", text, tips: [str], evidence: [[metric, value]],
                                step}], checks: [{name, promise, ok, failed: int, steps: int, value?, bound?, step,
                                history: [[step, ok, value?, bound?]]}], time: TIME?}
-        TIME         {steps, total_s, busy_share?, parts: [{name, metric?, description, seconds, share}], the largest first,
-                      beside: [{name, metric, seconds, description}], slowest: [{step, seconds, times_median, reason}],
-                      by_step: [[step, {part: seconds}]]}
+        TIME         {steps, total_s, busy_share?, parts: [{name: metric or "other", label, description, seconds, share}], the
+                      largest first, beside: [{name, label, description, seconds}], slowest: [{step, seconds, times_median,
+                      reason}], by_step: [[step, {name: seconds}]]}
     /api/runs/N/config        {text: the file, config: {...nested}}
     /api/compare?runs=a,b     {runs: [{name, state, ...as in /api/runs}], config: [{key, values: [value? per run]}],
                                results: [{metric, values: [number? per run]}], pairs: [PAIR per further run],
                                tasks: [{task_id, values: [mean reward per run], chains: [id per run]}]}    held out by all
-        PAIR         against the first run: {a, b, error?, measure: "success", steps: [int?, int?], tasks: {a, b, both},
-                      test?: {num_tasks, mean_a, mean_b, difference, low, high, better, worse, equal, p_sign, p_permutation,
-                              verdict: sentence}}
+        PAIR         against the first run: {a, b, error?, measure: "success", steps: [int?, int?], held: [int, int], tasks:
+                      int in both}; if tasks > 0 also {mean_a, mean_b, difference, low, high (95 %), p, p_sign, wins, losses,
+                      ties, verdict: sentence}
     /api/runs/N/export?FILTER&format=jsonl    a file, one trajectory per line
     /api/changes              events: data: {"run": name, "version": int}
     /api/chat ...             see `chat_api`

@@ -145,28 +145,23 @@ def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] |
         return None
     from ..watch.metrics import METRICS
 
-    named = {**PARTS, **BESIDE}
+    labels = {metric: label for label, metric in (PARTS | BESIDE).items()}
     newest = sorted(step for step, row in history.items() if "time/step_s" in row)[-MAX_STEPS:]
     found = profile.to_json()
+
+    def part(label: str, figures: dict[str, float]) -> dict[str, Any]:
+        name = (PARTS | BESIDE).get(label, label)
+        described = METRICS[name].description if name in labels else "What the parts above do not explain."
+        return {"name": name, "label": label, "description": described, **figures}
+
     return {
         "steps": profile.steps,
         "total_s": profile.seconds,
         "busy_share": profile.busy_share,
-        "parts": [
-            {
-                "name": name,
-                "metric": named.get(name),
-                "description": METRICS[named[name]].description if name in named else "",
-                **figures,
-            }
-            for name, figures in found["parts"].items()
-        ],
-        "beside": [
-            {"name": name, "metric": named[name], "seconds": seconds, "description": METRICS[named[name]].description}
-            for name, seconds in profile.beside.items()
-        ],
+        "parts": [part(label, figures) for label, figures in found["parts"].items()],
+        "beside": [part(label, {"seconds": seconds}) for label, seconds in profile.beside.items()],
         "slowest": found["slowest_steps"],
-        "by_step": [[step, {name: history[step].get(metric, 0.0) for name, metric in PARTS.items()}] for step in newest],
+        "by_step": [[step, {name: history[step].get(name, 0.0) for name in PARTS.values()}] for step in newest],
     }
 
 
@@ -191,8 +186,19 @@ def environments_json(reader: RunReader, since: float | None, points: int) -> di
 
 
 def live_json(reader: RunReader) -> dict[str, Any]:
-    """What the run last said about now."""
-    return {name: {"t": at, "data": data} for name, (at, data) in reader.live().items()}
+    """What the run last said about now. A lease has a row per environment, with what its chain does."""
+    live = reader.live()
+    found = {name: {"t": at, "data": data} for name, (at, data) in live.items()}
+    if "leases" in live:
+        at, leases = live["leases"]
+        chains = {each["id"]: each for each in live.get("chains", (at, []))[1]}
+        rows = []
+        for lease in leases:
+            doing = chains.get(lease["chain"], {})
+            told = {name: doing.get(name) for name in ("task", "turn", "phase")}
+            rows += [{"chain": lease["chain"], "kind": kind, **told} for kind in lease["kinds"]]
+        found["leases"]["data"] = rows
+    return found
 
 
 def failures_json(reader: RunReader) -> list[dict[str, Any]]:

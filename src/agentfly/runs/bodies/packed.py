@@ -58,7 +58,7 @@ def decode(data: bytes) -> Any:
 
 
 def inflate(data: bytes) -> bytes:
-    """Decompresses at most MAX_RECORDS bytes. Raises ValueError if there are more, zlib.error if the bytes are no zlib stream."""
+    """Decompresses at most MAX_RECORDS bytes. Raises ValueError if there are more, and zlib.error."""
     stream = zlib.decompressobj()
     found = stream.decompress(data, MAX_RECORDS)
     if stream.unconsumed_tail:
