@@ -46,12 +46,12 @@ async function value(answer) {
 }
 
 /** {data, error, loading, reload} of a GET. The data before stays while the next is fetched.
- * `run`: ask again when this run has written (if the page follows). `path` null: ask nothing. */
+ * `run`: ask again when this run has written, if the page follows; "*" is any run. `path` null: ask nothing. */
 export function useData(path, params = {}, { run = null } = {}) {
   const [state, setState] = useState({ data: null, error: null, loading: true, key: null });
   const [again, setAgain] = useState(0);
   const key = path && apiUrl(path, params);
-  const version = run && follow.value ? versions.value[run] : undefined;
+  const version = run && follow.value ? (run === "*" ? Object.values(versions.value).join() : versions.value[run]) : undefined;
   const shown = useRef(null);
   useEffect(() => {
     if (!path) return undefined;

@@ -17,7 +17,7 @@ export function address(path, query = {}) {
 
 /** Opens an address of this dashboard. */
 export function go(href, { replace = false } = {}) {
-  history[replace ? "replaceState" : "pushState"](null, "", href);
+  history[replace ? "replaceState" : "pushState"](replace ? history.state : { inside: true }, "", href);
   place.value = read();
   if (!replace) scrollTo(0, 0);
 }
