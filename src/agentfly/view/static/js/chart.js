@@ -38,7 +38,7 @@ export function Chart({ data, lines, bands = [], height = 180, log = false, time
     const few = data[0].length <= 60;
     return {
       width: box.current.clientWidth || 300, height, padding: [8, 10, 0, 0],
-      legend: { show: true, live: true, markers: { width: 2 } },
+      legend: { show: true, live: true, markers: { width: 0, fill: (plot, index) => lines[index - 1]?.colour } },
       cursor: { sync: { key: shared.key, setSeries: false }, points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: 24 } },
       focus: { alpha: 0.35 },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, ...(fixed ? { range: fixed } : {}) } },
@@ -50,14 +50,26 @@ export function Chart({ data, lines, bands = [], height = 180, log = false, time
         { label: time ? "time" : "step", value: (_, x) => (x === null ? "–" : time ? seconds(x) : num(x)) },
         ...lines.map((line) => ({
           label: line.label, stroke: line.colour, width: line.thin ? 1 : 1.75, dash: line.dash, spanGaps: true, show: line.show ?? true,
-          alpha: line.alpha ?? 1, points: { show: line.points ?? (few ? undefined : false), size: 5, fill: line.colour },
+          alpha: line.alpha ?? 1, points: { show: line.points ?? few, size: 5, fill: line.colour },
           value: (_, y) => (y === null || y === undefined ? "–" : num(y)),
         })),
       ],
+      // Without the pointer, the legend shows each line's newest value.
+      hooks: { ready: [showNewest], setCursor: [showNewest], setData: [showNewest] },
       bands: bands.map(([high, low, fill]) => ({ series: [high + 1, low + 1], fill })),
     };
   }
   return html`<div class=${`chart ${onPick ? "pickable" : ""}`} ref=${box} role="img" aria-label=${label ?? lines.map((line) => line.label).join(", ")}></div>`;
+}
+
+function showNewest(plot) {
+  if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) return;
+  const newest = plot.data.map((column) => {
+    let index = column.length - 1;
+    while (index > 0 && (column[index] === null || column[index] === undefined)) index -= 1;
+    return index;
+  });
+  if (plot.data[0].length) plot.setLegend({ idxs: newest }, false);
 }
 
 /** A colour with its opacity as a CSS colour for canvases. */

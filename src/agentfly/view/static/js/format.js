@@ -24,7 +24,7 @@ export function num(value, digits = 4) {
   if (size !== 0 && (size < 1e-3 || size >= 1e9)) return minus(value.toExponential(2).replace("e+", "e"));
   if (Number.isInteger(value)) return minus(value.toLocaleString("en-US"));
   const decimals = Math.max(0, Math.min(6, digits - 1 - Math.floor(Math.log10(size || 1))));
-  return minus(value.toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, digits - 1) }));
+  return minus(value.toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, digits) }));
 }
 
 /** A number with its sign, for advantages and changes. */
@@ -32,11 +32,13 @@ export function signed(value, digits = 3) {
   return typeof value === "number" && value > 0 ? `+${num(value, digits)}` : num(value, digits);
 }
 
-const minus = (text) => text.replace("-", "−");
+const minus = (text) => text.replaceAll("-", "−");
 
 /** A share as a percentage. */
 export function percent(value) {
-  return typeof value === "number" && Number.isFinite(value) ? `${num(value * 100, 3)} %` : "–";
+  if (typeof value !== "number" || !Number.isFinite(value)) return "–";
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
+  return `${minus((value * 100).toLocaleString("en-US", { maximumFractionDigits: 1 }))} %`;
 }
 
 /** A duration: 12 ms, 3.4 s, 5 min 2 s, 3 h 12 min, 2 d 4 h. */
@@ -44,6 +46,7 @@ export function seconds(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "–";
   if (value < 0) return `−${seconds(-value)}`;
   if (value === 0) return "0 s";
+  if (value < 0.00095) return `${num(Math.round(value * 1e6))} µs`;
   if (value < 0.9995) return `${num(value * 1000, value < 0.01 ? 2 : 3)} ms`;
   if (value < 59.95) return `${num(value, 3)} s`;
   const [unit, small, big, names] =

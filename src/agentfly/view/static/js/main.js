@@ -56,7 +56,7 @@ function Page({ found, about }) {
 
 function Side({ found, about }) {
   const run = found?.run;
-  return html`<aside class="side">
+  return html`<aside class="side"><div class="side-in">
     <a class="brand" href="/" title="All runs"><img src="/static/favicon.svg" alt="" width="24" height="24" />AgentFly</a>
     ${run && html`<div class="side-run"><strong>${clean(run)}</strong>${about.state && html`<${StateDot} state=${about.state} />`}</div>`}
     <nav class="nav" aria-label="Pages">
@@ -71,7 +71,7 @@ function Side({ found, about }) {
         <${Icon} name="live" />${follow.value ? "Live" : "Paused"}</button>
       <button class="icon-button" title="Light or dark (d)" aria-label="Light or dark" onClick=${switchTheme}><${Icon} name=${theme.value === "dark" ? "sun" : "moon"} /></button>
       <button class="icon-button optional" title="Keys (?)" aria-label="Keys" onClick=${() => (helpOpen.value = true)}>?</button>
-    </div>
+    </div></div>
   </aside>`;
 }
 

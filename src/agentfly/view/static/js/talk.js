@@ -1,8 +1,8 @@
 // The conversation of a chain: messages with thinking and tool calls that fold, rewards and times of each turn.
 import { html } from "./lib.js";
 import { address, runPath } from "./router.js";
-import { Chip, Long, Text } from "./parts.js";
-import { clean, json, num, seconds, signed } from "./format.js";
+import { Card, Chip, Long, Reward, Text } from "./parts.js";
+import { clean, cut, json, num, seconds, signed } from "./format.js";
 
 /** Splits a reply into thinking and the rest: "<think>...</think> answer". An open tag at the end is thinking too. */
 export function thinking(text) {
@@ -14,11 +14,20 @@ export function Talk({ run, chain }) {
   const byMessage = new Map(chain.turns.filter((turn) => turn.message !== null).map((turn) => [turn.message, turn]));
   // Replies that the messages no longer hold (a template rewrote history) are shown after them.
   const rest = chain.turns.filter((turn) => turn.message === null);
-  return html`<div class="talk">
+  return html`<div class="talk-page"><div class="talk">
     ${chain.messages.map((message, index) => html`<${Message} key=${index} run=${run} id=${chain.summary.id} message=${message} turn=${byMessage.get(index)} />`)}
     ${rest.map((turn) => html`<${Message} key=${`t${turn.turn}`} run=${run} id=${chain.summary.id} message=${{ role: "assistant", content: turn.text, tool_calls: turn.calls }} turn=${turn} />`)}
     ${!chain.messages.length && !chain.turns.length && html`<p class="note">The chain ended before its first message.</p>`}
-  </div>`;
+  </div><${Beside} run=${run} chain=${chain} /></div>`;
+}
+
+/** What belongs to the chain but is not said in it: the fields of its task, and its siblings. */
+function Beside({ run, chain }) {
+  const fields = Object.entries(chain.task.fields ?? {});
+  return html`<aside class="beside">
+    ${fields.length > 0 && html`<${Card} title="Task"><dl class="facts">${fields.slice(0, 20).map(([name, value]) => html`<div key=${name}><dt>${clean(name)}</dt><dd><${Text}>${cut(json(value, 0), 300)}<//></dd></div>`)}</dl><//>`}
+    ${chain.siblings.length > 1 && html`<${Card} title="Siblings"><ul class="sibling-list">${chain.siblings.map((each) => html`<li key=${each.id}><a href=${runPath(run, "chain", each.id)} aria-current=${each.id === chain.summary.id ? "true" : undefined}><span>chain ${each.chain}</span><${Reward} value=${each.score} /></a></li>`)}</ul><//>`}
+  </aside>`;
 }
 
 export function Message({ run, id, message, turn, live = false }) {

@@ -33,9 +33,10 @@ export default function Chains({ run, about, query }) {
   });
   const pick = (from, to, last) => setQuery(from === null ? { low: null, high: null, below: null } : { low: from, high: last ? to : null, below: last ? null : to });
   return html`<header class="page-head"><div><h1>Chains</h1><p class="sub tnum" aria-live="polite">${rows.total === null ? " " : `${rows.exact ? "" : "more than "}${count(rows.total, "chain")}`}${Object.keys(filter).length ? " match the filter" : ""}</p></div>
-      <div class="tools">${Object.keys(filter).length > 0 && html`<a class="button" href=${runPath(run, "chains")}>Clear filter</a>`}
+      <div class="tools bottom"><${Select} label="Sort" value=${sort} options=${query.in === "body" ? SORTS.slice(0, 2) : SORTS} onPick=${(next) => setQuery({ sort: next === "-added" ? null : next })} />
+        ${Object.keys(filter).length > 0 && html`<a class="button" href=${runPath(run, "chains")}>Clear filter</a>`}
         <a class="button" href=${apiUrl(runApi(run, "export"), { ...filter, format: "jsonl" })} download>Export JSONL</a></div></header>
-    <${Filters} about=${about} query=${query} sort=${sort} />
+    <${Filters} about=${about} query=${query} />
     <div class="stack-y">
       <${Card} className="histogram-card">${histogram.error ? html`<${Failure} error=${histogram.error} />` : histogram.data ? html`<${Histogram} data=${histogram.data} low=${number(low)} high=${number(high ?? below)} onPick=${pick} />` : html`<div class="histogram-space"></div>`}<//>
       <${Card} className="flush chain-card">
@@ -61,7 +62,7 @@ function Row({ run, row, query, chosen }) {
     <span class="n tnum wide-only">${num(row.num_turns)}</span><span class="n tnum wide-only">${num(row.num_tokens)}</span><span class="n tnum wide-only">${seconds(row.seconds)}</span></a>`;
 }
 
-function Filters({ about, query, sort }) {
+function Filters({ about, query }) {
   const [text, setText] = useState(query.q ?? "");
   const timer = useRef(null);
   useEffect(() => setText(query.q ?? ""), [query.q]);
@@ -80,11 +81,10 @@ function Filters({ about, query, sort }) {
     <${Select} label="Outcome" value=${query.outcome} options=${choices(about.outcomes, "all")} onPick=${(outcome) => setQuery({ outcome })} />
     <${Select} label="Tool" value=${query.tool} options=${[["", "all"], ...(about.tools ?? []).map((tool) => [tool, tool])]} onPick=${(tool) => setQuery({ tool })} />
     ${box("task", "Task", "w-task")}
-    ${box("min_tokens", "Tokens at least", "w-step")}
+    ${box("min_tokens", "Min. tokens", "w-step")}
     <div class="field"><span>Reward</span><div class="range">
       <input type="text" inputmode="decimal" class="w-num" aria-label="Reward at least" placeholder="from" value=${query.low ?? ""} onChange=${(event) => setQuery({ low: event.target.value.trim() || null })} />
       <span class="faint">to</span><input type="text" inputmode="decimal" class="w-num" aria-label="Reward at most" placeholder="to" value=${query.high ?? query.below ?? ""} onChange=${(event) => setQuery({ high: event.target.value.trim() || null, below: null })} /></div></div>
-    <${Select} label="Sort" value=${sort} options=${query.in === "body" ? SORTS.slice(0, 2) : SORTS} onPick=${(next) => setQuery({ sort: next === "-added" ? null : next })} />
     ${query.below && html`<${Chip} kind="accent" title="A bar of the histogram does not include its upper end.">below ${num(Number(query.below), 3)}<//>`}
   </div>`;
 }

@@ -14,7 +14,7 @@ const METRICS = ["reward/mean", "rollout/success", "validation/success", "valida
 
 export default function Compare({ query }) {
   const names = (query.runs ?? "").split(",").filter(Boolean).map(decodeURIComponent);
-  const compared = useData(names.length > 1 ? "/api/compare" : null, { runs: names.join(",") }, { run: "*" });
+  const compared = useData(names.length > 1 ? "/api/compare" : null, { runs: names.map(encodeURIComponent).join(",") }, { run: "*" });
   if (names.length < 2) return html`<header class="page-head"><h1>Compare</h1></header><${Card}><${Empty} title="Choose two or more runs."><a class="inline-link" href="/">Tick them in the list of runs.</a><//><//>`;
   return html`<header class="page-head"><div><h1>Compare ${names.length} runs</h1><p class="sub">${names.map(clean).join(" · ")}</p></div></header>
     <div class="stack-y"><${Curves} names=${names} query=${query} />

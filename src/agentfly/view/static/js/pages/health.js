@@ -30,7 +30,7 @@ function Checks({ run, checks }) {
     <td><i class=${`light ${check.ok ? "k-good" : "k-bad"}`}></i><span class="hidden-label">${check.ok ? "holds" : "failed"}</span></td>
     <td><strong>${words(clean(check.name))}</strong><p class="note">${clean(check.promise ?? "")}</p></td>
     <td class="n">${check.value === null ? (check.ok ? "holds" : "failed") : num(check.value)}${check.bound === null ? "" : html`<span class="faint"> ≤ ${num(check.bound)}</span>`}</td>
-    <td class="wide-only">${check.value === null ? "" : html`<${Spark} values=${check.history.map((point) => point[2])} width=${96} height=${22} label=${`Values of ${check.name}`} />`}</td>
+    <td class="wide-only">${new Set(check.history.map((point) => point[2])).size < 2 ? "" : html`<${Spark} values=${check.history.map((point) => point[2])} width=${96} height=${22} label=${`Values of ${check.name}`} />`}</td>
     <td class="strip-cell wide-only"><div class="strip small">${check.history.slice(-60).map(([step, ok, value, bound]) => html`<a key=${step} class=${ok ? "k-good" : "k-bad"} href=${runPath(run, "steps", step)} title=${`Step ${step}: ${ok ? "holds" : "failed"}${value === null ? "" : `, ${num(value)}`}${bound === null ? "" : ` (bound ${num(bound)})`}`}></a>`)}</div></td>
     <td class="n">${check.failed ? html`<span class="bad-text">${num(check.failed)} of ${num(check.steps)} failed</span>` : html`<span class="faint">${num(check.steps)} steps</span>`}</td></tr>`)}</tbody></table></div>`;
 }

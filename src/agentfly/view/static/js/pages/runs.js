@@ -4,7 +4,7 @@ import { useData } from "../api.js";
 import { address, go, runPath, setQuery } from "../router.js";
 import { Card, Empty, Loaded, Spark, StateDot } from "../parts.js";
 import { useKeys } from "../keys.js";
-import { ago, clean, num } from "../format.js";
+import { ago, clean, num, percent } from "../format.js";
 
 const SORTS = {
   age: (a, b) => (b.updated ?? 0) - (a.updated ?? 0), name: (a, b) => a.name.localeCompare(b.name),
@@ -62,6 +62,6 @@ function Table({ runs, ticked, tick, cursor, sort }) {
       <td class="wrap-anywhere">${clean(run.model ?? "–")}</td><td>${clean(run.world ?? "–")}</td><td>${clean(run.algorithm ?? "–")}</td>
       <td class="n">${num(run.step)}${run.total_steps ? html`<span class="faint"> / ${num(run.total_steps)}</span>` : ""}</td>
       <td class="spark-cell"><${Spark} values=${run.spark} label=${`Reward of ${clean(run.name)}`} /></td>
-      <td class="n"><strong>${num(run.best_validation, 3)}</strong></td><td class="n faint">${ago(run.updated && Date.now() / 1000 - run.updated)}</td></tr>`)}</tbody>
+      <td class="n"><strong>${percent(run.best_validation)}</strong></td><td class="n faint">${ago(run.updated && Date.now() / 1000 - run.updated)}</td></tr>`)}</tbody>
   </table></div><//>`;
 }

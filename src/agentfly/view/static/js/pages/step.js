@@ -59,7 +59,7 @@ function Body({ run, step, split, row }) {
 
 function Teaching({ groups }) {
   const empty = groups.filter((group) => !group.teaches).length;
-  return html`<${Stat} label="Teach nothing" value=${num(empty)} kind=${groups.length && empty > groups.length / 2 ? "bad" : ""} note=${`of ${num(groups.length)} groups`} />`;
+  return html`<${Stat} label="Teach nothing" value=${num(empty)} kind=${groups.length && empty > groups.length / 2 ? "warn" : ""} note=${`of ${num(groups.length)} groups`} />`;
 }
 
 function Groups({ run, split, groups }) {
