@@ -190,7 +190,8 @@ class Turn:
 
     `context_ids` are the ids between the previous sampled token and this reply. If `restarts` is true (the first turn, or
     a template that rewrote history) they are the whole prompt, and a new training row begins. `sampled_s` are the seconds from
-    the request to the reply, `tools_s` those that its calls took.
+    the request to the reply, `tools_s` those that its calls took, `calls_s` those of each call. `began_s` are the seconds from
+    the start of the chain to the request. Times are 0 or absent in turns that were recorded before they existed.
     """
 
     context_ids: list[int]
@@ -201,6 +202,8 @@ class Turn:
     reward: float = 0.0
     sampled_s: float = 0.0
     tools_s: float = 0.0
+    began_s: float = 0.0
+    calls_s: list[float] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -226,6 +229,9 @@ class Trajectory:
 
     A rollout may hold a task more than once: at the end of an epoch, or if a step has more tasks than there are rows. `draw`
     counts these, from 0. Each draw is a separate group of chains with separate seeds.
+
+    `started` is the time of day at which the chain began (0: not recorded), `seconds` its duration. Of these, `waited_s` passed
+    while it waited for environments, and `scored_s` while its reward was computed.
     """
 
     id: str
@@ -240,6 +246,9 @@ class Trajectory:
     components: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     draw: int = 0
+    started: float = 0.0
+    waited_s: float = 0.0
+    scored_s: float = 0.0
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)
@@ -341,6 +350,21 @@ _SAMPLE_ARRAYS = {
     "advantages": "float64",
 }  # fmt: skip
 """The arrays of a Sample and the types of their elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """What an update did with the sampled tokens of one chain, named by its id.
+
+    `advantage` is the mean over the tokens, `num_trained` the number that was in the loss of an optimizer step. `series` holds
+    values per sampled token, in the order of the turns, as a type ("f" float32, "e" float16, "B" bytes) and little-endian
+    bytes: advantage and trained unless all tokens have the same, trainer_logprob and entropy where the learner computed them.
+    """
+
+    trajectory: str
+    advantage: float | None
+    num_trained: int
+    series: Mapping[str, tuple[str, bytes]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,6 +565,14 @@ class Learner(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class RecordingLearner(Protocol):
+    """A learner that knows what its last update did with each token."""
+
+    def token_records(self) -> list[TokenRecord]:
+        """One record per chain of the last `update`. Chains that were not trainable have none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from agentfly import codec
 from agentfly.errors import ConfigError
-from agentfly.runs import Opaque, decode, encode, packed
+from agentfly.runs import Opaque, decode, encode
+from agentfly.runs.bodies import packed
 from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
 ids = st.integers(0, 2**16) | st.integers(-1, 2**31) | st.integers(-(2**70), 2**70)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvariantError
-from ..types import Sample, Trajectory
+from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
 from .batching import MicroBatch, Rows
@@ -37,6 +37,9 @@ class Experience:
 
     A token is trained if its lag is at most `window`. `trained` is None if every token is. The others keep their rewards, their
     values and their part in every baseline, but get no loss.
+
+    `used`, `own` and `entropies` are for the records of a run: the tokens that were in the loss of a gradient step, and the
+    log-probs and entropies that its passes computed (NaN elsewhere).
     """
 
     samples: list[Sample]
@@ -64,6 +67,9 @@ class Experience:
     advantages: Tensor | None = None
     with_advantage: NDArray[np.bool_] | None = None
     returns: Tensor | None = None
+    used: Tensor | None = None
+    own: Tensor | None = None
+    entropies: Tensor | None = None
 
     @property
     def num_chains(self) -> int:
@@ -147,6 +153,50 @@ class Experience:
     def rows_with_trained(self) -> list[bool]:
         """Whether each row has a trained token."""
         return [True] * len(self.rows) if self.trained is None else self._any_per_row(self.trained)
+
+    @torch.no_grad()
+    def keep(self, tokens: Tensor, logprobs: Tensor, entropies: Tensor | None, *, is_first: bool) -> None:
+        """Note the tokens of one micro batch of the loss. The log-probs are kept if the weights have not changed yet."""
+        if self.used is None:
+            self.used = torch.zeros_like(self.current)
+            self.own = torch.full_like(self.sampled, math.nan)
+            self.entropies = torch.full_like(self.sampled, math.nan)
+        assert self.own is not None
+        assert self.entropies is not None
+        self.used[tokens] = True
+        if is_first or self.recomputed is not None:
+            own = logprobs.detach() if self.recomputed is None else self.recomputed[tokens]
+            self.own[tokens] = own.to(self.own.dtype)
+        if entropies is not None:
+            self.entropies[tokens] = entropies.detach().to(self.entropies.dtype)
+
+    def records(self) -> list[TokenRecord]:
+        """What the update did with each chain. A series whose values are all equal or all unknown is left out."""
+        used = np.zeros(len(self.owners), dtype=np.uint8) if self.used is None else self.used.cpu().numpy().astype(np.uint8)
+        advantages = None if self.advantages is None else self.advantages.cpu().numpy().astype("<f4")
+        known: list[tuple[str, str, NDArray[Any]]] = []
+        if self.own is not None and self.entropies is not None:
+            known.append(("trainer_logprob", "f", self.own.float().cpu().numpy().astype("<f4")))
+            known.append(("entropy", "e", self.entropies.float().cpu().numpy().astype("<f2")))
+        found = []
+        for chain, trajectory in enumerate(self.trajectories):
+            part = self.tokens_of(chain)
+            trained, series = used[part], {}
+            count = int(trained.sum())
+            if 0 < count < len(trained):
+                series["trained"] = ("B", trained.tobytes())
+            mean: float | None = None
+            if advantages is not None:
+                given = advantages[part]
+                mean = float(given.mean(dtype=np.float64))
+                if len(given) and (given != given[0]).any():
+                    series["advantage"] = ("f", given.tobytes())
+            if count:
+                for name, kind, values in known:
+                    if not np.isnan(values[part]).all():
+                        series[name] = (kind, values[part].tobytes())
+            found.append(TokenRecord(trajectory.id, mean, count, series))
+        return found
 
     def _any_per_row(self, flags: NDArray[np.bool_]) -> list[bool]:
         found: list[bool] = np.logical_or.reduceat(flags, self.rows.starts[:-1]).tolist() if len(self.rows) else []

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
-from ..types import Sample, Trajectory
+from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Algorithm, Chains, find_algorithm
 from .algorithms.advantages import explained_variance
 from .algorithms.interface import Scope
@@ -97,6 +97,7 @@ class PolicyLearner:
         self.model.eval()
         self.device = next(self.model.parameters()).device
         self.last_samples: list[Sample] = []
+        self._experience: Experience | None = None
         self.last_chains: list[tuple[Trajectory, list[Sample]]] = []
         """The chains of the last `update` with the rows that it trains. They are known when `check` is called."""
         self._seed = seed
@@ -162,6 +163,11 @@ class PolicyLearner:
         """Whether the last `update` raised after it had changed weights: they are then those of no step."""
         return self._half_updated
 
+    def token_records(self) -> list[TokenRecord]:
+        """What the last `update` did with each chain and its tokens. A second call returns nothing: the tensors are freed."""
+        experience, self._experience = self._experience, None
+        return [] if experience is None else experience.records()
+
     def update(
         self,
         groups: Sequence[Sequence[Trajectory]],
@@ -194,6 +200,7 @@ class PolicyLearner:
         self._budget.plan()
         experience = gather(groups, version=self._version, device=self.device, window=window, exact=self._exact)
         self.last_samples = experience.samples
+        self._experience = experience
         rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)
         self.last_chains = list(zip(experience.trajectories, rows, strict=True))
         factor = self.optim.lr_factor(self._updates)

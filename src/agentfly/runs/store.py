@@ -1,8 +1,8 @@
-"""The store of one run: all metrics and trajectories in one SQLite file.
+"""The store of one run: metrics, trajectories and all other records of it in one SQLite file (see `schema`).
 
-Each call that writes is one transaction, so a process killed at any moment leaves complete steps. One process writes, from any
-of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of another format is
-refused.
+Each call that writes is one transaction, so a process killed at any moment leaves complete records. One process writes, from
+any of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of format 1 is
+read as it is. Opened for writing, it is copied to `run.format-1.db` and rewritten. A file of a later format is refused.
 """
 
 from __future__ import annotations
@@ -12,32 +12,38 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import ConfigError, StorageError
-from ..types import Trajectory
+from ..types import TokenRecord, Trajectory
 from .codec import decode, encode, from_json, to_json
+from .filters import clean_text
+from .rows import MAX_PREDICTION, columns_of, sum_tools, tool_counts, tool_row, tool_values
+from .schema import (
+    BUSY_S,
+    FORMAT,
+    INSERT_BODY,
+    INSERT_CALLS,
+    INSERT_CHAIN,
+    INSERT_STATS,
+    INSERT_TOOL,
+    Opened,
+    chain_values,
+    migrate,
+    open_readonly,
+    schema,
+    stats_values,
+)
 
 StoredSplit = Literal["train", "validation"]
 SPLITS: tuple[StoredSplit, ...] = ("train", "validation")
-FORMAT = 1
-BUSY_S = 30.0
-
-_SCHEMA = f"""
-CREATE TABLE metrics (step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID;
-CREATE TABLE trajectories (
-    key INTEGER PRIMARY KEY, id TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
-    chain INTEGER NOT NULL, outcome TEXT NOT NULL, reward REAL, total_reward REAL, components TEXT NOT NULL,
-    prediction TEXT NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL, seconds REAL NOT NULL, body BLOB NOT NULL
-);
-CREATE INDEX trajectories_by_step ON trajectories (step, split);
-CREATE INDEX trajectories_by_id ON trajectories (id);
-PRAGMA user_version = {FORMAT};
-"""
+_OF_CHAINS = ("bodies", "tokens")  # tables whose rows belong to a chain, by its key; `calls` too
+_OF_STEPS = ("metrics", "steps", "step_stats", "tools", "checks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class MetricRow:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """A summary of a trajectory. Reading it does not decode the trajectory."""
+    """A summary of a trajectory. Reading it does not decode the trajectory. `prediction` is cut to 300 characters."""
 
     id: str
     step: int
@@ -86,62 +92,186 @@ class RunStore:
     def __init__(self, path: str | Path, *, readonly: bool = False) -> None:
         self.path = Path(path)
         self._lock = threading.RLock()
-        if readonly and not self.path.is_file():
-            raise ConfigError(f"there is no run store at {self.path}")
+        self._opened: Opened | None = None
+        if readonly:
+            self._opened = open_readonly(self.path)
+            self._db = self._opened.db
+            return
         try:
-            self._db = self._connect(readonly)
-            self._prepare(readonly)
-        except sqlite3.Error as error:
+            # Autocommit mode: `transaction` begins and ends transactions itself.
+            uri = f"{self.path.absolute().as_uri()}?mode=rwc"
+            self._db = sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+            self._prepare()
+        except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"{self.path} cannot be opened as a run store: {error}") from error
 
-    def _connect(self, readonly: bool) -> sqlite3.Connection:
-        # Autocommit mode: `_transaction` begins and ends transactions itself.
-        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
-
-    def _prepare(self, readonly: bool) -> None:
+    def _prepare(self) -> None:
         found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if found not in (0, FORMAT) or (readonly and found == 0):
+        if found not in (0, 1, FORMAT):
             self._db.close()
-            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads format {FORMAT}")
-        if readonly:
-            return
+            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads formats 1 and {FORMAT}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a power cut at most the last steps
         if found == 0:
-            self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+            self._db.executescript(f"BEGIN IMMEDIATE; {schema()} COMMIT;")
+        elif found == 1:
+            self.backup(self.path.with_name(f"{self.path.stem}.format-1{self.path.suffix}"))
+            with self.transaction() as db:
+                migrate(db)
 
     # ---- writing ---------------------------------------------------------------------------------------------------------
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of a step; a new value replaces an earlier one of the same name."""
-        rows = [(step, name, float(value)) for name, value in metrics.items()]
-        with self._transaction() as db:
-            db.executemany("INSERT OR REPLACE INTO metrics VALUES (?, ?, ?)", rows)
+        """Adds the metrics of a step, which is then whole; a new value replaces an earlier one of the same name."""
+        now = time.time()
+        rows = [(name, step, float(value), now) for name, value in metrics.items()]
+        with self.transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO metrics (name, step, value, time) VALUES (?, ?, ?, ?)", rows)
+            db.execute(
+                "INSERT INTO steps (step, ended, phase, whole) VALUES (?, ?, 'done', 1) "
+                "ON CONFLICT (step) DO UPDATE SET ended = COALESCE(ended, excluded.ended), phase = 'done', whole = 1",
+                (step, now),
+            )
+            self._keep_stats(db, step)
 
     def add_trajectories(
         self, step: int, split: StoredSplit, trajectories: Sequence[Trajectory], *, replace: bool = False
     ) -> None:
         """Adds all trajectories, or none if one of them cannot be stored. `replace` deletes those of this step and split."""
-        rows = [_row(step, split, trajectory) for trajectory in trajectories]
-        with self._transaction() as db:
+        if split not in SPLITS:
+            raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
+        rows = [columns_of(step, split, trajectory) for trajectory in trajectories]
+        bodies = [encode(trajectory) for trajectory in trajectories]
+        counts = [tool_counts(trajectory) for trajectory in trajectories]
+        with self.transaction() as db:
             if replace:
-                db.execute("DELETE FROM trajectories WHERE step = ? AND split = ?", (step, split))
-            places = ", ".join("?" * (len(_COLUMNS) + 1))
-            db.executemany(f"INSERT INTO trajectories ({', '.join(_COLUMNS)}, body) VALUES ({places})", rows)
+                self._delete_chains(db, "step = ? AND split = ?", (step, split))
+                db.execute("DELETE FROM tools WHERE step = ? AND split = ?", (step, split))
+            db.execute("DELETE FROM step_stats WHERE step = ? AND split = ?", (step, split))
+            first = (db.execute("SELECT max(key) FROM trajectories").fetchone()[0] or 0) + 1
+            keys = range(first, first + len(rows))
+            db.executemany(INSERT_CHAIN, map(chain_values, keys, rows))
+            db.executemany(INSERT_BODY, zip(keys, bodies, strict=True))
+            named = [(name, key, each) for key, found in zip(keys, counts, strict=True) for name, each in found.items()]
+            db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, key, each in named])
+            statement = "SELECT name, calls, errors, max_s, buckets FROM tools WHERE step = ? AND split = ?"
+            before = dict(map(tool_row, db.execute(statement, (step, split))))
+            merged = sum_tools((before, *counts))
+            db.executemany(INSERT_TOOL, [(step, split, name, *tool_values(each)) for name, each in merged.items()])
+
+    def add_tokens(self, step: int, records: Iterable[TokenRecord]) -> None:
+        """Adds what the learner did with the chains of a step. A record of a chain that is not stored is left out."""
+        with self.transaction() as db:
+            for record in records:
+                statement = "SELECT key FROM trajectories WHERE id = ? AND step = ? ORDER BY key DESC LIMIT 1"
+                found = db.execute(statement, (clean_text(record.trajectory), step)).fetchone()
+                if found is None:
+                    continue
+                db.execute(
+                    "UPDATE trajectories SET advantage = ?, num_trained = ? WHERE key = ?",
+                    (record.advantage, record.num_trained, found[0]),
+                )
+                db.executemany(
+                    "INSERT OR REPLACE INTO tokens (key, name, dtype, blob) VALUES (?, ?, ?, ?)",
+                    [(found[0], name, dtype, blob) for name, (dtype, blob) in record.series.items()],
+                )
+
+    def set_meta(self, values: Mapping[str, Any]) -> None:
+        """Replaces what the run says about itself; the values are JSON."""
+        rows = [(key, json.dumps(value)) for key, value in values.items()]
+        with self.transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", rows)
+
+    def set_phase(self, step: int, phase: str, at: float) -> None:
+        """Notes what a step does now. The first phase begins the step."""
+        with self.transaction() as db:
+            db.execute(
+                "INSERT INTO steps (step, started, phase) VALUES (?, ?, ?) "
+                "ON CONFLICT (step) DO UPDATE SET phase = excluded.phase, started = COALESCE(started, excluded.started)",
+                (step, at, phase),
+            )
+
+    def set_live(self, name: str, at: float, data: Any) -> None:
+        """Replaces what is said about now under this name."""
+        with self.transaction() as db:
+            db.execute("INSERT OR REPLACE INTO live (name, t, data) VALUES (?, ?, ?)", (name, at, json.dumps(data)))
+
+    def add_gauges(self, at: float, values: Mapping[str, float]) -> None:
+        """Adds values at one time."""
+        with self.transaction() as db:
+            rows = [(name, at, float(value)) for name, value in values.items()]
+            db.executemany("INSERT OR REPLACE INTO gauges (name, t, value) VALUES (?, ?, ?)", rows)
+
+    def add_event(self, at: float, step: int | None, kind: str, who: str | None = None, data: Any = None) -> None:
+        """Adds something that happened; `data` is JSON."""
+        with self.transaction() as db:
+            db.execute(
+                "INSERT INTO events (t, step, kind, who, data) VALUES (?, ?, ?, ?, ?)",
+                (at, step, kind, None if who is None else clean_text(who), None if data is None else json.dumps(data)),
+            )
+
+    def drop_events(self, kinds: Sequence[str], before_step: int) -> None:
+        """Deletes the events of these kinds that belong to earlier steps."""
+        with self.transaction() as db:
+            places = ", ".join("?" * len(kinds))
+            db.execute(f"DELETE FROM events WHERE step < ? AND kind IN ({places})", (before_step, *kinds))
+
+    def add_checks(self, step: int, checks: Mapping[str, tuple[bool, float | None, float | None]]) -> None:
+        """Adds the invariants that were checked at a step: whether each holds, its value and its bound."""
+        rows = [(step, name, int(ok), value, bound) for name, (ok, value, bound) in checks.items()]
+        with self.transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO checks (step, name, ok, value, bound) VALUES (?, ?, ?, ?, ?)", rows)
 
     def truncate_after(self, step: int) -> None:
-        """Deletes everything after a step; a resumed run writes those steps again."""
-        with self._transaction() as db:
-            db.execute("DELETE FROM metrics WHERE step > ?", (step,))
-            db.execute("DELETE FROM trajectories WHERE step > ?", (step,))
+        """Deletes the records of all later steps; a resumed run writes those steps again."""
+        with self.transaction() as db:
+            self._delete_chains(db, "step > ?", (step,))
+            for table in (*_OF_STEPS, "events"):
+                db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+
+    def _delete_chains(self, db: sqlite3.Connection, condition: str, values: Sequence[Any]) -> None:
+        chosen = f"(SELECT key FROM trajectories WHERE {condition})"
+        for table in _OF_CHAINS:
+            db.execute(f"DELETE FROM {table} WHERE key IN {chosen}", values)
+        for (name,) in db.execute("SELECT DISTINCT name FROM tools").fetchall():
+            db.execute(f"DELETE FROM calls WHERE name = ? AND key IN {chosen}", (name, *values))
+        db.execute(f"DELETE FROM trajectories WHERE {condition}", values)
+
+    def _keep_stats(self, db: sqlite3.Connection, step: int) -> None:
+        """Stores the figures of a step, so that a view of all steps need not read all chains."""
+        for split in SPLITS:
+            if db.execute("SELECT 1 FROM step_stats WHERE step = ? AND split = ?", (step, split)).fetchone():
+                continue
+            chains = db.execute("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split))
+            if found := chains.fetchall():
+                db.execute(INSERT_STATS, stats_values(step, split, found))
 
     def flush(self) -> None:
         """Bring everything that was written to the disk: a power cut does not lose it. Raises StorageError."""
         with self._storage(), self._lock:
             self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            # Figures of the indexes for the query planner. The limit makes it take milliseconds also for a million chains.
+            self._db.execute("PRAGMA analysis_limit = 400")
+            self._db.execute("PRAGMA optimize")
+
+    def backup(self, path: str | Path) -> None:
+        """Copies the store to another file, also while it is written: the copy is complete or absent. Raises StorageError."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.writing")
+        with self._storage():
+            temporary.unlink(missing_ok=True)
+            with closing(sqlite3.connect(temporary)) as copy:
+                self._db.backup(copy, pages=4096)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
 
     # ---- reading ---------------------------------------------------------------------------------------------------------
+
+    def meta(self) -> dict[str, Any]:
+        """What the run says about itself. Empty for a run of format 1."""
+        return {key: json.loads(value) for key, value in self._fetch("SELECT key, value FROM meta", ())}
 
     def metrics(self, name: str | None = None) -> list[MetricRow]:
         """All values, or those of one metric, in the order of the steps."""
@@ -163,7 +293,8 @@ class RunStore:
 
     def trajectories(self, **query: Unpack[TrajectoryQuery]) -> list[Trajectory]:
         """Trajectories in the order of `rows`."""
-        return [decode(body) for (body,) in self._select("body", query)]
+        joined = "(SELECT body FROM bodies WHERE bodies.key = trajectories.key)"
+        return [decode(body) for (body,) in self._select(joined, query)]
 
     def scan(self, *, split: str | None = None) -> Iterator[tuple[TrajectoryRow, bytes]]:
         """Every summary with the encoded trajectory, in the order they were added, also those that are added meanwhile.
@@ -171,8 +302,9 @@ class RunStore:
         Reads in batches: a long read would keep the writer's log from being shortened.
         """
         condition, values = ("AND split = ?", (split,)) if split else ("", ())
+        body = "(SELECT body FROM bodies WHERE bodies.key = trajectories.key)"
         statement = (
-            f"SELECT key, body, {', '.join(_COLUMNS)} FROM trajectories WHERE key > ? {condition} ORDER BY key LIMIT 256"
+            f"SELECT key, {body}, {', '.join(_COLUMNS)} FROM trajectories WHERE key > ? {condition} ORDER BY key LIMIT 256"
         )
         last = -1
         while found := self._fetch(statement, (last, *values)):
@@ -187,7 +319,8 @@ class RunStore:
 
     def trajectory(self, id: str) -> Trajectory:  # noqa: A002 - the name of the field
         """The newest trajectory with this id. Raises ConfigError if there is none."""
-        found = self._fetch("SELECT body FROM trajectories WHERE id = ? ORDER BY key DESC LIMIT 1", (_text(id),))
+        newest = "SELECT key FROM trajectories WHERE id = ? ORDER BY key DESC LIMIT 1"
+        found = self._fetch(f"SELECT body FROM bodies WHERE key = ({newest})", (clean_text(id),))
         if not found:
             raise ConfigError(f"{self.path} has no trajectory {id!r}")
         return decode(found[0][0])
@@ -203,13 +336,14 @@ class RunStore:
         """
         path = Path(path)
         temporary = path.with_name(f".{path.name}.writing")
-        where, values = _where(split=split)
         num_written = 0
         # A separate connection: a long export must not hold the lock that the run writes under.
-        with closing(self._connect(readonly=True)) as db, temporary.open("w", encoding="utf-8") as file:
-            for step, its_split, body in db.execute(f"SELECT step, split, body FROM trajectories{where} ORDER BY key", values):
+        with RunStore(self.path, readonly=True) as reader, temporary.open("w", encoding="utf-8") as file:
+            for row, body in reader.scan(split=split):
                 trajectory = decode(body)
-                line = {"step": step, "split": its_split, "total_reward": trajectory.total_reward, **to_json(trajectory)}
+                line = {
+                    "step": row.step, "split": row.split, "total_reward": trajectory.total_reward, **to_json(trajectory),
+                }  # fmt: skip
                 file.write(json.dumps(line) + "\n")
                 num_written += 1
             file.flush()
@@ -220,6 +354,8 @@ class RunStore:
     def close(self) -> None:
         """May be called twice."""
         with self._lock:
+            if self._opened is not None:
+                self._opened.close()
             self._db.close()
 
     def __enter__(self) -> RunStore:
@@ -229,8 +365,12 @@ class RunStore:
         self.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All writes of the body are one transaction, also those of inner calls. Raises StorageError."""
         with self._storage(), self._lock:
+            if self._db.in_transaction:
+                yield self._db
+                return
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -264,47 +404,25 @@ def import_jsonl(path: str | Path) -> Iterator[tuple[int, str, Trajectory]]:
 
 
 def _where(**conditions: Any) -> tuple[str, tuple[Any, ...]]:
-    given = {name: _text(value) if isinstance(value, str) else value for name, value in conditions.items() if value is not None}
+    given = {
+        name: clean_text(value) if isinstance(value, str) else value for name, value in conditions.items() if value is not None
+    }
     clause = " AND ".join(f"{name} = ?" for name in given)
     return (f" WHERE {clause}" if clause else ""), tuple(given.values())
 
 
 def summary_of(step: int, split: str, trajectory: Trajectory) -> TrajectoryRow:
     """The summary that is stored with a trajectory."""
-    return _read_row(_columns(step, split, trajectory))
-
-
-def _row(step: int, split: str, trajectory: Trajectory) -> tuple[Any, ...]:
-    if split not in SPLITS:
-        raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
-    return (*_columns(step, split, trajectory), encode(trajectory))
-
-
-def _columns(step: int, split: str, trajectory: Trajectory) -> tuple[Any, ...]:
-    return (
-        _text(trajectory.id),
-        step,
-        split,
-        _text(trajectory.task.id),
-        trajectory.chain,
-        trajectory.outcome.value,
-        trajectory.reward,
-        trajectory.total_reward,
-        json.dumps(trajectory.components),
-        _text(trajectory.prediction),
-        len(trajectory.turns),
-        trajectory.num_sampled,
-        trajectory.seconds,
-    )
+    columns = columns_of(step, split, trajectory)
+    return _read_row(tuple(columns[name] for name in _COLUMNS))
 
 
 def _read_row(row: tuple[Any, ...]) -> TrajectoryRow:
-    values = list(row)
-    values[7] = math.nan if values[7] is None else values[7]
-    values[8] = json.loads(values[8])
-    return TrajectoryRow(*values)
-
-
-def _text(text: str) -> str:
-    """SQLite refuses half of a surrogate pair; the body keeps it."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    values = dict(zip(_COLUMNS, row, strict=True))
+    total = values["total_reward"]
+    values |= {
+        "total_reward": math.nan if total is None else total,
+        "components": json.loads(values["components"]),
+        "prediction": values["prediction"][:MAX_PREDICTION],  # format 1 has all of it
+    }
+    return TrajectoryRow(**values)

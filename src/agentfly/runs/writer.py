@@ -1,4 +1,4 @@
-"""Writes trajectories and metrics to a `RunStore` in one thread, so that chains and the learner do not wait for the disk.
+"""Writes the records of a run to its `RunStore` in one thread, so that chains and the learner do not wait for the disk.
 
     event loop                     queue                             thread "agentfly-store"
     add_trajectories  ---->  t3 t3 m3 t4 t4 t4 ...  ---->  encode, insert, commit        in the order of the calls
@@ -7,6 +7,9 @@
 
 A killed process loses what is queued, and nothing that was written before: the commit of a batch is in the operating system's
 hands. After `flush` nothing is queued, and a power cut loses nothing either.
+
+Notes (gauges, events) are small and many: they share transactions, and are dropped and counted if MAX_NOTES of them are queued.
+Trajectories, metrics and what the learner records are never dropped.
 
 Trajectories are encoded after the call returns: the caller must not change them. If a write fails, the writer drops what is
 queued and every later call raises StorageError, so metrics are never stored without the trajectories before them.
@@ -25,7 +28,7 @@ from typing import Literal
 
 from ..aio.threads import WorkerThread
 from ..errors import ConfigError, StorageError
-from ..types import Trajectory
+from ..types import TokenRecord, Trajectory
 from .store import SPLITS, RunStore, StoredSplit
 
 MAX_PENDING = 4096
@@ -34,31 +37,39 @@ TIMEOUT_S = 600.0
 """Seconds that a call waits for the disk before it raises StorageError."""
 BATCH = 64
 """Trajectories of one transaction, if they were added one by one."""
+MAX_NOTES = 20_000
+"""Notes that may be queued; more are dropped."""
 TRIES = 3
 """Attempts to encode a trajectory while another thread changes a field of its task."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """One call: trajectories of a step, or its metrics."""
+    """One call: trajectories of a step, its metrics, or another write (`write`, which is a note if `droppable`)."""
 
-    step: int
+    step: int = 0
     split: StoredSplit = "train"
     trajectories: list[Trajectory] = field(default_factory=list)
     replace: bool = False
     metrics: dict[str, float] | None = None
     num_bytes: int = 0
+    write: Callable[[RunStore], None] | None = None
+    droppable: bool = False
 
     def joins(self, other: _Job) -> bool:
         """Whether it may be written in the same transaction as the job before it."""
-        return self.metrics is None and not self.replace and (self.step, self.split) == (other.step, other.split)
+        if self.write is not None or other.write is not None:
+            return self.write is not None and other.write is not None
+        if self.metrics is not None or other.metrics is not None or self.replace:
+            return False
+        return (self.step, self.split) == (other.step, other.split)
 
 
 class StoreWriter:
     """The writing side of one store. `warn` receives a sentence the first time a caller has to wait.
 
-    `pending` is the number of trajectories that are queued. `busy_s` are the seconds that the thread has worked, `waited_s`
-    those that callers of `add_trajectories` and `drained` have waited.
+    `pending` is the number of trajectories that are queued, `dropped` that of the notes that were lost. `busy_s` are the
+    seconds that the thread has worked, `waited_s` those that callers of `add_trajectories` and `drained` have waited.
     """
 
     def __init__(
@@ -75,8 +86,8 @@ class StoreWriter:
         self.store = store
         self.max_pending, self.max_bytes, self.timeout_s = max_pending, max_bytes, timeout_s
         self.busy_s = self.waited_s = 0.0
-        self.pending = 0
-        self._bytes = 0
+        self.pending = self.dropped = 0
+        self._bytes = self._notes = 0
         self._warn = warn
         self._jobs: deque[_Job] = deque()
         self._queued = self._done = 0  # calls
@@ -118,6 +129,22 @@ class StoreWriter:
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queue the metrics of a step. They are written after all trajectories that were added before them."""
         self._put(_Job(step, metrics={name: float(value) for name, value in metrics.items()}))
+
+    def add_tokens(self, step: int, records: Sequence[TokenRecord]) -> None:
+        """Queue what the learner did with the chains of a step, which were added before."""
+        kept = list(records)
+        size = sum(len(blob) for record in kept for _, blob in record.series.values())
+        self._put(_Job(step, write=lambda store: store.add_tokens(step, kept), num_bytes=size))
+
+    def put(self, write: Callable[[RunStore], None], *, droppable: bool = False) -> None:
+        """Queue another write: `write` is called in the thread, perhaps in one transaction with others.
+
+        A note (`droppable`) is counted instead if too many are queued.
+        """
+        if droppable and self._notes >= MAX_NOTES:
+            self.dropped += 1
+            return
+        self._put(_Job(write=write, droppable=droppable))
 
     def flush(self) -> None:
         """Block until everything that was added is on the disk; for a thread other than the event loop's."""
@@ -164,6 +191,7 @@ class StoreWriter:
             self._queued += 1
             self.pending += len(job.trajectories)
             self._bytes += job.num_bytes
+            self._notes += job.droppable
             if self._thread is None:
                 self._thread = WorkerThread("store")
             # With the lock: after `close` has stopped the thread, it runs nothing.
@@ -213,8 +241,8 @@ class StoreWriter:
                 return  # written together with an earlier call, or dropped
             taken = [self._jobs.popleft()]
             count = len(taken[0].trajectories)
-            while self._jobs and taken[0].metrics is None and self._jobs[0].joins(taken[0]):
-                count += len(self._jobs[0].trajectories)
+            while self._jobs and self._jobs[0].joins(taken[0]):
+                count += max(1, len(self._jobs[0].trajectories))
                 if count > BATCH:
                     break
                 taken.append(self._jobs.popleft())
@@ -228,10 +256,17 @@ class StoreWriter:
             for job in taken:
                 self.pending -= len(job.trajectories)
                 self._bytes -= job.num_bytes
+                self._notes -= job.droppable
             self._wake()
 
     def _write(self, jobs: list[_Job]) -> None:
         first = jobs[0]
+        if first.write is not None:
+            with self.store.transaction():
+                for job in jobs:
+                    assert job.write is not None
+                    job.write(self.store)
+            return
         if first.metrics is not None:
             self.store.add_metrics(first.step, first.metrics)
             return

@@ -12,6 +12,7 @@ import difflib
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 from ..aio.deadline import GRACE_S
@@ -25,18 +26,36 @@ MAX_TOGETHER = 64
 """Limit of concurrent calls of one turn; a model can write thousands of calls."""
 
 
-async def call_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context) -> tuple[ToolResult, ...]:
-    """Executes the calls of one turn. Raises RolloutError, CancelledError, ConfigError or InvariantError, nothing else."""
+async def call_tools(
+    tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context, seconds: list[float] | None = None
+) -> tuple[ToolResult, ...]:
+    """Executes the calls of one turn. Raises RolloutError, CancelledError, ConfigError or InvariantError, nothing else.
+
+    `seconds` receives the time of each call: 0 for one that reached no tool, or had not begun when the turn was ended.
+    """
+    if seconds is not None:
+        seconds[:] = [0.0] * len(calls)
     if len(calls) == 1:
         call = calls[0]
         tool = tools.get(call.name)
         if tool is None or call.error is not None:
             return (_refuse(tools, call),)
-        return (await tool.run(call.arguments, context),)
-    return await _together(tools, calls, context)
+        return (await _run(tool, call, context, seconds, 0),)
+    return await _together(tools, calls, context, seconds)
 
 
-async def _together(tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context) -> tuple[ToolResult, ...]:
+async def _run(tool: Tool, call: ToolCall, context: Context, seconds: list[float] | None, index: int) -> ToolResult:
+    since = perf_counter()
+    try:
+        return await tool.run(call.arguments, context)
+    finally:
+        if seconds is not None:
+            seconds[index] = perf_counter() - since
+
+
+async def _together(
+    tools: Mapping[str, Tool], calls: Sequence[ToolCall], context: Context, seconds: list[float] | None
+) -> tuple[ToolResult, ...]:
     results: list[ToolResult | None] = [None] * len(calls)
     lanes: dict[Any, list[int]] = {}
     for index, call in enumerate(calls):
@@ -51,7 +70,7 @@ async def _together(tools: Mapping[str, Tool], calls: Sequence[ToolCall], contex
     async def work() -> None:
         while waiting:
             for index in waiting.popleft():
-                results[index] = await tools[calls[index].name].run(calls[index].arguments, context)
+                results[index] = await _run(tools[calls[index].name], calls[index], context, seconds, index)
 
     if len(lanes) <= 1:
         await work()

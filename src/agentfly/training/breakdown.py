@@ -68,6 +68,7 @@ class Breakdown:
     def __init__(self, stats: Callable[[], Mapping[str, float]] | None, writer: StoreTimes | None = None) -> None:
         self.activities = Activities()
         self._stats, self._writer = stats, writer
+        self.on_span: Callable[[Span], None] | None = None  # told of each span that begins
         self._lock = threading.Lock()
         self._open: Counter[Span] = Counter()
         self._stalls = Stalls()
@@ -83,6 +84,8 @@ class Breakdown:
     @contextmanager
     def span(self, name: Span) -> Iterator[None]:
         """The body is this part of the step. "rollout" is no part: its time goes to what the chains waited for."""
+        if self.on_span is not None:
+            self.on_span(name)
         with self._lock:
             self._cut()
             self._open[name] += 1

@@ -70,7 +70,8 @@ class Probe:
 class Ledger:
     """Counts tasks and chains over the whole run and checks each step.
 
-    `max_lag` None accepts tokens of any older version: the learner masks those that are too old.
+    `max_lag` None accepts tokens of any older version: the learner masks those that are too old. `checked` holds the checks of
+    the current step by name: whether each holds, its value and the bound of the value (None: it has no number).
     """
 
     def __init__(self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0) -> None:
@@ -80,28 +81,43 @@ class Ledger:
         self.admitted = 0
         self.returned: Counter[str] = Counter()
         self.groups: Counter[str] = Counter(dict.fromkeys(("trained", "filtered", "failed"), 0))
+        self.checked: dict[str, tuple[bool, float | None, float | None]] = {}
         self._seen: set[str] = set()
         self._order: deque[str] = deque()
+
+    def take_checked(self) -> dict[str, tuple[bool, float | None, float | None]]:
+        """Returns `checked`, and begins a new step."""
+        found, self.checked = self.checked, {}
+        return found
+
+    def _note(self, name: str, ok: bool, value: float | None = None, bound: float | None = None) -> bool:
+        """Note a check. Returns whether it holds; a check that failed once in a step stays failed."""
+        before = self.checked.get(name, (True, None, None))
+        if before[0]:
+            self.checked[name] = (ok, value, bound)
+        return ok
 
     def check_rollout(self, groups: Sequence[Sequence[Trajectory]], *, num_tasks: int, num_chains: int, version: int) -> None:
         """Check one step's chains, after sampling and before learning."""
         self.admitted += num_tasks * num_chains
         chains = [trajectory for group in groups for trajectory in group]
         self.returned.update(trajectory.outcome.value for trajectory in chains)
-        if self.returned.total() != self.admitted:
+        missing = self.admitted - self.returned.total()
+        if not self._note("chains_returned", missing == 0, missing, 0):
             raise InvariantError(f"{self.admitted} chains were admitted so far but {self.returned.total()} came back")
         drawn = Counter((_step_of(group[0]), group[0].task.id, group[0].draw) for group in groups if group)
-        if repeated := [task for (_, task, _), count in drawn.items() if count > 1]:
+        repeated = [task for (_, task, _), count in drawn.items() if count > 1]
+        if not self._note("draws_once", not repeated, len(repeated), 0):
             raise InvariantError(f"two groups hold the same draw of task {repeated[0]!r}: their chains have the same seeds")
-        for group in groups:
-            if (
-                len({(trajectory.task.id, trajectory.draw) for trajectory in group}) != 1
-                or len({t.chain for t in group}) != num_chains
-            ):
-                raise InvariantError("a group holds chains of different tasks, or one chain twice: advantages would be wrong")
+        mixed = sum(
+            len({(trajectory.task.id, trajectory.draw) for trajectory in group}) != 1
+            or len({trajectory.chain for trajectory in group}) != num_chains
+            for group in groups
+        )
+        if not self._note("groups_whole", not mixed, mixed, 0):
+            raise InvariantError("a group holds chains of different tasks, or one chain twice: advantages would be wrong")
         self._check_new(chains)
-        for trajectory in chains:
-            _check_tokens(trajectory, version, self.max_lag)
+        self._check_versions(chains, version)
         self._check_losses(chains)
 
     def check_books(
@@ -111,7 +127,9 @@ class Ledger:
         failed = sum(not any(trajectory.trainable for trajectory in group) for group in groups)
         filtered = max(0, int(metrics["train/zero_advantage_groups"]) - failed)
         self.groups.update({"failed": failed, "filtered": filtered, "trained": len(groups) - failed - filtered})
-        if self.groups.total() + in_flight != drawn:
+        lost = drawn - self.groups.total() - in_flight
+        self._note("mask_is_sampled", True)  # the learner raises if it is not, before it returns metrics
+        if not self._note("tasks_accounted", lost == 0, lost, 0):
             raise InvariantError(
                 f"{drawn} tasks were drawn, but {dict(self.groups)} and {in_flight} in flight are "
                 f"{self.groups.total() + in_flight}"
@@ -122,7 +140,7 @@ class Ledger:
     def check_update(self, metrics: Mapping[str, float]) -> None:
         """Check that learner and engine computed the same log-probs; the learner calls it before the weights change."""
         gap = metrics.get("train/logprob_gap", 0.0)
-        if not gap <= self.max_logprob_gap:
+        if not self._note("logprob_gap", gap <= self.max_logprob_gap, gap, self.max_logprob_gap):
             raise InvariantError(
                 f"sampled and recomputed log-probs differ by {gap:.4f} nats on average (limit {self.max_logprob_gap}): the "
                 f"engine sampled from other weights, another temperature or other tokens than those being trained. "
@@ -136,7 +154,7 @@ class Ledger:
         if not gaps:
             return {}
         gap = sum(gaps) / len(gaps)
-        if not gap <= self.max_logprob_gap:
+        if not self._note("probe_gap", gap <= self.max_logprob_gap, gap, self.max_logprob_gap):
             raise InvariantError(
                 f"the engine's and the learner's log-probs of a probe differ by {gap:.4f} nats on average (limit "
                 f"{self.max_logprob_gap}): the engine does not sample from version {learner.version} of the weights"
@@ -145,27 +163,46 @@ class Ledger:
 
     def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
         """Check after publishing that the engine samples from the learner's weights."""
-        if engine.version != learner.version:
+        behind = learner.version - engine.version
+        if not self._note("version_published", behind == 0, behind, 0):
             raise InvariantError(f"the engine samples from version {engine.version}, but the learner is at {learner.version}")
-        if engine.model is not learner.model:
+        if not self._note("same_model", engine.model is learner.model):
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
-        if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
-            raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
-        if stale := engine.stats().get("stale_hits"):
+        if not engine.shares_weights:
+            proof = engine.proof
+            late = None if proof is None else learner.version - proof.version
+            if not self._note("handover_proven", late == 0, late, 0):
+                raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
+        stale = engine.stats().get("stale_hits", 0.0)
+        if not self._note("stale_cache", not stale, stale, 0):
             raise InvariantError(f"the engine reused {stale:g} cached tokens of older weights for new requests")
 
     def _check_new(self, chains: Sequence[Trajectory]) -> None:
         names = [trajectory.id for trajectory in chains]
-        if twice := self._seen.intersection(names):
+        twice = self._seen.intersection(names)
+        if not self._note("chains_new", not twice, len(twice), 0):
             raise InvariantError(f"chain {min(twice)} was trained in an earlier step")
         self._seen.update(names)
         self._order.extend(names)
         while len(self._order) > REMEMBERED:
             self._seen.discard(self._order.popleft())
 
+    def _check_versions(self, chains: Sequence[Trajectory], version: int) -> None:
+        lags, problem = [0], None
+        for trajectory in chains:
+            lag, found = _examine_versions(trajectory, version, self.max_lag)
+            lags.append(lag)
+            problem = problem or found
+        if not self._note("lag", problem is None, max(lags), self.max_lag):
+            raise InvariantError(problem)
+        scored = [chain.id for chain in chains if _failed(chain) and chain.reward is not None]
+        if not self._note("failures_unscored", not scored, len(scored), 0):
+            raise InvariantError(f"chain {scored[0]} ended in a failure of the world but has a reward")
+
     def _check_losses(self, chains: Sequence[Trajectory]) -> None:
         lost = [trajectory for trajectory in chains if not trajectory.trainable]
-        if len(lost) <= self.max_failed_share * len(chains):
+        share = len(lost) / max(1, len(chains))
+        if self._note("failed_share", len(lost) <= self.max_failed_share * len(chains), share, self.max_failed_share):
             return
         why, count = Counter(trajectory.error or trajectory.outcome.value for trajectory in lost).most_common(1)[0]
         raise InvariantError(f"{len(lost)} of {len(chains)} chains are untrainable; the most common cause ({count}): {why}")
@@ -176,15 +213,19 @@ def _step_of(trajectory: Trajectory) -> str:
     return trajectory.id.partition("-")[0]
 
 
-def _check_tokens(trajectory: Trajectory, version: int, max_lag: int | None) -> None:
+def _examine_versions(trajectory: Trajectory, version: int, max_lag: int | None) -> tuple[int, str | None]:
+    """The age of the chain's oldest token in versions, and what is wrong with its versions."""
     versions = [(min(drawn), max(drawn)) for turn in trajectory.turns if (drawn := turn.completion.versions)]
-    if versions:
-        oldest, newest = min(low for low, _ in versions), max(high for _, high in versions)
-        if newest > version or (max_lag is not None and oldest < version - max_lag):
-            wrong = newest if newest > version else oldest
-            allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
-            raise InvariantError(
-                f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
-            )
-    if trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED) and trajectory.reward is not None:
-        raise InvariantError(f"chain {trajectory.id} ended in a failure of the world but has a reward")
+    if not versions:
+        return 0, None
+    oldest, newest = min(low for low, _ in versions), max(high for _, high in versions)
+    if newest <= version and (max_lag is None or oldest >= version - max_lag):
+        return version - oldest, None
+    wrong = newest if newest > version else oldest
+    allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
+    told = f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
+    return version - oldest, told
+
+
+def _failed(trajectory: Trajectory) -> bool:
+    return trajectory.outcome in (Outcome.WORLD_FAILURE, Outcome.CANCELLED)

@@ -40,8 +40,8 @@ from ..rollout import (
     open_task,
     watchdog,
 )
-from ..runs import RunDirectory, RunStore, StoreWriter
-from ..types import Completion, Learner, PreparedEngine, Task, TrainableEngine, Trajectory
+from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
+from ..types import Completion, Learner, PreparedEngine, RecordingLearner, Task, TrainableEngine, Trajectory
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
@@ -127,6 +127,10 @@ class Trainer:
         self.writer = StoreWriter(self.store, warn=progress.note)
         self.breakdown = Breakdown(self.engine.stats, self.writer)
         self.plan = replace(self.plan, activities=self.breakdown.activities)
+        self.recorder = Recorder(self.writer)
+        self.breakdown.on_span = self.recorder.span
+        self.breakdown.activities.listen = lambda chain, ended: self.recorder.chain(chain, ended=ended)
+        progress.on_note = self.recorder.warn
         self.trackers = Trackers.open(
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
@@ -149,7 +153,8 @@ class Trainer:
         """Train to the last step, or until cancelled. A checkpoint is saved in both cases."""
         with self.progress, signals.cancelling() if signals else nullcontext():
             try:
-                with self.writer:  # written to the end also if the run stops; a failed write does not hide why
+                # Written to the end also if the run stops; a failed write does not hide why.
+                with self.writer, self.recorder.running(**self._description()):
                     async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
                         assert self.plan.admission is not None
                         self.plan.admission.advance(self.step)
@@ -196,7 +201,7 @@ class Trainer:
 
     async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
-        step = self.step + 1
+        step = self.recorder.step = self.step + 1
         self.result.after = {}
         if self.plan.manager is not None:
             self.plan.manager.mark()
@@ -215,9 +220,11 @@ class Trainer:
                     self.result.after = (await self._validate()).metrics
                 metrics |= self.result.after
         finally:
+            self.recorder.checks(step, self.ledger.take_checked())
             if self.step == step:
                 metrics |= self.breakdown.end_step(metrics["rollout/tokens"])
                 self._record(step, metrics)
+                self.recorder.end_step(step)
         self.progress.step(step, metrics)
         if self.saver.due(step):
             with self.breakdown.span("save"):
@@ -279,6 +286,8 @@ class Trainer:
                 # Publishing drops the caches of all chains, so a version that the engine has is not published again.
                 if not self.overlaps or self.engine.version != self.learner.version:
                     self.engine.publish(self.learner.version)
+        if isinstance(self.learner, RecordingLearner):
+            self.recorder.tokens(self.step + 1, self.learner.token_records())
         return learned
 
     @asynccontextmanager
@@ -309,15 +318,14 @@ class Trainer:
 
     @asynccontextmanager
     async def _environments_shown(self) -> AsyncIterator[None]:
-        """Update the displayed environments while the body runs, also while no chain ends."""
-        manager = self.plan.manager
-        if manager is None:
-            yield
-            return
+        """Update the displayed and the recorded environments while the body runs, also while no chain ends."""
+        manager, activities = self.plan.manager, self.breakdown.activities
 
         async def look() -> None:
             while True:
-                self.progress.environments(manager.metrics())
+                figures = {} if manager is None else manager.metrics()
+                self.progress.environments(figures)
+                self.recorder.look(figures, activities, None if manager is None else manager.holders())
                 await asyncio.sleep(LOOK_S)
 
         looking = asyncio.create_task(look())
@@ -456,6 +464,17 @@ class Trainer:
             "opening": self.opening,
             "validation": fingerprint(self.validation_tasks),
             "random": random_state(),
+        }
+
+    def _description(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "kind": "train",
+            "model": config.agent.model,
+            "world": config.agent.env or config.data.train or None,
+            "algorithm": find_algorithm(config.algorithm).name,
+            "seed": config.seed,
+            "total_steps": config.train.steps,
         }
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:

@@ -46,6 +46,7 @@ class Progress:
     ) -> None:
         self.total_steps = total_steps
         self.directory: Path | None = None
+        self.on_note: Callable[[str], None] | None = None  # told of each note
         self._console = console
         self._clock = clock
         self._live: Any = None
@@ -93,6 +94,8 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints a text above the display."""
+        if self.on_note is not None:
+            self.on_note(text)
         if self._live is None:
             self._print(text)
         else:

@@ -164,7 +164,8 @@ def _token_loss(algorithm: Algorithm, tokens: Tokens, settings: LossSettings) ->
 def regularizers(
     experience: Experience, settings: LossSettings, tokens: Tensor, scores: Scores, minibatch: Minibatch, totals: Totals
 ) -> Tensor:
-    """Returns KL to the reference - entropy bonus, as far as the settings ask for them."""
+    """Returns KL to the reference - entropy bonus, as far as the settings ask for them. Notes the tokens as trained."""
+    experience.keep(tokens, scores.logprobs, scores.entropies, is_first=minibatch.is_first)
     weights, count = minibatch.weights[tokens], len(tokens)
     loss = torch.zeros((), device=weights.device)
     if experience.reference is not None and settings.kl_in == "loss":

@@ -15,10 +15,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError
+from ..errors import ConfigError
+from . import chat
 
 if TYPE_CHECKING:
-    from .runs.store import RunStore, TrajectoryRow
+    from ..runs.store import RunStore, TrajectoryRow
 
 SPLITS = ("train", "validation")
 COMPARES_SIBLINGS = ("grpo", "dr_grpo", "rloo")
@@ -50,6 +51,8 @@ def add_parsers(commands: Any) -> None:
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
     doctor.set_defaults(run=run_doctor)
 
+    chat.add_parser(commands)
+
 
 def run_list(arguments: argparse.Namespace) -> int:
     """Print one line per run, oldest first."""
@@ -71,9 +74,9 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def _summary(path: Path) -> list[str]:
-    from .config import Config
-    from .runs import RunStore
-    from .watch.progress import number
+    from ..config import Config
+    from ..runs import RunStore
+    from ..watch.progress import number
 
     try:
         config = Config.load(path / "config.toml")
@@ -93,8 +96,8 @@ def run_show(arguments: argparse.Namespace) -> int:
     """Print the trajectories that match."""
     from rich.console import Console
 
-    from .runs import RunDirectory, RunStore
-    from .watch.tables import show_trajectory, why_untrained
+    from ..runs import RunDirectory, RunStore
+    from ..watch.tables import show_trajectory, why_untrained
 
     query: Any = {name: getattr(arguments, name) for name in ("step", "split", "outcome", "limit")}
     with RunStore(RunDirectory.existing(Path(arguments.run_dir)).database, readonly=True) as store:
@@ -113,8 +116,8 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 def _why_no_advantage(store: RunStore, row: TrajectoryRow) -> str | None:
     """Says if the chain's advantage is 0: its algorithm compares siblings, and all of them have the same reward."""
-    from .config import Config
-    from .types import Outcome
+    from ..config import Config
+    from ..types import Outcome
 
     try:
         config = Config.load(store.path.with_name("config.toml"))
@@ -131,7 +134,7 @@ def _why_no_advantage(store: RunStore, row: TrajectoryRow) -> str | None:
 
 def run_export(arguments: argparse.Namespace) -> int:
     """Write the file and say what is in it."""
-    from .runs import RunDirectory, RunStore
+    from ..runs import RunDirectory, RunStore
 
     path = Path(arguments.file)
     if path.suffix not in (".jsonl", ".csv"):
@@ -155,8 +158,8 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from .training.doctor import diagnose
-    from .watch.tables import clean
+    from ..training.doctor import diagnose
+    from ..watch.tables import clean
 
     found = diagnose(arguments.run_dir)
     if arguments.json:

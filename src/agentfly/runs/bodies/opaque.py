@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import codec
+from ... import codec
 
 MAX_DEPTH = 40  # of a field or an argument; the codec bounds how deep tuples and records may nest
 MAX_REPR = 2000

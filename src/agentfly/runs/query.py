@@ -1,0 +1,468 @@
+"""Reads a run store for the views: `RunReader` answers every question of a page, a table or a plot in SQL.
+
+It reads a run that is being written, and runs of format 1, and changes neither. A list is read in pages by a cursor, never by
+an offset, so a page costs its rows wherever it lies. A statement that takes longer than `timeout_s` is interrupted and raises
+`QueryTimeout`. A count then returns what it has counted, and a search in whole chains the ones that it has found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ConfigError, QueryTimeout, StorageError
+from ..types import Trajectory
+from .codec import body_contains, decode
+from .filters import ChainFilter, Cursor, Order, clean_text
+from .lock import RunState, state_of
+from .rows import (
+    ChainRow,
+    CheckRow,
+    Count,
+    EventRow,
+    GroupRow,
+    Histogram,
+    StepRow,
+    TokenSeries,
+    ToolCounts,
+    ToolRow,
+    chain_row,
+    group_row,
+    step_stats,
+    tool_row,
+    unpack_values,
+)
+from .schema import Opened, open_readonly
+
+TIMEOUT_S = 2.0
+COUNT_CAP = 100_000
+_RARE = 20_000  # a tool that fewer chains called than this selects by its own list of chains
+_SCAN = 512  # chains whose bodies are searched between two looks at the clock
+Point = tuple[int, float | None, float | None]
+"""Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
+
+
+_COLUMNS = ", ".join(each.name for each in fields(ChainRow))
+
+
+class RunReader:
+    """The queries of one run. `path` is the folder of a run or its database. Raises ConfigError if there is none.
+
+    It may be used from several threads; one statement runs at a time.
+    """
+
+    def __init__(self, path: str | Path, *, timeout_s: float = TIMEOUT_S) -> None:
+        path = Path(path)
+        self.path = path / "run.db" if path.is_dir() else path
+        self.timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._deadline = math.inf
+        self._opened = self._open()
+
+    def _open(self) -> Opened:
+        opened = open_readonly(self.path)
+        opened.db.create_function("body_contains", 2, body_contains, deterministic=True)
+        opened.db.set_progress_handler(lambda: time.monotonic() > self._deadline, 10_000)
+        return opened
+
+    def close(self) -> None:
+        """May be called twice."""
+        with self._lock:
+            self._opened.close()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def format(self) -> int:
+        """The format of the file: 1 or 2."""
+        return self._opened.format
+
+    # ---- the run ---------------------------------------------------------------------------------------------------------
+
+    def data_version(self) -> int:
+        """A number that changes when another connection has written."""
+        return int(self._fetch("PRAGMA data_version")[0][0])
+
+    def meta(self) -> dict[str, Any]:
+        """What the run says about itself: status, pid, host, heartbeat, model, world, algorithm, version, seed and others.
+
+        Empty for a run of format 1.
+        """
+        return {key: _json(value) for key, value in self._fetch("SELECT key, value FROM meta")}
+
+    def state(self) -> RunState:
+        """ "running", "finished", "stopped" (by a signal or an error) or "dead" (killed)."""
+        return state_of(self.path.parent, self.meta(), self.last_step())
+
+    def last_step(self) -> int | None:
+        """The newest step that has metrics or chains."""
+        (metrics,), (chains,) = (
+            self._fetch("SELECT max(step) FROM metrics")[0],
+            self._fetch("SELECT max(step) FROM trajectories")[0],
+        )
+        return max((step for step in (metrics, chains) if step is not None), default=None)
+
+    def num_chains(self) -> int:
+        """All stored chains."""
+        return int(self._fetch("SELECT count(*) FROM trajectories")[0][0])
+
+    def values(self, column: Literal["split", "outcome", "step"]) -> list[Any]:
+        """The different values of a column of the chains, sorted."""
+        if column not in ("split", "outcome", "step"):
+            raise ConfigError(f"the values of {column!r} cannot be listed")
+        if column == "split" or self.format == 1:
+            return [value for (value,) in self._fetch(f"SELECT DISTINCT {column} FROM trajectories ORDER BY 1")]
+        return self._distinct("trajectories", column)
+
+    def tool_names(self) -> list[str]:
+        """The tools that a chain called, sorted. Empty for a run of format 1."""
+        return self._distinct("calls", "name")
+
+    # ---- metrics ---------------------------------------------------------------------------------------------------------
+
+    def metric_names(self) -> list[str]:
+        """Sorted."""
+        if self.format == 1:
+            return [name for (name,) in self._fetch("SELECT DISTINCT name FROM metrics ORDER BY name")]
+        return self._distinct("metrics", "name")
+
+    def series(self, names: Sequence[str], after_step: int | None = None) -> dict[str, list[Point]]:
+        """The values of each metric in the order of the steps. A name without values has an empty list."""
+        found: dict[str, list[Point]] = {}
+        for name in dict.fromkeys(names):
+            statement = "SELECT step, time, value FROM metrics WHERE name = ? AND step > ? ORDER BY step"
+            rows = self._fetch(statement, (clean_text(name), -1 if after_step is None else after_step))
+            found[name] = [(step, at, _finite(value)) for step, at, value in rows]
+        return found
+
+    def outcomes_by_step(self, after_step: int | None = None) -> list[StepRow]:
+        """Every step with its outcomes and rewards, in the order of the steps, train before validation."""
+        after = -1 if after_step is None else after_step
+        times = {row[0]: row[1:] for row in self._fetch("SELECT step, started, ended, phase, whole FROM steps")}
+        kept = {
+            (step, split): (chains, scored, mean, json.loads(quantiles), json.loads(outcomes))
+            for step, split, chains, scored, mean, quantiles, outcomes in self._fetch(
+                "SELECT step, split, chains, scored, mean, quantiles, outcomes FROM step_stats WHERE step > ?", (after,)
+            )
+        }
+        missing = self._fetch("SELECT DISTINCT step, split FROM trajectories WHERE step > ?", (after,))
+        kept |= {(step, split): self._stats(step, split) for step, split in missing if (step, split) not in kept}
+        return [
+            StepRow(
+                step, split, chains, scored, outcomes, mean, quantiles,
+                *((None, None, None, self.format == 1) if step not in times else (*times[step][:3], bool(times[step][3]))),
+            )
+            for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(kept.items())
+        ]  # fmt: skip
+
+    def _stats(self, step: int, split: str) -> tuple[Any, ...]:
+        return step_stats(self._fetch("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split)))
+
+    # ---- chains ----------------------------------------------------------------------------------------------------------
+
+    def page(
+        self,
+        filter: ChainFilter | None = None,  # noqa: A002
+        sort: str = "-added",
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> tuple[list[ChainRow], str | None]:
+        """The next chains that match, and the cursor of the page after them, None at the end.
+
+        A search that takes too long returns fewer chains than `limit`, perhaps none, with the cursor to go on from.
+        """
+        chosen = filter or ChainFilter()
+        order, start = Order.parse(sort), None if cursor is None else Cursor.parse(cursor)
+        limit = max(1, min(limit, 1000))
+        if chosen.text and chosen.in_body:
+            return self._search(chosen, order, start, limit)
+        where, values = self._where(chosen)
+        rows: list[ChainRow] = []
+        for condition, more in order.ranges(start):
+            statement = f"SELECT {_COLUMNS} FROM trajectories WHERE {_all([condition, *where])} ORDER BY {order.sql} LIMIT ?"
+            rows += map(chain_row, self._fetch(statement, (*more, *values, limit + 1 - len(rows))))
+            if len(rows) > limit:
+                return rows[:limit], self._cursor(order, rows[limit - 1])
+        return rows, None
+
+    def _search(self, chosen: ChainFilter, order: Order, start: Cursor | None, limit: int) -> tuple[list[ChainRow], str | None]:
+        """A page of the chains whose bodies hold a text: reads the bodies in small batches until the time is up."""
+        if order.column != "key":
+            raise ConfigError("a search in whole chains lists them by the time they were added: sort by added or -added")
+        where, values = self._where(chosen)
+        needle = _needle(chosen)
+        rows: list[ChainRow] = []
+        ends = time.monotonic() + self.timeout_s
+        while True:
+            condition, more = order.ranges(start)[0]
+            inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {order.sql} LIMIT {_SCAN}"
+            keys = [key for (key,) in self._fetch(inner, (*more, *values))]
+            for key in keys:
+                start = Cursor(None, key)
+                if self._fetch("SELECT 1 FROM bodies WHERE key = ? AND body_contains(body, ?)", (key, needle)):
+                    rows += self._rows("key = ?", (key,))
+                if len(rows) >= limit or time.monotonic() > ends:
+                    return rows, start.text
+            if len(keys) < _SCAN:
+                return rows, None
+
+    def count(self, filter: ChainFilter | None = None, cap: int = COUNT_CAP) -> Count:  # noqa: A002
+        """The number of chains that match, at most `cap`."""
+        chosen = filter or ChainFilter()
+        where, values = self._where(chosen)
+        if chosen.text and chosen.in_body:
+            where.append("(SELECT body_contains(body, ?) FROM bodies WHERE bodies.key = trajectories.key)")
+            values.append(_needle(chosen))
+        found = 0
+        try:
+            for _ in self._iterate(f"SELECT 1 FROM trajectories WHERE {_all(where)} LIMIT ?", (*values, cap + 1)):
+                found += 1
+        except QueryTimeout:
+            return Count(found, False)
+        return Count(min(found, cap), found <= cap)
+
+    def histogram(self, filter: ChainFilter | None = None, bins: int = 20) -> Histogram:  # noqa: A002
+        """The rewards of the scored chains that match. Empty if there are none; one bin if all are equal."""
+        bins = max(1, min(bins, 200))
+        where, values = self._where(filter or ChainFilter())
+        condition = _all(["score IS NOT NULL", *where])
+        low, high = self._fetch(f"SELECT min(score), max(score) FROM trajectories WHERE {condition}", values)[0]
+        if low is None:
+            return Histogram([], [])
+        if not math.isfinite(high - low):
+            raise ConfigError(f"rewards from {low} to {high} have no histogram")
+        if low == high:
+            count = self._fetch(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
+            return Histogram([low, high], [count])
+        place = "min(?, CAST((score - ?) * ? AS INTEGER))"
+        found = self._fetch(
+            f"SELECT {place}, count(*) FROM trajectories WHERE {condition} GROUP BY 1",
+            (bins - 1, low, bins / (high - low), *values),
+        )
+        counts = [0] * bins
+        for index, count in found:
+            counts[index] = count
+        width = (high - low) / bins
+        return Histogram([*(low + width * index for index in range(bins)), high], counts)
+
+    def groups(self, step: int, split: str = "train") -> list[GroupRow]:
+        """The groups of a step, in the order of their first chain."""
+        found: dict[tuple[str, int], list[Any]] = {}
+        statement = "SELECT task_id, draw, score, num_trained FROM trajectories WHERE step = ? AND split = ? ORDER BY key"
+        for task, draw, score, trained in self._fetch(statement, (step, split)):
+            found.setdefault((task, draw), []).append((score, trained))
+        return [group_row(step, task, draw, chains) for (task, draw), chains in found.items()]
+
+    def group(self, step: int, task_id: str, draw: int | None = None, split: str = "train") -> list[ChainRow]:
+        """The sibling chains of a task in a step, by their number. Without `draw`, those of all its draws."""
+        condition = "task_id = ? AND step = ? AND split = ?" + ("" if draw is None else " AND draw = ?")
+        values = (clean_text(task_id), step, split, *(() if draw is None else (draw,)))
+        return self._rows(f"{condition} ORDER BY draw, chain, key", values)
+
+    def row(self, id: str) -> ChainRow:  # noqa: A002 - the name of the field
+        """The summary of the newest chain with this id. Raises ConfigError if there is none."""
+        found = self._rows("id = ? ORDER BY key DESC LIMIT 1", (clean_text(id),))
+        if not found:
+            raise ConfigError(f"{self.path} has no trajectory {id!r}")
+        return found[0]
+
+    def trajectory(self, id: str) -> Trajectory:  # noqa: A002
+        """The newest chain with this id, complete. Raises ConfigError if there is none, or it cannot be read."""
+        found = self._fetch("SELECT body FROM bodies WHERE key = ?", (self.row(id).key,))
+        if not found:
+            raise ConfigError(f"{self.path} has no trajectory {id!r}")
+        return decode(found[0][0])
+
+    def token_series(self, id: str) -> TokenSeries:  # noqa: A002
+        """What the learner recorded for each sampled token of the newest chain with this id."""
+        row = self.row(id)
+        stored = {
+            name: unpack_values(dtype, blob)
+            for name, dtype, blob in self._fetch("SELECT name, dtype, blob FROM tokens WHERE key = ?", (row.key,))
+        }
+        # A series whose values are all equal is not stored: the summary has the value.
+        if "advantage" not in stored and row.advantage is not None:
+            stored["advantage"] = [row.advantage] * row.num_tokens
+        trained: list[bool] | None = None
+        if "trained" in stored:
+            trained = [bool(value) for value in stored.pop("trained")]
+        elif row.num_trained is not None:
+            trained = [row.num_trained > 0] * row.num_tokens
+        elif row.split != "train":
+            trained = [False] * row.num_tokens  # a held-out chain is never trained on
+        named = {name: stored.pop(name, None) for name in ("advantage", "trainer_logprob", "entropy")}
+        return TokenSeries(row.num_tokens, trained, **named, others=stored)
+
+    # ---- over time -------------------------------------------------------------------------------------------------------
+
+    def gauge_names(self) -> list[str]:
+        """The names of the pool figures and others that are recorded over time, sorted."""
+        return self._distinct("gauges", "name")
+
+    def gauges(
+        self, names: Sequence[str] | None = None, since: float | None = None, max_points: int = 1000
+    ) -> dict[str, list[tuple[float, float | None]]]:
+        """Time and value of each gauge. A value holds until the next one: only changes are stored.
+
+        The first point may lie before `since`: it is the value at that time. A long series is thinned to the last value in
+        each of `max_points` equal intervals.
+        """
+        start = -math.inf if since is None else since
+        found: dict[str, list[tuple[float, float | None]]] = {}
+        for name in self.gauge_names() if names is None else dict.fromkeys(names):
+            before = self._fetch("SELECT t, value FROM gauges WHERE name = ? AND t < ? ORDER BY t DESC LIMIT 1", (name, start))
+            low, high = self._fetch("SELECT min(t), max(t) FROM gauges WHERE name = ? AND t >= ?", (name, start))[0]
+            points = []
+            if low is not None:
+                width = max((high - low) / max(1, max_points), 1e-9)
+                points = self._fetch(
+                    "SELECT max(t), value FROM gauges WHERE name = ? AND t >= ? "
+                    "GROUP BY CAST((t - ?) / ? AS INTEGER) ORDER BY 1",
+                    (name, start, low, width),
+                )
+            found[name] = [(at, _finite(value)) for at, value in [*before, *points]]
+        return found
+
+    def live(self) -> dict[str, tuple[float, Any]]:
+        """What the run last said about now, with the time: "chains" (those that run) and "leases" (held by which chain)."""
+        return {name: (at, _json(data)) for name, at, data in self._fetch("SELECT name, t, data FROM live")}
+
+    def tools(self, step: int | None = None, split: str | None = None) -> list[ToolRow]:
+        """The tools of a step, or of the whole run, the slowest first (by `p95_s`). Quantiles are accurate to a tenth."""
+        conditions = {"step": step, "split": split}
+        where = [f"{name} = ?" for name, value in conditions.items() if value is not None]
+        values = [value for value in conditions.values() if value is not None]
+        merged: dict[str, ToolCounts] = {}
+        for row in self._fetch(f"SELECT name, calls, errors, max_s, buckets FROM tools WHERE {_all(where)}", values):
+            name, counts = tool_row(row)
+            merged.setdefault(name, ToolCounts()).merge(counts)
+        found = [
+            ToolRow(name, each.calls, each.errors, each.quantile(0.5), each.quantile(0.95), each.max_s, step, split)
+            for name, each in merged.items()
+        ]
+        return sorted(found, key=lambda tool: (-(tool.p95_s or 0.0), tool.name))
+
+    def tools_by_step(self, name: str, split: str = "train") -> list[ToolRow]:
+        """One tool over the steps."""
+        statement = (
+            "SELECT name, calls, errors, p50_s, p95_s, max_s, step, split FROM tools WHERE name = ? AND split = ? ORDER BY step"
+        )
+        return [ToolRow(*row) for row in self._fetch(statement, (clean_text(name), split))]
+
+    def checks(self, step: int | None = None, after_step: int | None = None) -> list[CheckRow]:
+        """The invariants that were checked, by step."""
+        where, values = ("step = ?", [step]) if step is not None else ("step > ?", [-1 if after_step is None else after_step])
+        rows = self._fetch(f"SELECT step, name, ok, value, bound FROM checks WHERE {where} ORDER BY step, name", values)
+        return [CheckRow(at, name, bool(ok), _finite(value), _finite(bound)) for at, name, ok, value, bound in rows]
+
+    def events(self, after_key: int = 0, kind: str | None = None, limit: int = 1000) -> list[EventRow]:
+        """The events after one of them, oldest first."""
+        where, values = ("key > ?", [after_key]) if kind is None else ("key > ? AND kind = ?", [after_key, kind])
+        rows = self._fetch(
+            f"SELECT key, t, step, kind, who, data FROM events WHERE {where} ORDER BY key LIMIT ?", (*values, limit)
+        )
+        return [EventRow(key, at, step, kind, who, _json(data) or {}) for key, at, step, kind, who, data in rows]
+
+    def newest_events(self, limit: int = 100) -> list[EventRow]:
+        """The last events, oldest first."""
+        newest = self._fetch("SELECT max(key) FROM events")[0][0] or 0
+        return self.events(max(0, newest - limit), limit=limit)
+
+    # ---- SQL -------------------------------------------------------------------------------------------------------------
+
+    def _where(self, chosen: ChainFilter) -> tuple[list[str], list[Any]]:
+        where, values = chosen.conditions()
+        if chosen.tool is not None:
+            tool = clean_text(chosen.tool)
+            callers = self._fetch("SELECT count(*) FROM (SELECT 1 FROM calls WHERE name = ? LIMIT ?)", (tool, _RARE))[0][0]
+            where.append(
+                "key IN (SELECT key FROM calls WHERE name = ?)"
+                if callers < _RARE
+                else "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
+            )
+            values.append(tool)
+        return where, values
+
+    def _rows(self, condition: str, values: Sequence[Any]) -> list[ChainRow]:
+        return [chain_row(row) for row in self._fetch(f"SELECT {_COLUMNS} FROM trajectories WHERE {condition}", values)]
+
+    def _cursor(self, order: Order, row: ChainRow) -> str:
+        return Cursor(None if order.column == "key" else getattr(row, order.column), row.key).text
+
+    def _distinct(self, table: str, column: str) -> list[Any]:
+        """The values of the first column of an index: jumps from one to the next instead of reading every row."""
+        statement = (
+            f"WITH RECURSIVE found(value) AS (SELECT min({column}) FROM {table} UNION ALL "
+            f"SELECT (SELECT min({column}) FROM {table} WHERE {column} > found.value) FROM found "
+            "WHERE found.value IS NOT NULL) SELECT value FROM found WHERE value IS NOT NULL"
+        )
+        return [value for (value,) in self._fetch(statement)]
+
+    def _fetch(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        return list(self._iterate(statement, values))
+
+    def _iterate(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+        """The rows of a statement. Raises QueryTimeout, StorageError, and ConfigError for a value that SQLite cannot hold."""
+        with self._lock, self._storage():
+            self._deadline = time.monotonic() + self.timeout_s
+            try:
+                yield from self._execute(statement, values)
+            finally:
+                self._deadline = math.inf
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        try:
+            return self._opened.db.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            if not str(error).startswith("no such"):
+                raise
+            # The trainer has migrated the file to another format since it was opened.
+            self._opened.close()
+            self._opened = self._open()
+            return self._opened.db.execute(statement, values)
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        try:
+            yield
+        except OverflowError as error:
+            raise ConfigError(f"a number of the query is too large: {error}") from error
+        except sqlite3.OperationalError as error:
+            if "interrupted" in str(error):
+                raise QueryTimeout(f"the query took longer than {self.timeout_s:g} s: narrow the filter") from error
+            raise StorageError(f"the run store {self.path} cannot be read: {error}") from error
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.ProgrammingError):
+                raise
+            raise StorageError(f"the run store {self.path} cannot be read: {error}") from error
+
+
+def _needle(chosen: ChainFilter) -> bytes:
+    return clean_text(chosen.text or "").encode().lower()
+
+
+def _all(conditions: Sequence[str]) -> str:
+    return " AND ".join(conditions) or "1"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _json(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
