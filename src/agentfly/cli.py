@@ -1,9 +1,10 @@
 """The command line: parses arguments, calls the library and prints.
 
-    agentfly train [CONFIG] [key=value ...] [--resume RUN] [--profile] [--dry-run]   CONFIG: a .toml file or a recipe's name
+    agentfly train [CONFIG] [key=value ...] [--resume RUN] [--view] [--profile] [--dry-run]     CONFIG: a .toml file or a recipe
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
     agentfly runs | show | export | doctor                        (see cli_runs.py)
+    agentfly view [RUNS_DIR]                                      (see view/command.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2
@@ -30,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 from . import __version__, cli_envs, cli_runs, plugins
 from .envs.search.serve.command import add_command as add_search_server
 from .errors import AgentFlyError, ConfigError
+from .view.command import Beside
+from .view.command import add_parser as add_view
 
 if TYPE_CHECKING:
     from .config import Config
@@ -99,6 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--profile", action="store_true", help="print where the time went, and write profile.json and profile.txt to the run"
     )
+    train.add_argument("--view", action="store_true", help="show the run in a dashboard while it trains, and print its address")
     train.set_defaults(run=_train)
 
     evaluate = commands.add_parser("eval", help="measure success and pass@k on held-out tasks")
@@ -118,6 +122,7 @@ def make_parser() -> argparse.ArgumentParser:
     sft.set_defaults(run=_sft)
 
     cli_runs.add_parsers(commands)
+    add_view(commands)
 
     recipes = commands.add_parser("recipes", help="list the recipes, or print one")
     recipes.add_argument("name", nargs="?", default="list", help="print this recipe: agentfly recipes quickstart > mine.toml")
@@ -186,8 +191,9 @@ def _train(arguments: argparse.Namespace) -> int:
         path = Path(arguments.resume) / "config.toml"
     config = Config.load(path, arguments.overrides)
     if arguments.dry_run:
-        if arguments.profile:
-            raise ConfigError("--profile measures a training, and --dry-run does not train: remove one of them")
+        for option in ("profile", "view"):
+            if getattr(arguments, option):
+                raise ConfigError(f"--{option} looks at a training, and --dry-run does not train: remove one of them")
         return _dry_run(config)
     from rich.console import Console
 
@@ -198,8 +204,9 @@ def _train(arguments: argparse.Namespace) -> int:
     console = Console()
     progress = Progress(config.train.steps, console=console)
     sampler = StackSampler() if arguments.profile else None
+    runs = Path(config.run.dir) if arguments.resume is None else Path(arguments.resume).resolve().parent
     try:
-        with sampler or nullcontext():
+        with Beside(runs, progress.note) if arguments.view else nullcontext(), sampler or nullcontext():
             result = train(config, resume=arguments.resume, progress=progress)
     except (KeyboardInterrupt, SystemExit) as stop:
         if progress.directory is None:
@@ -271,6 +278,7 @@ def _closing(console: Any, config: Config, result: TrainResult, path: str, sampl
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
     console.print("try next:", style="bold")
     for line in (
+        f"agentfly view {result.directory.parent}",
         f"agentfly show {result.directory} --limit 3",
         f"agentfly eval {path} --model {result.checkpoint} --chains 4",
         f"agentfly train {path} algorithm={other}",

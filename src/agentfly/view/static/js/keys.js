@@ -1,0 +1,42 @@
+// Keyboard: a page registers what its keys do while it is shown.
+import { signal, useEffect } from "./lib.js";
+
+/** [keys, meaning] of every key, for the help. */
+export const KEYS = [
+  ["j / k", "next or previous row"], ["Enter", "open the row"], ["[ / ]", "sibling chain before or after"], [", / .", "step before or after"],
+  ["/", "filter or search"], ["t", "next colouring of tokens"], ["1 – 4", "tabs"], ["f", "follow a running run"], ["d", "light or dark"],
+  ["?", "this help"], ["Esc", "back"],
+];
+export const helpOpen = signal(false);
+
+const layers = [];
+
+/** While the component is shown, `map[key]` is called for a key. A later layer wins. */
+export function useKeys(map) {
+  useEffect(() => {
+    layers.push(map);
+    return () => layers.splice(layers.indexOf(map), 1);
+  });
+}
+
+const typing = (element) => element?.matches?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
+
+/** Starts to listen. */
+export function startKeys() {
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (typing(event.target)) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (event.key === "Enter" && event.target.closest?.("a, button, summary, label")) return;
+    for (let i = layers.length - 1; i >= 0; i--) {
+      const act = layers[i][event.key];
+      if (act) {
+        event.preventDefault();
+        act(event);
+        return;
+      }
+    }
+  });
+}
