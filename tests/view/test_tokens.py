@@ -93,11 +93,15 @@ def test_the_newest_checkpoint_has_the_tokenizer(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one")
     for step in (1, 3):
         (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-        (folder / "checkpoints" / f"step-{step:06d}" / "tokenizer.json").write_bytes((model_dir() / "tokenizer.json").read_bytes())
+        (folder / "checkpoints" / f"step-{step:06d}" / "tokenizer.json").write_bytes(
+            (model_dir() / "tokenizer.json").read_bytes()
+        )
     assert find_tokenizer(folder)[1] == "checkpoints/step-000003"
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve 😀 漢字", "tab\tand\nline", "\x1b[31m\x00", "e\u0301 \u200d \u202e", "😀" * 3])
+@pytest.mark.parametrize(
+    "text", ["plain", "naïve 😀 漢字", "tab\tand\nline", "\x1b[31m\x00", "e\u0301 \u200d \u202e", "😀" * 3]
+)
 def test_the_pieces_of_a_text_are_the_text(decoder: TokenDecoder, text: str) -> None:
     ids = decoder._tokenizer.encode(text, add_special_tokens=False).ids
     pieces = decoder.pieces(ids)

@@ -16,6 +16,7 @@ its record, or not at all. A checkpoint is written after the record of its step,
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ from ..types import Completion, Learner, PreparedEngine, RecordingLearner, Task,
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
-from .breakdown import Breakdown
+from .breakdown import Breakdown, Span
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
@@ -130,6 +131,7 @@ class Trainer:
         )
         self.learner: Learner = learner
         progress.note(f"learner: {learner.path}")
+        progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
             progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
         self.engine.publish(self.learner.version)
@@ -140,6 +142,7 @@ class Trainer:
         gap = config.train.max_logprob_gap
         if gap is None:
             gap = 0.05 if next(self.learner.model.parameters()).dtype.itemsize >= 4 else 0.15
+        progress.max_logprob_gap = gap
         rollout = config.rollout
         self.ledger = Ledger(
             max_logprob_gap=gap,
@@ -151,7 +154,7 @@ class Trainer:
         self.breakdown = Breakdown(self.engine.stats, self.writer)
         self.plan = replace(self.plan, activities=self.breakdown.activities)
         self.recorder = Recorder(self.writer)
-        self.breakdown.on_span = self.recorder.span
+        self.breakdown.on_span = self._enter_span
         self.breakdown.activities.listen = lambda chain, ended: self.recorder.chain(chain, ended=ended)
         progress.on_note = self.recorder.warn
         self.trackers = Trackers.open(
@@ -178,6 +181,8 @@ class Trainer:
             try:
                 # Written to the end also if the run stops; a failed write does not hide why.
                 with self.writer, self.recorder.running(**self._description()):
+                    if self.agent.env is not None:
+                        self.progress.phase("opening the environments")
                     async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
                         assert self.plan.admission is not None
                         self.plan.admission.advance(self.step)
@@ -199,6 +204,7 @@ class Trainer:
         settings = self.config.train
         rollout = self.config.rollout
         if isinstance(self.engine, PreparedEngine):
+            self.progress.phase("preparing the engine")
             chains = rollout.num_tasks * rollout.num_chains * (rollout.steps_ahead + 1)
             await finish_in_thread(self.engine.prepare, min(chains, most_in_flight(self.engine, rollout.max_concurrency)))
         if self.step == 0:
@@ -403,6 +409,8 @@ class Trainer:
         settings = self.config.train
         temperature = settings.validate_temperature
         sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
+        count = itertools.count(1)
+        self.progress.phase("validation", len(self.validation_tasks) * settings.validate_chains)
         evaluation = await validate(
             replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
             self.validation_tasks,
@@ -410,10 +418,15 @@ class Trainer:
             max_concurrency=self.config.rollout.max_concurrency,
             prefix=f"v{self.step}-",
             success_at=self.config.agent.success_at,
+            on_trajectory=lambda _: self.progress.advance(next(count)),
         )
         await self.writer.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
+
+    def _enter_span(self, name: Span) -> None:
+        self.recorder.span(name)
+        self.progress.span(name)
 
     def _seeded(self, step: int) -> Plan:
         """Returns the plan with this step's seed: steps differ, and a resumed run repeats the seeds of its steps."""
