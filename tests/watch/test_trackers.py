@@ -142,7 +142,8 @@ CHAINS = """
 from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 def chains():
     reply = Completion(text="Answer", token_ids=[1, 2], logprobs=[-1.0, -1.0], versions=[0, 0])
-    turn = Turn([0], True, reply, (ToolCall("add"),), (ToolResult(observation="3"),), sampled_s=0.5, tools_s=0.25, began_s=0.125)
+    calls, results = (ToolCall("add"),), (ToolResult(observation="3"),)
+    turn = Turn([0], True, reply, calls, results, sampled_s=0.5, tools_s=0.25, began_s=0.125)
     said = [Message("user", "1 + 2?"), Message("assistant", "Answer")]
     found = []
     for n in range(20):
@@ -188,7 +189,7 @@ def test_wandb_writes_offline_without_a_key_or_a_question_and_resumes_its_id(tmp
     assert {path.name for path in written} == {f"run-{run_id}.wandb"}
     assert all(path.stat().st_size > 0 for path in written)
     tables = sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/chains/*.table.json"))
-    assert [path.name.partition("_")[0] for path in tables] == ["train", "validation", "validation"]  # of step 1; of 1 and 3
+    assert [path.name.partition("_")[0] for path in tables] == ["train", "train", "validation", "validation"]
     table = json.loads(tables[0].read_text())
     assert table["columns"][:5] == ["step", "id", "task", "outcome", "reward"] and len(table["data"]) == 8
     assert table["data"][0][4] == 0.95 and table["data"][-1][3] == "world_failure"  # the best and the worst
@@ -197,7 +198,7 @@ def test_wandb_writes_offline_without_a_key_or_a_question_and_resumes_its_id(tmp
 MLFLOW = (
     CHAINS
     + """
-import sys
+import sys, time
 from pathlib import Path
 from agentfly.watch import open_trackers
 for first in (1, 3):
@@ -216,6 +217,14 @@ assert run.data.params == {"train.lr": "1e-05"}
 assert set(run.data.metrics) == {"reward/mean", "rollout/tool_calls/a_b"}
 assert run.info.status == "FINISHED" and run.info.run_name == "run"
 assert [each.path for each in client.list_artifacts(run.info.run_id, "chains")] == ["chains/train-000001.json"]
+said = []
+trackers = open_trackers(["mlflow"], sys.argv[1], {}, "run", warn=said.append)
+trackers._open["mlflow"]._client = MlflowClient(tracking_uri="http://127.0.0.1:9")  # its server dies
+began = time.monotonic()
+for step in range(3):
+    trackers.log({"a": 1.0}, step)
+assert time.monotonic() - began < 100 and trackers.names == ["jsonl"]
+assert len(said) == 2 and said[1].startswith("the tracker 'mlflow' failed in log and is dropped:"), said
 print("all read")
 """
 )
@@ -232,32 +241,11 @@ def run_script(script: str, folder: Path, **environment: str) -> str:
 
 
 @pytest.mark.slow
-def test_mlflow_holds_the_metrics_under_their_names_and_a_resumed_run_is_one_run(tmp_path: Path) -> None:
+def test_mlflow_holds_the_metrics_under_their_names_and_a_dead_server_costs_one_warning(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'agentfly[mlflow]'")
     said = run_script(MLFLOW, tmp_path)
     assert f"mlflow ui --backend-store-uri {tmp_path}/mlflow" in said
     assert said.rstrip().endswith("all read")
-
-
-MLFLOW_DEAD = """
-import sys, time
-from agentfly.watch import open_trackers
-said = []
-trackers = open_trackers(["mlflow"], sys.argv[1], {}, "run", warn=said.append)
-import mlflow
-trackers._open["mlflow"]._client = mlflow.MlflowClient(tracking_uri="http://127.0.0.1:9")
-began = time.monotonic()
-for step in range(3):
-    trackers.log({"a": 1.0}, step)
-print(len(said), time.monotonic() - began < 100, trackers.names, said[1][:50])
-"""
-
-
-@pytest.mark.slow
-def test_a_server_of_mlflow_that_dies_costs_seconds_and_one_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'agentfly[mlflow]'")
-    told = run_script(MLFLOW_DEAD, tmp_path).splitlines()[-1]
-    assert told == "2 True ['jsonl'] the tracker 'mlflow' failed in log and is dropped:"
 
 
 TRACKIO = (
