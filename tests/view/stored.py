@@ -93,7 +93,9 @@ def make_run(folder: Path, *, steps: int = 3, lr: str = "1e-4", chains: list[Tra
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG.format(lr=lr))
     with RunStore(folder / "run.db") as store:
-        store.set_meta({"status": "finished", "model": "pocket", "world": "arithmetic", "algorithm": "grpo", "total_steps": steps})
+        store.set_meta(
+            {"status": "finished", "model": "pocket", "world": "arithmetic", "algorithm": "grpo", "total_steps": steps}
+        )
         for step in range(1, steps + 1):
             own = [
                 make_chain(f"t{step}-{task}-{chain}", task=str(task), chain=chain, reward=float(chain), answer=str(4 + chain),

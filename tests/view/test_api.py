@@ -29,7 +29,9 @@ from .stored import ask, data, make_chain, make_run, open_client
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("api") / "runs"
     failed = make_chain("t3-9-0", task="9", reward=None, outcome=Outcome.WORLD_FAILURE, error="WorldError: killed after 3.2 s")
-    again = make_chain("t3-9-1", task="9", chain=1, reward=None, outcome=Outcome.WORLD_FAILURE, error="WorldError: killed after 4 s")
+    again = make_chain(
+        "t3-9-1", task="9", chain=1, reward=None, outcome=Outcome.WORLD_FAILURE, error="WorldError: killed after 4 s"
+    )
     make_run(folder / "one", chains=[failed, again])
     make_run(folder / "nested" / "two", lr="3e-4", steps=2)
     return folder
@@ -148,7 +150,9 @@ def test_pools_leases_and_events_are_those_that_were_recorded(tmp_path: Path) ->
     with RunStore(folder / "run.db") as store:
         store.add_gauges(10.0, {"resources/shop/allocated": 3.0, "chains/sampling": 2.0, "nodes/alive": 2.0})
         store.add_gauges(11.0, {"resources/shop/allocated": 4.0})
-        store.set_live("chains", 11.0, [{"id": "t4-0-0", "task": "0", "turn": 1, "phase": "tools", "tools": ["add"], "seconds": 2}])
+        store.set_live(
+            "chains", 11.0, [{"id": "t4-0-0", "task": "0", "turn": 1, "phase": "tools", "tools": ["add"], "seconds": 2}]
+        )
         store.set_live("leases", 11.0, [{"chain": "t4-0-0", "kinds": ["shop", "python"]}])
         store.add_event(11.0, 4, "environment_failed", "shop", {"count": 1})
         store.add_event(11.5, 4, "chain_started", "t4-0-1", {})
@@ -185,7 +189,13 @@ def test_a_run_without_stored_checks_gets_those_that_its_metrics_prove(tmp_path:
     folder = tmp_path / "runs" / "old"
     folder.mkdir(parents=True)
     with RunStore(folder / "run.db") as store:
-        books = {"ledger/drawn": 4.0, "ledger/trained": 2.0, "ledger/filtered": 1.0, "ledger/failed": 0.0, "ledger/in_flight": 0.0}
+        books = {
+            "ledger/drawn": 4.0,
+            "ledger/trained": 2.0,
+            "ledger/filtered": 1.0,
+            "ledger/failed": 0.0,
+            "ledger/in_flight": 0.0,
+        }
         store.add_metrics(1, {"train/logprob_gap": 0.2, "rollout/chains": 8.0, "rollout/trainable": 8.0, **books})
     checks = {check["name"]: check for check in data(tmp_path / "runs", "/api/runs/old/checks")["checks"]}
     assert {name: check["ok"] for name, check in checks.items()} == {

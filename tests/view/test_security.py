@@ -217,7 +217,17 @@ def test_the_store_is_opened_read_only(runs: Path) -> None:
 
 
 def test_numbers_that_sqlite_cannot_hold_are_an_error_of_the_request(runs: Path) -> None:
-    for query in (f"step={10**30}", "step=x", "low=nan", "limit=0", "limit=1001", "cursor=[1", "trained=2", "in=all", "q=a&q=b"):
+    for query in (
+        f"step={10**30}",
+        "step=x",
+        "low=nan",
+        "limit=0",
+        "limit=1001",
+        "cursor=[1",
+        "trained=2",
+        "in=all",
+        "q=a&q=b",
+    ):
         response = ask(runs, f"/api/runs/one/chains?{query}")
         assert response.status_code == 400, query
         assert response.json()["error"]

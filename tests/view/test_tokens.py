@@ -1,4 +1,4 @@
-"""The token view: what was sampled, with which values, in pieces of the run's own tokenizer. And how chains of a group differ."""
+"""The token view: what was sampled, with which values, in pieces of the run's own tokenizer; and how siblings differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_the_tokens_of_a_chain_as_a_reader_sees_them(tmp_path: Path) -> None:
     assert found["num_tokens"] == 6
     assert row["pieces"] == [
         "<|im_start|>", "user\n", "5", "<|im_end|>", "<|im_start|>", "assistant\n",
-        "\nAction:", " add", "<|im_end|>", "\n", "<|im_start|>", "user\nObservation: ", "5", "<|im_end|>", "\nAnswer: ", "5", "<|im_end|>",
+        "\nAction:", " add", "<|im_end|>", "\n", "<|im_start|>", "user\nObservation: ", "5", "<|im_end|>",
+        "\nAnswer: ", "5", "<|im_end|>",
     ]  # fmt: skip
     assert row["mask"] == [0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
     none = None
@@ -93,11 +94,15 @@ def test_the_newest_checkpoint_has_the_tokenizer(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one")
     for step in (1, 3):
         (folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
-        (folder / "checkpoints" / f"step-{step:06d}" / "tokenizer.json").write_bytes((model_dir() / "tokenizer.json").read_bytes())
+        (folder / "checkpoints" / f"step-{step:06d}" / "tokenizer.json").write_bytes(
+            (model_dir() / "tokenizer.json").read_bytes()
+        )
     assert find_tokenizer(folder)[1] == "checkpoints/step-000003"
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve 😀 漢字", "tab\tand\nline", "\x1b[31m\x00", "e\u0301 \u200d \u202e", "😀" * 3])
+@pytest.mark.parametrize(
+    "text", ["plain", "naïve 😀 漢字", "tab\tand\nline", "\x1b[31m\x00", "e\u0301 \u200d \u202e", "😀" * 3]
+)
 def test_the_pieces_of_a_text_are_the_text(decoder: TokenDecoder, text: str) -> None:
     ids = decoder._tokenizer.encode(text, add_special_tokens=False).ids
     pieces = decoder.pieces(ids)

@@ -91,7 +91,7 @@ from ..runs.filters import SORTS, ChainFilter
 from ..runs.query import RunReader
 from ..runs.rows import QUANTILES
 from ..watch.metrics import describe, unknown
-from .answers import MAX_LIMIT, Parameters, answer, summary_json
+from .answers import MAX_LIMIT, EventStream, Parameters, answer, summary_json
 from .chains import chain_json, group_json, open_tokenizer, tokens_json
 from .compare import compare_json
 from .health import checks_json, environments_json, live_json
@@ -127,7 +127,7 @@ def routes(library: Library, changes: Changes) -> list[Route]:
         Parameters(request, ())
         if changes.is_full:
             return answer({"error": "too many pages listen for changes: close some"}, 503)
-        return StreamingResponse(changes.listen(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return EventStream(changes.listen())
 
     name = "/api/runs/{name:path}"
     return [

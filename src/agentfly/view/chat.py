@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ class Chat:
         """The run's sampling, with what the page has set."""
         return as_sampling({**asdict(self.model.config.sampling), **self.wish.sampling})
 
-    async def send(self, text: str | None) -> AsyncIterator[Event]:
+    async def send(self, text: str | None) -> AsyncGenerator[Event, None]:
         """Say something. Yields text, reply, call, result, score, end; or error, which ends the reply, not the conversation."""
         session = self.talk
         told = len(session.trajectory.turns)
@@ -238,7 +238,7 @@ class Chat:
         finally:
             self.used = time.time()
 
-    async def _score(self, session: ChatSession) -> AsyncIterator[Event]:
+    async def _score(self, session: ChatSession) -> AsyncGenerator[Event, None]:
         if session.scorable:
             try:
                 reward, components = await session.score()
