@@ -19,6 +19,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # A room may import rooms of a lower rank, and itself. Rooms of one rank do not know each other, except where ALSO says so.
 RANK = {
     "errors": 0,
+    "display": 0,
     "cache": 1,
     "types": 1,
     "checks": 1,
@@ -54,7 +55,7 @@ RANK = {
     "__main__": 14,
     "__init__": 15,
 }
-ALSO: set[tuple[str, str]] = set()
+ALSO: set[tuple[str, str]] = {("display", "errors")}
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
@@ -77,7 +78,7 @@ HEAVY = {
     "trackio": ("ext/trackio_tracker.py",),
     "opentelemetry": ("ext/opentelemetry_tracker.py",),
     "matplotlib": ("ext/matplotlib_chart.py",),
-    "pandas": ("data_frame.py",),
+    "pandas": ("display.py",),
     "pydantic": ("tools/",),
     "numpy": ("types.py", "learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..display import visible
 from ..types import Trajectory, Turn
 from .metrics import METRICS, describe, unknown
 from .progress import number
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
-_VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
-_VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the eight-bit control codes
 
 
 def why_untrained(trajectory: Trajectory, split: str, step: int, skipped: Mapping[int, float]) -> str | None:
@@ -139,9 +138,8 @@ def sampled_turns(trajectory: Trajectory) -> dict[int, tuple[int, Turn]]:
 
 def clean(text: str, ascii_only: bool = False) -> str:
     """The text with control codes replaced by visible characters, so that a model's output cannot control the terminal."""
-    text = text.replace("\r\n", "\n").translate(_VISIBLE)
-    encoding, errors = ("ascii", "backslashreplace") if ascii_only else ("utf-8", "replace")
-    return text.encode(encoding, errors).decode(encoding)
+    text = visible(text)
+    return text.encode("ascii", "backslashreplace").decode("ascii") if ascii_only else text
 
 
 def _headline(trajectory: Trajectory) -> str:
