@@ -226,11 +226,12 @@ class ToolCounts:
             bucket = math.floor(math.log(seconds, BUCKET))
             self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
-    def merge(self, other: ToolCounts) -> None:
-        self.calls += other.calls
-        self.errors += other.errors
+    def merge(self, other: ToolCounts, sign: int = 1) -> None:
+        """Add the calls of another; with `sign` -1, take them away. The longest call stays."""
+        self.calls += sign * other.calls
+        self.errors += sign * other.errors
         for bucket, count in other.buckets.items():
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + sign * count
         self.max_s = max((most for most in (self.max_s, other.max_s) if most is not None), default=None)
 
     def quantile(self, q: float) -> float | None:
