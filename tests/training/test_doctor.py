@@ -161,7 +161,16 @@ RECORDS: dict[str, tuple[str, str, str]] = {
     "another total reward": ("rewards", "add up", "UPDATE trajectories SET total_reward = 7.5 WHERE id = 't1-0-0'"),
     "a total reward lost": ("rewards", "nan", "UPDATE trajectories SET total_reward = NULL WHERE id = 't1-0-0'"),
     "a column of another chain": ("rows", "outcome", "UPDATE trajectories SET outcome = 'no_tool_call' WHERE id = 't1-0-0'"),
-    "a broken body": ("rows", "cannot be read", "UPDATE trajectories SET body = x'0300' WHERE id = 't1-0-0'"),
+    "a broken body": (
+        "rows",
+        "cannot be read",
+        "UPDATE bodies SET body = x'0300' WHERE key = (SELECT key FROM trajectories WHERE id = 't1-0-0')",
+    ),
+    "a body lost": (
+        "rows",
+        "cannot be read",
+        "DELETE FROM bodies WHERE key = (SELECT key FROM trajectories WHERE id = 't1-0-0')",
+    ),
     "a metric that is NaN": ("metrics", "train/loss is nan", metric(2, "train/loss", "NULL")),
     "a validation that is NaN": ("metrics", "validation/success is nan", metric(3, "validation/success", "NULL")),
     "an infinite metric": ("metrics", "is inf", metric(1, "reward/mean", "9e999")),
@@ -185,16 +194,10 @@ def test_a_fault_of_the_records_is_found(run: Path, fault: str) -> None:
     assert re.search(told, "\n".join(found[name].problems))
 
 
-COPY = (
-    "INSERT INTO trajectories (id, step, split, task_id, chain, outcome, reward, total_reward, components, prediction, "
-    "num_turns, num_tokens, seconds, body) SELECT id, {step}, split, task_id, chain, outcome, reward, total_reward, "
-    "components, prediction, num_turns, num_tokens, seconds, body FROM trajectories WHERE id = 't2-0-1'"
-)
-
-
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_chain_that_is_counted_twice_is_found(run: Path, step: int) -> None:
-    sql(run, COPY.format(step=step))
+    with RunStore(run / "run.db") as store:
+        store.add_trajectories(step, "train", [store.trajectory("t2-0-1")])
     found = checks(run)
     assert found["once"].problems == ["chain t2-0-1 is stored 2 times"]
     assert not found["groups"].ok

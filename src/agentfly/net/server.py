@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class WebServer:
     """Serves `app` in the running event loop: `async with WebServer(app, guard) as server: server.url`.
 
-    `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError.
+    `app` is the application behind the limits and the guard. `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WebServer:
         max_body: int = 1 << 20,
     ) -> None:
         self.host, self.port = host, port
-        self._app = _Limits(app, guard, max_body)
+        self.app: App = _Limits(app, guard, max_body)
         self._fallback_port = fallback_port
         self._max_connections = max_connections
         self._server: Any = None
@@ -76,7 +76,7 @@ class WebServer:
 
         sock = self._bind()
         config = uvicorn.Config(
-            self._app,
+            self.app,
             http=protocol,
             ws="none",
             lifespan="off",

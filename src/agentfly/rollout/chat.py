@@ -51,6 +51,8 @@ class ChatSession:
         self._lease: Lease | None = None
         self._forked: Turn | None = None  # the stored turn whose reply is sampled anew
         self._closed = False
+        self._started = time.perf_counter()
+        self.trajectory.started = time.time()
 
     @classmethod
     async def open(
@@ -173,8 +175,9 @@ class ChatSession:
             if len(first_ids) + len(read or ()) >= limits.max_context:
                 raise ConfigError(f"the conversation fills the context of {limits.max_context} tokens: start another one")
             async with asyncio.timeout(limits.chain_timeout_s) as limit:
-                limited, now = replace(plan, limits=limits), time.perf_counter()
-                outcome = await play(limited, trajectory, self._context, first_ids, None, limit, now, read)
+                outcome = await play(
+                    replace(plan, limits=limits), trajectory, self._context, first_ids, None, limit, self._started, read
+                )
         except BaseException as error:
             if len(trajectory.turns) == num_turns:  # as if it had not been said
                 trajectory.messages[:], self._forked = before, forked

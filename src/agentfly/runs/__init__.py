@@ -7,8 +7,9 @@ from .catalog import RunSummary, find_runs
 from .codec import decode, encode
 from .directory import RunDirectory
 from .filters import ChainFilter
-from .query import ChainRow, RunReader
+from .query import RunReader
 from .recorder import Recorder
+from .rows import ChainRow
 from .store import MetricRow, RunStore, TrajectoryRow, import_jsonl
 from .writer import StoreWriter
 

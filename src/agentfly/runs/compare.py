@@ -57,8 +57,8 @@ class PairedTest:
 
 
 def percent(share: float) -> str:
-    """3 %, 0.4 %, less than 0.01 %."""
-    return "less than 0.01 %" if share < 1e-4 else f"{100 * share:.2g} %"
+    """35 %, 0.4 %, less than 0.01 %."""
+    return "less than 0.01 %" if share < 1e-4 else f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def paired_test(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], seed: int = 0) -> PairedTest | None:

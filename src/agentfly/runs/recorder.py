@@ -47,11 +47,15 @@ class _Event:
 
 
 class Recorder:
-    """One per run. `step` is the step that is running, which the loop sets. Its methods may be called in any thread."""
+    """One per run. `step` is the step that is running, which the loop sets. Its methods may be called in any thread.
+
+    `stopped` is set by a loop that ends early without an exception, to the reason.
+    """
 
     def __init__(self, writer: StoreWriter, clock: Callable[[], float] = time.time) -> None:
         self.writer = writer
         self.step = 0
+        self.stopped: str | None = None
         self._clock = clock
         self._events: list[_Event] = []
         self._gauges: dict[str, float] = {}
@@ -74,7 +78,7 @@ class Recorder:
             told = "stopped by a signal" if stopped else str(error) or type(error).__name__
             self._end("stopped", told if isinstance(error, AgentFlyError) or stopped else f"{type(error).__name__}: {told}")
             raise
-        self._end("finished", None)
+        self._end("finished" if self.stopped is None else "stopped", self.stopped)
 
     def _end(self, status: str, error: str | None) -> None:
         if error is not None:
@@ -82,8 +86,8 @@ class Recorder:
         self.flush()
         now, dropped = self._clock(), self.writer.dropped
         values = {"status": status, "error": error, "ended": now, "heartbeat": now, "dropped": dropped}
+        self._put(lambda store: _set_live(store, now, [], []))
         self._put(lambda store: store.set_meta(values))
-        self._put(lambda store: [store.set_live(name, now, []) for name in ("chains", "leases")])
 
     # ---- events ----------------------------------------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class Recorder:
                 if more > 0:
                     self.event(COUNTED[figure], kind, {"count": more})
 
-    def _put(self, write: Callable[[RunStore], object], *, droppable: bool = False) -> None:
+    def _put(self, write: Callable[[RunStore], None], *, droppable: bool = False) -> None:
         with suppress(StorageError):  # raised by the next trajectory or metric, which stop the run
             self.writer.put(write, droppable=droppable)
 

@@ -239,7 +239,7 @@ class ToolCounts:
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= q * total:
-                middle = BUCKET ** (bucket + 0.5)
+                middle: float = BUCKET ** (bucket + 0.5)
                 return middle if self.max_s is None else min(middle, self.max_s)
         return None
 

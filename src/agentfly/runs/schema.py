@@ -91,12 +91,18 @@ _TABLES: dict[str, str] = {
     "live": "name TEXT PRIMARY KEY, t REAL NOT NULL, data TEXT NOT NULL",
 }
 EVENT_COLUMNS = ("t", "step", "kind", "who", "data")
+# A chain that is deleted takes its other records along.
+TRIGGER = (
+    "CREATE TRIGGER chain_deleted AFTER DELETE ON trajectories BEGIN DELETE FROM bodies WHERE key = old.key; "
+    "DELETE FROM tokens WHERE key = old.key; DELETE FROM calls WHERE key = old.key; END"
+)
 INDEXES = """
 CREATE INDEX trajectories_by_step ON trajectories (step, split, outcome, score);
 CREATE INDEX trajectories_by_id ON trajectories (id);
 CREATE INDEX trajectories_by_task ON trajectories (task_id, step);
 CREATE INDEX trajectories_by_outcome ON trajectories (outcome);
 CREATE INDEX trajectories_by_score ON trajectories (score);
+CREATE INDEX calls_by_key ON calls (key);
 CREATE INDEX events_by_kind ON events (kind, step);
 """
 INSERT_CHAIN = f"INSERT INTO trajectories (key, {', '.join(CHAIN_COLUMNS)}) VALUES (?{', ?' * len(CHAIN_COLUMNS)})"
@@ -111,8 +117,13 @@ INSERT_STATS = (
 )
 
 
-def schema() -> str:
-    """The statements that create an empty store of format 2."""
+def create(db: sqlite3.Connection) -> None:
+    """Create the tables of format 2. The caller has begun a transaction, which executescript would end."""
+    for statement in (*filter(None, map(str.strip, _schema().split(";"))), TRIGGER):
+        db.execute(statement)
+
+
+def _schema() -> str:
     columns = ", ".join(f"{name} {kind}" for name, kind in CHAIN_COLUMNS.items())
     tables = "".join(f"CREATE TABLE {name} ({text}) WITHOUT ROWID;\n" for name, text in _TABLES.items())
     return (
@@ -161,17 +172,18 @@ def migrate(db: sqlite3.Connection) -> None:
 
     The bodies stay as they are. A body that cannot be read keeps its columns of format 1.
     """
-    for statement in (
+    old = (
         "DROP INDEX IF EXISTS trajectories_by_step",
         "DROP INDEX IF EXISTS trajectories_by_id",
         "ALTER TABLE trajectories RENAME TO old_trajectories",
         "ALTER TABLE metrics RENAME TO old_metrics",
         "DROP TABLE IF EXISTS meta",
-        *filter(None, map(str.strip, schema().split(";"))),  # executescript would end the transaction
-        "INSERT INTO metrics (name, step, value) SELECT name, step, value FROM old_metrics",
-        "INSERT INTO steps (step, phase, whole) SELECT DISTINCT step, 'done', 1 FROM old_metrics",
-    ):
+    )
+    for statement in old:
         db.execute(statement)
+    create(db)
+    db.execute("INSERT INTO metrics (name, step, value) SELECT name, step, value FROM old_metrics")
+    db.execute("INSERT INTO steps (step, phase, whole) SELECT DISTINCT step, 'done', 1 FROM old_metrics")
     kept = sorted(_IN_FORMAT_1)
     tools: dict[tuple[int, str], dict[str, ToolCounts]] = {}
     last = -1
@@ -179,12 +191,12 @@ def migrate(db: sqlite3.Connection) -> None:
         f"SELECT key, body, {', '.join(kept)} FROM old_trajectories WHERE key > ? ORDER BY key LIMIT 256", (last,)
     ).fetchall():
         for key, body, *values in found:
-            old = dict(zip(kept, values, strict=True))
-            columns, counts = _of_body(old, body)
+            before = dict(zip(kept, values, strict=True))
+            columns, counts = _of_body(before, body)
             db.execute(INSERT_CHAIN, chain_values(key, columns))
             db.execute(INSERT_BODY, (key, body))
             db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, each in counts.items()])
-            place = (old["step"], old["split"])
+            place = (before["step"], before["split"])
             tools[place] = sum_tools((tools.get(place, {}), counts))
         last = found[-1][0]
     for (step, split), named in tools.items():

@@ -34,16 +34,14 @@ from .schema import (
     INSERT_TOOL,
     Opened,
     chain_values,
+    create,
     migrate,
     open_readonly,
-    schema,
     stats_values,
 )
 
 StoredSplit = Literal["train", "validation"]
 SPLITS: tuple[StoredSplit, ...] = ("train", "validation")
-_OF_CHAINS = ("bodies", "tokens")  # tables whose rows belong to a chain, by its key; `calls` too
-_OF_STEPS = ("metrics", "steps", "step_stats", "tools", "checks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,8 @@ class RunStore:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a power cut at most the last steps
         if found == 0:
-            self._db.executescript(f"BEGIN IMMEDIATE; {schema()} COMMIT;")
+            with self.transaction() as db:
+                create(db)
         elif found == 1:
             self.backup(self.path.with_name(f"{self.path.stem}.format-1{self.path.suffix}"))
             with self.transaction() as db:
@@ -145,7 +144,7 @@ class RunStore:
         counts = [tool_counts(trajectory) for trajectory in trajectories]
         with self.transaction() as db:
             if replace:
-                self._delete_chains(db, "step = ? AND split = ?", (step, split))
+                db.execute("DELETE FROM trajectories WHERE step = ? AND split = ?", (step, split))
                 db.execute("DELETE FROM tools WHERE step = ? AND split = ?", (step, split))
             db.execute("DELETE FROM step_stats WHERE step = ? AND split = ?", (step, split))
             first = (db.execute("SELECT max(key) FROM trajectories").fetchone()[0] or 0) + 1
@@ -225,17 +224,8 @@ class RunStore:
     def truncate_after(self, step: int) -> None:
         """Deletes the records of all later steps; a resumed run writes those steps again."""
         with self.transaction() as db:
-            self._delete_chains(db, "step > ?", (step,))
-            for table in (*_OF_STEPS, "events"):
+            for table in ("trajectories", "metrics", "steps", "step_stats", "tools", "checks", "events"):
                 db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
-
-    def _delete_chains(self, db: sqlite3.Connection, condition: str, values: Sequence[Any]) -> None:
-        chosen = f"(SELECT key FROM trajectories WHERE {condition})"
-        for table in _OF_CHAINS:
-            db.execute(f"DELETE FROM {table} WHERE key IN {chosen}", values)
-        for (name,) in db.execute("SELECT DISTINCT name FROM tools").fetchall():
-            db.execute(f"DELETE FROM calls WHERE name = ? AND key IN {chosen}", (name, *values))
-        db.execute(f"DELETE FROM trajectories WHERE {condition}", values)
 
     def _keep_stats(self, db: sqlite3.Connection, step: int) -> None:
         """Stores the figures of a step, so that a view of all steps need not read all chains."""
@@ -368,7 +358,8 @@ class RunStore:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All writes of the body are one transaction, also those of inner calls. Raises StorageError."""
         with self._storage(), self._lock:
-            if self._db.in_transaction:
+            begun: bool = self._db.in_transaction
+            if begun:
                 yield self._db
                 return
             self._db.execute("BEGIN IMMEDIATE")

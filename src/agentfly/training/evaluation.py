@@ -21,7 +21,7 @@ from ..data import load_tasks
 from ..errors import ConfigError, RolloutError
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
-from ..runs import RunDirectory, RunStore, StoreWriter
+from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RemoteEngine, Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 from .build import build_agent, held_out_tasks
@@ -173,6 +173,9 @@ def evaluate_run(
             directory = RunDirectory.fresh(f"eval-{config.run.name or model}", root=config.run.dir)
             directory.config.write_text(config.to_toml(), encoding="utf-8")
             writer = opened.enter_context(StoreWriter(opened.enter_context(RunStore(directory.database))))
+            world = config.agent.env or config.data.validation or config.data.train or None
+            described = {"kind": "eval", "model": config.agent.model, "world": world, "seed": config.seed}
+            opened.enter_context(Recorder(writer).running(**described))
         writer.put_trajectories(0, "validation", [trajectory])
         if on_trajectory is not None:
             on_trajectory(trajectory)

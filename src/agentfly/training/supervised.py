@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..agents.base import BaseAgent
 from ..config import Config
 from ..data import split_rows
 from ..errors import ConfigError
 from ..learn.settings import OptimSettings
-from ..runs import RunDirectory, RunStore
+from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import Sample, TrainableEngine
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
@@ -81,15 +81,19 @@ def _tune(
     # A signal ends the loop after its update; the checkpoint below keeps the steps done so far.
     with progress, signals.calling(lambda: None):
         try:
-            for step in range(1, config.train.steps + 1):
-                metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
-                if config.train.validate_every and step % config.train.validate_every == 0:
-                    metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
-                store.add_metrics(step, metrics)
-                trackers.log(metrics, step)
-                progress.step(step, metrics)
-                if signals.received is not None:
-                    break
+            with StoreWriter(store) as writer, (recorder := Recorder(writer)).running(**_description(config)):
+                for step in range(1, config.train.steps + 1):
+                    recorder.step = step
+                    metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
+                    if config.train.validate_every and step % config.train.validate_every == 0:
+                        metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
+                    writer.add_metrics(step, metrics)
+                    recorder.look({})
+                    trackers.log(metrics, step)
+                    progress.step(step, metrics)
+                    if signals.received is not None:
+                        recorder.stopped = f"stopped by {signals.received.name}"
+                        break
         finally:
             trackers.close()
             store.close()
@@ -107,6 +111,17 @@ def _tune(
     after = learner.evaluate(held)["eval/loss"]
     engine.publish(engine.version + 1)
     return SftResult(directory.path, checkpoint, before, after, step)
+
+
+def _description(config: Config) -> dict[str, Any]:
+    return {
+        "kind": "sft",
+        "model": config.agent.model,
+        "world": config.data.train,
+        "algorithm": "sft",
+        "seed": config.seed,
+        "total_steps": config.train.steps,
+    }
 
 
 def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], list[Sample]]:

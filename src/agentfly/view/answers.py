@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..errors import ConfigError
-from ..runs.catalog import RunSummary
 from ..runs import Opaque
+from ..runs.catalog import RunSummary
 
 MAX_LIMIT = 1000
 _EXACT = 1 << 53

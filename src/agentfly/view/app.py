@@ -88,9 +88,8 @@ class Dashboard:
         self.chats = Chats(self.library, device=device)
         cookie = cookie_name(self.token)
         guard = Guard(host, self.token, own_pages=True, cookie=cookie, cure="open the address that `agentfly view` has printed")
-        self.app = make_app(self.library, self.changes, self.chats, guard=guard, cookie=(cookie, self.token))
         self._server = WebServer(
-            self.app,
+            make_app(self.library, self.changes, self.chats, guard=guard, cookie=(cookie, self.token)),
             guard,
             host=host,
             port=PORT if port is None else port,
@@ -105,6 +104,11 @@ class Dashboard:
         return self._server.url
 
     @property
+    def app(self) -> App:
+        """The application behind its guard, as the server runs it."""
+        return self._server.app
+
+    @property
     def address(self) -> str:
         """The address to open in a browser; it holds the token."""
         return f"{self.url}/?{urlencode({'token': self.token})}"
@@ -117,6 +121,12 @@ class Dashboard:
         self.changes.close()  # ends the streams: the server would wait for them
         await self.chats.close()
         await self._server.close()
+        await self.release()
+
+    async def release(self) -> None:
+        """Close readers and conversations: for an application that was never served. Idempotent."""
+        self.changes.close()
+        await self.chats.close()
         self.library.close()
 
 
@@ -161,6 +171,7 @@ def make_app(
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
         exception_handlers={AgentFlyError: _failed, HTTPException: _failed},
     )
+    app.router.redirect_slashes = False
     return _Shell(app, guard, cookie)
 
 

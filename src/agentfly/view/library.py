@@ -116,12 +116,15 @@ class Library:
 
 
 def file_stamp(folder: Path) -> Stamp:
-    """Size and time of a run's database and of its log, which SQLite appends to with every commit. Zeros if absent."""
+    """Size and time of a run's database and of its log, which SQLite appends to with every commit. Zeros if absent.
+
+    A reader creates an empty log: its time says nothing.
+    """
     found: list[int] = []
     for name in ("run.db", "run.db-wal"):
         try:
             status = (folder / name).stat()
-            found += [status.st_size, status.st_mtime_ns]
+            found += [status.st_size, status.st_mtime_ns if status.st_size else 0]
         except OSError:
             found += [0, 0]
     return found[0], found[1], found[2], found[3]

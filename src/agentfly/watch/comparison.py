@@ -1,9 +1,8 @@
-"""Two runs side by side: the difference of their configs, their results, and a paired test over the tasks that both hold out."""
+"""Two runs side by side: the difference of their configs, their results, and a paired test over tasks that both hold out."""
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from ..data import row_key
 from ..errors import ConfigError
 from ..runs import RunDirectory, RunStore
+from ..runs.catalog import read_config
 from ..runs.compare import PairedTest, config_difference, paired_test
 from ..types import Trajectory
 from .metrics import is_success
@@ -141,11 +141,3 @@ def _validated(store: RunStore, history: Mapping[int, Mapping[str, float]], when
     if when == "best":
         return max(found, key=lambda step: (found[step] if math.isfinite(found[step]) else -math.inf, step))
     return max(found)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The config.toml of a run folder as a tree; empty if it has none that can be read."""
-    try:
-        return tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return {}

@@ -109,7 +109,7 @@ def line_of(label: str, runs: Sequence[Points], band: Band) -> Line:
         elif band == "std":
             spread = stdev(at[x])
             edges.append((x, middle - spread, middle + spread))
-    return Line(f"{label} ({len(runs)} seeds)", points, edges)
+    return Line(f"{label} ({len(runs)} runs)", points, edges)
 
 
 def smoothed(points: Points, weight: float) -> list[tuple[float, float]]:
