@@ -103,6 +103,7 @@ function App() {
   useEffect(() => {
     document.title = found?.run ? `${clean(found.run)} · AgentFly` : "AgentFly";
   }, [found?.run]);
+  useEffect(() => document.querySelector(".nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [found?.section, found?.run]);
   return html`<div class="shell"><${Side} found=${found} about=${about} /><main class="main">
       ${!connected.value && html`<p class="offline" role="status">The dashboard does not answer. What you see may be old; the page connects again by itself.</p>`}
       ${missing ? html`<${Failure} error=${missing} retry=${asked.reload} />` : found ? html`<${Page} found=${found} about=${about} />` : html`<${Empty} title="There is no such page."><a class="inline-link" href="/">All runs</a><//>`}
