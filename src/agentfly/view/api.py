@@ -335,7 +335,8 @@ def about_json(reader: RunReader, name: str) -> dict[str, Any]:
     config = read_config(folder)
     described = describe_config(config, folder.name)
     checkpoints = RunDirectory(folder).saved_steps()
-    rollout = config.get("rollout") if isinstance(config.get("rollout"), dict) else {}
+    rollout = config.get("rollout")
+    rollout = rollout if isinstance(rollout, dict) else {}
     return {
         "name": name,
         "state": reader.state(),

@@ -17,8 +17,8 @@ from ..pocket import model_dir, worlds_dir
 from ..render.token_text import FILE, TokenDecoder
 from ..runs.catalog import read_config
 from ..runs.directory import RunDirectory
-from ..runs.query import ChainRow, RunReader
-from ..runs.rows import TokenSeries
+from ..runs.query import RunReader
+from ..runs.rows import ChainRow, TokenSeries
 from ..types import Message, Task, ToolResult, Trajectory, Turn
 from ..watch.tables import sampled_turns, why_untrained
 from .answers import plain
