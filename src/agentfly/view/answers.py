@@ -31,7 +31,11 @@ def answer(value: Any, status: int = 200) -> Response:
 
 def dumps(value: Any) -> bytes:
     """The value as JSON in ASCII, so that half a surrogate pair in a model's text is valid too."""
-    return json.dumps(plain(value), allow_nan=False, separators=(",", ":")).encode()
+    try:  # most values are JSON but for dataclasses; the lists of a token view have 100,000 numbers
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=plain)
+    except (ValueError, TypeError):  # a number that is not finite, or a key that is no text
+        text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+    return text.encode()
 
 
 def plain(value: Any) -> Any:

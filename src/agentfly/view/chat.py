@@ -270,7 +270,9 @@ class Chat:
 
 
 class Chats:
-    """All conversations of a dashboard. `device` is where models are loaded (None: the engine's choice)."""
+    """All conversations of a dashboard. `device` is where models are loaded (None: the CPU while a run trains, else the
+    engine's choice).
+    """
 
     def __init__(
         self,
@@ -361,7 +363,7 @@ class Chats:
         await self._unload()
 
         def load() -> _Model:
-            config = chat_config(folder, checkpoint, self._device)
+            config = chat_config(folder, checkpoint, self._device or self._spared_device())
             agent = build_agent(config)
             _ = agent.engine  # loads the weights
             decoder, _, _ = open_tokenizer(folder)
@@ -369,6 +371,10 @@ class Chats:
 
         self._model = await self._library.call(load)
         return self._model
+
+    def _spared_device(self) -> str | None:
+        """The CPU while a run of the folder trains: it may need all memory of its device."""
+        return "cpu" if any(run.state == "running" for run in self._library.summaries()) else None
 
     async def _unload(self) -> None:
         model, self._model = self._model, None
