@@ -29,7 +29,7 @@ function Curves({ names, query }) {
     const abort = new AbortController();
     Promise.all(names.map((name) => get(runApi(name, "series"), { names: METRICS.join(",") }, abort.signal))).then(
       (answers) => setState({ data: Object.fromEntries(names.map((name, index) => [name, answers[index]])), error: null }),
-      (error) => error.name !== "AbortError" && setState({ data: null, error }),
+      (error) => !abort.signal.aborted && setState({ data: null, error }),
     );
     return () => abort.abort();
   }, [names.join()]);
