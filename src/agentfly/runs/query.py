@@ -490,15 +490,11 @@ class RunReader(Displayed):
                 self._deadline = math.inf
 
     def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        try:
-            return self._opened.db.execute(statement, values)
-        except sqlite3.OperationalError as error:
-            if not str(error).startswith("no such"):
-                raise
-            # The trainer has migrated the file to another format since it was opened.
+        if self.format == 1 and self._opened.db.execute("PRAGMA user_version").fetchone()[0] != 1:
+            # The trainer has migrated the file since it was opened: the views do not fit its tables.
             self._opened.close()
             self._opened = self._open()
-            return self._opened.db.execute(statement, values)
+        return self._opened.db.execute(statement, values)
 
     @contextmanager
     def _storage(self) -> Iterator[None]:

@@ -178,7 +178,9 @@ class TokenSeries:
 def columns_of(step: int, split: str, trajectory: Trajectory) -> dict[str, Any]:
     """The columns of a summary (`schema.CHAIN_COLUMNS`), without those that the learner adds."""
     turns = trajectory.turns
-    versions = [version for turn in turns for version in (turn.completion.versions[:1] + turn.completion.versions[-1:])]
+    # Versions do not decrease within a reply, so its first and its last are the least and the greatest.
+    drawn = [turn.completion.versions for turn in turns]
+    versions = [int(version) for part in drawn for version in (*part[:1], *part[-1:])]
     total = trajectory.total_reward
     return {
         "id": clean_text(trajectory.id),
