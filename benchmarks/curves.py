@@ -28,8 +28,8 @@ from typing import Any
 from agentfly.config import Config, parse_override, to_toml
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.runs import RunDirectory, RunStore
+from agentfly.watch.charts.svg import Line, Panel, draw
 from agentfly.watch.metrics import describe
-from agentfly.watch.svg_chart import Line, Panel, draw
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 METRICS = (

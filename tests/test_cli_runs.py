@@ -17,7 +17,7 @@ from agentfly.cli import main
 from agentfly.runs import RunStore, import_jsonl
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.training.demonstrations import demo_rows, to_trajectory
-from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentfly.types import Completion, Message, Outcome, Task, TokenRecord, ToolCall, ToolResult, Trajectory, Turn
 
 EVIL = "<b>\x1b[2J[red]\u202e"
 
@@ -400,6 +400,35 @@ def test_chains_are_chosen_by_any_condition(runs: Path, capsys: pytest.CaptureFi
     assert out(capsys, "show", runs / "seed0", "--step", 77) == "no trajectory matches\n"
     assert "no trajectory" in out(capsys, "show", runs / "seed0", "--id", "none", code=2)
     assert "at least 1" in out(capsys, "show", runs / "seed0", "--limit", 0, code=2)
+
+
+def test_show_says_what_the_learner_recorded_and_not_what_it_might_have_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "own", steps=1)
+    with RunStore(run / "run.db") as store:
+        sizes = [len(turn.completion.token_ids) for turn in store.trajectory("t1-0-1").turns]
+        partly = bytes([1] * 3 + [0] * (sizes[0] - 3) + [0] * sizes[1])
+        store.add_tokens(
+            1,
+            [
+                TokenRecord("t1-0-0", -0.5, sum(sizes)),  # all tokens
+                TokenRecord("t1-0-1", 1.0, 3, {"trained": ("B", partly)}),  # a lag limit left the others out
+                TokenRecord("t1-0-2", 0.0, 0),  # none: its advantage is 0
+                TokenRecord("t1-1-0", 0.5, 0),  # none, for another reason
+            ],
+        )
+    assert "and trained on" in out(capsys, "show", run, "--id", "t1-0-0")
+    partial = out(capsys, "show", run, "--id", "t1-0-1")
+    assert f"turn 1 · 3 of {sizes[0]} tokens trained" in partial
+    assert f"turn 2 · 0 of {sizes[1]} tokens trained" in partial
+    assert "┆ Answer: 1" in partial and "┆ sampled by the policy, left out of the loss" in partial
+    assert "advantage 1.000" in partial
+    assert "not trained on: its advantage is 0" in out(capsys, "show", run, "--id", "t1-0-2")
+    assert "not trained on: the learner left all its tokens out" in out(capsys, "show", run, "--id", "t1-1-0")
+    assert "not trained on: the chain ended in world_failure" in out(capsys, "show", run, "--id", "t1-1-2")
+    (row,) = lines_of(out(capsys, "show", run, "--id", "t1-0-1", "--json"))
+    assert [turn["trained"] for turn in row["turns"]] == [3, 0]
 
 
 def test_show_changes_nothing_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

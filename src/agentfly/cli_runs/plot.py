@@ -18,8 +18,8 @@ from ..errors import ConfigError
 from ..plugins import missing_extra
 
 if TYPE_CHECKING:
-    from ..watch.curves import Curve
-    from ..watch.svg_chart import Panel
+    from ..watch.charts.curves import Curve
+    from ..watch.charts.svg import Panel
 
 SUFFIXES = (".svg", ".png", ".pdf")
 STYLES = ("green", "cyan", "yellow", "magenta", "blue", "red", "white")
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 def run_plot(arguments: argparse.Namespace) -> int:
     """Draw the curves."""
-    from ..watch.curves import panels_of
+    from ..watch.charts.curves import panels_of
     from ..watch.metrics import METRICS
 
     path = None if arguments.output is None else Path(arguments.output)
@@ -78,7 +78,7 @@ def read_curves(paths: Sequence[Path], metrics: Sequence[str], x: str) -> list[C
     """The points of the metrics of each run. Raises ConfigError."""
     from ..runs import RunDirectory, RunReader
     from ..runs.catalog import read_config
-    from ..watch.curves import Curve, names_of
+    from ..watch.charts.curves import Curve, names_of
 
     curves = []
     for path, name in zip(paths, names_of(paths), strict=True):
@@ -116,7 +116,7 @@ def _times(path: Path, series: Any) -> dict[int, float]:
 
 def write_chart(path: Path, panels: Sequence[Panel], columns: int) -> None:
     """Write the panels to a file in one operation. Raises ConfigError or MissingExtra."""
-    from ..watch.svg_chart import draw
+    from ..watch.charts.svg import draw
 
     temporary = path.with_name(f".{path.stem}.writing{path.suffix}")
     try:
@@ -144,8 +144,8 @@ def _print(panels: Sequence[Panel]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from ..watch.charts.terminal import draw_text
     from ..watch.tables import clean
-    from ..watch.terminal_chart import draw_text
 
     console = Console(highlight=False)
     width = min(100, shutil.get_terminal_size((80, 24)).columns)

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..watch.svg_chart import COLOURS, Panel, scale
+from ..watch.charts.svg import COLOURS, Panel, scale
 
 DPI = 200
 

@@ -400,6 +400,7 @@ class Trainer:
         try:
             async with watchdog(f"step {step}", self.breakdown.activities, self.progress.note):
                 finished = as_groups(await self.stream.next_batch(self.learner.version))
+            self.trackers.log_chains([each for group in finished for each in group], "train", step)
             return finished
         finally:
             finished = finished or as_groups(self.stream.in_flight)
@@ -420,6 +421,7 @@ class Trainer:
             success_at=self.config.agent.success_at,
             on_trajectory=lambda _: self.progress.advance(next(count)),
         )
+        self.trackers.log_chains(evaluation.trajectories, "validation", self.step)
         await self.writer.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from ..errors import ConfigError
-from ..runs.compare import flatten
-from .svg_chart import Line, Panel
+from ...errors import ConfigError
+from ...runs.compare import flatten
+from .svg import Line, Panel
 
 Band = Literal["range", "std", "none"]
 SAME = ("seed", "run.", "sampling.seed")
