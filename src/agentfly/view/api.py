@@ -183,7 +183,10 @@ class _RunRoutes:
 
         def list_them(reader: RunReader) -> dict[str, Any]:
             rows, following = reader.page(chosen, sort, cursor, limit)
-            total = quick_count(reader, chosen) if counts else None
+            total: Count | None = None
+            if counts:
+                whole = cursor is None and following is None
+                total = Count(len(rows), True) if whole else quick_count(reader, chosen)
             return {
                 "rows": rows,
                 "next": following,
