@@ -137,6 +137,7 @@ EXTRAS = {
     "search": "a Redis cache for the web search of the world search",
     "faiss": "FAISS indexes for dense retrieval",
     "serve": "servers: environments over the network, the search server, pages in a browser",
+    "view": "the dashboard, `agentfly view`",
     "bench": "benchmarks that compare with Jupyter kernels",
     "webshop": "the lemmatizer that WebShop's published data needs",
     "math-verify": "the reward `math_verify`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 import zlib
@@ -18,6 +19,7 @@ from agentfly import codec
 from agentfly.errors import ConfigError
 from agentfly.runs import Opaque, decode, encode
 from agentfly.runs.bodies import packed
+from agentfly.runs.codec import _simplify, body_contains, from_json, to_json
 from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
 ids = st.integers(0, 2**16) | st.integers(-1, 2**31) | st.integers(-(2**70), 2**70)
@@ -246,6 +248,38 @@ def test_a_trajectory_of_format_2_reads_the_same_as_one_stored_now() -> None:
     old = decode(base64.b85decode((Path(__file__).parent / "format_2.b85").read_text().strip()))
     assert old == decode(encode(sample()))
     assert old.turns[0].sampled_s == 0.0
+
+
+def test_a_trajectory_that_was_packed_before_calls_and_chains_had_times_reads_the_same() -> None:
+    old = decode(base64.b85decode((Path(__file__).parent / "format_3.b85").read_text().strip()))
+    assert old == decode(encode(sample()))
+    assert (old.started, old.waited_s, old.scored_s, old.turns[0].began_s, old.turns[0].calls_s) == (0, 0, 0, 0, [])
+
+
+def test_times_come_back_and_old_versions_of_the_code_would_have_had_none() -> None:
+    trajectory = sample()
+    trajectory.started, trajectory.waited_s, trajectory.scored_s = 1.7e9, 0.5, 0.25
+    trajectory.turns[0].began_s, trajectory.turns[0].calls_s = 0.125, [0.1]
+    again = decode(encode(trajectory))
+    assert (again.started, again.waited_s, again.scored_s) == (1.7e9, 0.5, 0.25)
+    assert (again.turns[0].began_s, again.turns[0].calls_s) == (0.125, [0.1])
+    assert from_json(to_json(trajectory)).turns[0].calls_s == [0.1]
+
+
+@pytest.mark.parametrize("text", ["84", "Ä", "add", "a%_b", 'quo"te', "line\nbreak"])
+def test_a_text_is_found_in_the_bytes_of_every_format(text: str) -> None:
+    trajectory = sample()
+    trajectory.task.fields["said"] = f"before {text} after"
+    formats = [
+        encode(trajectory),
+        b"\x02" + zlib.compress(codec.encode(_simplify(trajectory))),
+        zlib.compress(json.dumps(to_json(trajectory)).encode()),
+    ]
+    for data in formats:
+        assert body_contains(data, text.encode().lower())
+        assert body_contains(data, f"BEFORE {text}".encode().lower())
+        assert not body_contains(data, b"zebra")
+    assert not body_contains(b"\x03junk", b"j")
 
 
 def test_a_stored_trajectory_that_lost_or_gained_a_byte_is_refused() -> None:

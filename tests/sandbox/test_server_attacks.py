@@ -91,8 +91,7 @@ def test_a_session_harms_only_itself(arena: Arena, attack: Attack, tmp_path: Pat
         session = await server.session()
         busy = time.thread_time()
         result = await session.run(
-            f"CELL = 1\nHOST = {str(tmp_path)!r}\nUNCAUGHT_S = {UNCAUGHT_S[arena.tier]}\n{PRELUDE}\n{attack.code}",
-            attack.timeout_s,
+            f"CELL = 1\nHOST = {str(tmp_path)!r}\nUNCAUGHT_S = {UNCAUGHT_S[arena.tier]}\n{PRELUDE}\n{attack.code}", attack.timeout_s
         )
         if attack.ends:
             await until(lambda: not session.alive)

@@ -151,6 +151,7 @@ def metric(step: int, name: str, value: str) -> str:
     return f"UPDATE metrics SET value = {value} WHERE step = {step} AND name = '{name}'"
 
 
+FIRST = "key = (SELECT key FROM trajectories WHERE id = 't1-0-0')"
 RECORDS: dict[str, tuple[str, str, str]] = {
     "a chain dropped": ("groups", "5 of 6", "DELETE FROM trajectories WHERE id = 't2-1-2'"),
     "a chain of a later step dropped": ("metrics", "rollout/chains is 6", "DELETE FROM trajectories WHERE id = 't3-0-0'"),

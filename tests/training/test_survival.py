@@ -464,7 +464,7 @@ def test_a_store_that_cannot_be_written_ends_the_run_in_a_sentence_and_the_weigh
     add = RunStore.add_metrics
 
     def full_at_two(self: RunStore, step: int, metrics: Any) -> None:
-        with self._transaction():
+        with self.transaction():
             if step == 2:
                 raise sqlite3.OperationalError("database or disk is full")
         add(self, step, metrics)

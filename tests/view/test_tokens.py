@@ -1,4 +1,4 @@
-"""The token view: what was sampled, with which values, in pieces of the run's own tokenizer. And how chains of a group differ."""
+"""The token view: what was sampled, with which values, in pieces of the run's own tokenizer; and how siblings differ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_the_tokens_of_a_chain_as_a_reader_sees_them(tmp_path: Path) -> None:
     assert found["num_tokens"] == 6
     assert row["pieces"] == [
         "<|im_start|>", "user\n", "5", "<|im_end|>", "<|im_start|>", "assistant\n",
-        "\nAction:", " add", "<|im_end|>", "\n", "<|im_start|>", "user\nObservation: ", "5", "<|im_end|>", "\nAnswer: ", "5", "<|im_end|>",
+        "\nAction:", " add", "<|im_end|>", "\n", "<|im_start|>", "user\nObservation: ", "5", "<|im_end|>",
+        "\nAnswer: ", "5", "<|im_end|>",
     ]  # fmt: skip
     assert row["mask"] == [0, 0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1]
     none = None

@@ -30,6 +30,7 @@ class TokenDecoder:
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ConfigError(f"{file} is not a tokenizer: {error}") from error
         self._byte_level = "ByteLevel" in repr(self._tokenizer.decoder)
+        self._whole: dict[int, str] = {}  # tokens that hold whole characters, most of all
         self._added = {number: str(token.content) for number, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -37,6 +38,9 @@ class TokenDecoder:
         shown: list[str] = []
         begun = b""  # the first bytes of a character that the tokens so far have not completed
         for token in ids:
+            if not begun and (known := self._whole.get(token)) is not None:
+                shown.append(known)
+                continue
             data = self._bytes(token)
             if data is None:
                 shown.append(self._spelled(token))
@@ -45,6 +49,8 @@ class TokenDecoder:
             text, rest = _decode(begun + data)
             if text is None:  # the character is never completed: its tokens keep showing their bytes
                 text, rest = _decode(data)
+            if text and not rest and not begun:
+                self._whole[token] = text
             begun = rest
             # A token that adds no whole character shows its own bytes.
             shown.append(_visible(data) if text is None else text + _hexadecimal(rest) if text else _hexadecimal(data))

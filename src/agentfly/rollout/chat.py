@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -92,7 +92,7 @@ class ChatSession:
             raise
         return session
 
-    async def send(self, text: str | None = None) -> AsyncIterator[Event]:
+    async def send(self, text: str | None = None) -> AsyncGenerator[Event, None]:
         """Say something; yields what happens until the agent has answered. The last event is "finished" {trajectory, outcome}.
 
         Without a text the agent answers the task's own question, or goes on where a forked chain was. With a text, the first

@@ -54,6 +54,12 @@ class ChainFilter:
     text: str | None = None
     in_body: bool = False
 
+    @property
+    def covered(self) -> bool:
+        """Whether the indexes `schema.BY_STEP` and `BY_REWARD` have all columns of the conditions."""
+        others = (self.task_id, self.draw, self.tool, self.trained, self.failed, self.text)
+        return all(value is None for value in others)
+
     def conditions(self) -> tuple[list[str], list[Any]]:
         """SQL conditions without `tool`, which the reader adds, and their values."""
         found: list[tuple[str, Any]] = []
@@ -101,10 +107,10 @@ class Order:
             raise ConfigError(f"chains cannot be sorted by {name!r}; choose one of {', '.join(SORTS)}")
         return cls(SORTS[name], sort.startswith("-"))
 
-    @property
-    def sql(self) -> str:
-        word = "DESC" if self.descending else "ASC"
-        return f"key {word}" if self.column == "key" else f"{self.column} {word}, key {word}"
+    def sql(self, *, by_index: bool = True) -> str:
+        """The terms of ORDER BY. Without `by_index` the chains are sorted after they were read in the order of the table."""
+        word, mark = "DESC" if self.descending else "ASC", "" if by_index else "+"
+        return f"{mark}key {word}" if self.column == "key" else f"{mark}{self.column} {word}, key {word}"
 
     @property
     def beyond(self) -> str:

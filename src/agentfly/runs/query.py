@@ -12,9 +12,11 @@ import math
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,11 +43,18 @@ from .rows import (
     tool_row,
     unpack_values,
 )
-from .schema import Opened, open_readonly
+from .schema import BY_REWARD, BY_STEP, WHOLE_RUN, Opened, open_readonly
 
+__all__ = [
+    "ChainFilter", "ChainRow", "CheckRow", "Count", "EventRow", "GroupRow", "Histogram", "Point", "RunReader", "StepRow",
+    "TokenSeries", "ToolRow",
+]  # fmt: skip
 TIMEOUT_S = 2.0
 COUNT_CAP = 100_000
-_RARE = 20_000  # a tool that fewer chains called than this selects by its own list of chains
+SAMPLE_ABOVE = 1_000_000
+"""A histogram of more chains reads every second, third, ... of them."""
+_RARE = 2_000  # a tool or an outcome of fewer chains than this selects by its own list of chains
+_PART = 250_000  # keys that are counted between two looks at the clock
 _SCAN = 512  # chains whose bodies are searched between two looks at the clock
 Point = tuple[int, float | None, float | None]
 """Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
@@ -123,7 +132,9 @@ class RunReader(Displayed):
         """The different values of a column of the chains, sorted."""
         if column not in ("split", "outcome", "step"):
             raise ConfigError(f"the values of {column!r} cannot be listed")
-        if column == "split" or self.format == 1:
+        if column == "split":
+            return sorted({split for _, split in self._places(-1)})
+        if self.format == 1:
             return [value for (value,) in self._fetch(f"SELECT DISTINCT {column} FROM trajectories ORDER BY 1")]
         return self._distinct("trajectories", column)
 
@@ -158,8 +169,8 @@ class RunReader(Displayed):
                 "SELECT step, split, chains, scored, mean, quantiles, outcomes FROM step_stats WHERE step > ?", (after,)
             )
         }
-        missing = self._fetch("SELECT DISTINCT step, split FROM trajectories WHERE step > ?", (after,))
-        kept |= {(step, split): self._stats(step, split) for step, split in missing if (step, split) not in kept}
+        places = [place for place in self._places(after) if place not in kept]
+        kept |= {place: self._stats(*place) for place in places}
         return [
             StepRow(
                 step, split, chains, scored, outcomes, mean, quantiles,
@@ -167,6 +178,16 @@ class RunReader(Displayed):
             )
             for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(kept.items())
         ]  # fmt: skip
+
+    def _places(self, after: int) -> list[tuple[int, str]]:
+        """Every step and split that has chains. Jumps from step to step in the index."""
+        statement = (
+            "WITH RECURSIVE every(step) AS (SELECT min(step) FROM trajectories WHERE step > ? UNION ALL "
+            "SELECT (SELECT min(step) FROM trajectories WHERE step > every.step) FROM every WHERE every.step IS NOT NULL) "
+            "SELECT step, split FROM every CROSS JOIN (SELECT 'train' AS split UNION ALL SELECT 'validation') AS splits WHERE "
+            "EXISTS (SELECT 1 FROM trajectories WHERE trajectories.step = every.step AND trajectories.split = splits.split)"
+        )
+        return [(step, split) for step, split in self._fetch(statement, (after,))]
 
     def _stats(self, step: int, split: str) -> tuple[Any, ...]:
         return step_stats(self._fetch("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split)))
@@ -189,11 +210,14 @@ class RunReader(Displayed):
         limit = max(1, min(limit, 1000))
         if chosen.text and chosen.in_body:
             return self._search(chosen, order, start, limit)
-        where, values = self._where(chosen)
+        where, values = self._where(chosen, order)
         rows: list[ChainRow] = []
+        # A text may match few chains: to look for it in the order of an index would read the table in random order.
+        terms = order.sql(by_index=order.column == "key" or not chosen.text)
         for condition, more in order.ranges(start):
-            statement = f"SELECT {_COLUMNS} FROM trajectories WHERE {_all([condition, *where])} ORDER BY {order.sql} LIMIT ?"
-            rows += map(chain_row, self._fetch(statement, (*more, *values, limit + 1 - len(rows))))
+            # The inner statement sorts keys, not whole rows.
+            inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {terms} LIMIT ?"
+            rows += self._rows(f"key IN ({inner}) ORDER BY {order.sql()}", (*more, *values, limit + 1 - len(rows)))
             if len(rows) > limit:
                 return rows[:limit], self._cursor(order, rows[limit - 1])
         return rows, None
@@ -208,7 +232,7 @@ class RunReader(Displayed):
         ends = time.monotonic() + self.timeout_s
         while True:
             condition, more = order.ranges(start)[0]
-            inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {order.sql} LIMIT {_SCAN}"
+            inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {order.sql()} LIMIT {_SCAN}"
             keys = [key for (key,) in self._fetch(inner, (*more, *values))]
             for key in keys:
                 start = Cursor(None, key)
@@ -222,41 +246,60 @@ class RunReader(Displayed):
     def count(self, filter: ChainFilter | None = None, cap: int = COUNT_CAP) -> Count:  # noqa: A002
         """The number of chains that match, at most `cap`."""
         chosen = filter or ChainFilter()
-        where, values = self._where(chosen)
+        source, where, values = self._source(chosen, BY_STEP)
         if chosen.text and chosen.in_body:
             where.append("(SELECT body_contains(body, ?) FROM bodies WHERE bodies.key = trajectories.key)")
             values.append(_needle(chosen))
-        found = 0
-        try:
-            for _ in self._iterate(f"SELECT 1 FROM trajectories WHERE {_all(where)} LIMIT ?", (*values, cap + 1)):
-                found += 1
-        except QueryTimeout:
-            return Count(found, False)
-        return Count(min(found, cap), found <= cap)
+        newest = self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0
+        ends, found = time.monotonic() + self.timeout_s, 0
+        part = _SCAN if chosen.in_body else _PART
+        for first in range(newest, 0, -part):
+            between = ["trajectories.key BETWEEN ? AND ?"] if newest > part else []
+            bounds = (first - part + 1, first) if between else ()
+            inner = f"SELECT 1 FROM {source} WHERE {_all([*where, *between])} LIMIT ?"
+            try:
+                found += self._fetch(f"SELECT count(*) FROM ({inner})", (*values, *bounds, cap + 1 - found))[0][0]
+            except QueryTimeout:
+                return Count(found, False)
+            if found > cap or time.monotonic() > ends:
+                return Count(min(found, cap), False)
+        return Count(found, True)
 
     def histogram(self, filter: ChainFilter | None = None, bins: int = 20) -> Histogram:  # noqa: A002
         """The rewards of the scored chains that match. Empty if there are none; one bin if all are equal."""
         bins = max(1, min(bins, 200))
-        where, values = self._where(filter or ChainFilter())
-        condition = _all(["score IS NOT NULL", *where])
-        low, high = self._fetch(f"SELECT min(score), max(score) FROM trajectories WHERE {condition}", values)[0]
-        if low is None:
+        chosen = filter or ChainFilter()
+        source, where, values = self._source(chosen, BY_REWARD)
+        if chosen.text and chosen.in_body:
+            raise ConfigError("a search in whole chains has no histogram: search without in_body")
+        every = 1 + (self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0) // SAMPLE_ABOVE
+        some = [f"trajectories.key % {every} = 0"] if every > 1 else []
+        condition = _all(["score IS NOT NULL", *where, *some])
+        if source.endswith(BY_REWARD):  # in the order of the rewards
+            found = dict(self._fetch(f"SELECT score, count(*) FROM {source} WHERE {condition} GROUP BY score", values))
+        else:  # SQLite would sort all rows to group them
+            found = Counter(chain.from_iterable(self._iterate(f"SELECT score FROM {source} WHERE {condition}", values)))
+        if not found:
             return Histogram([], [])
+        low, high = min(found), max(found)
         if not math.isfinite(high - low):
             raise ConfigError(f"rewards from {low} to {high} have no histogram")
         if low == high:
-            count = self._fetch(f"SELECT count(*) FROM trajectories WHERE {condition}", values)[0][0]
-            return Histogram([low, high], [count])
-        place = "min(?, CAST((score - ?) * ? AS INTEGER))"
-        found = self._fetch(
-            f"SELECT {place}, count(*) FROM trajectories WHERE {condition} GROUP BY 1",
-            (bins - 1, low, bins / (high - low), *values),
-        )
-        counts = [0] * bins
-        for index, count in found:
-            counts[index] = count
+            return Histogram([low, high], [every * found[low]], 1 / every)
+        counts, scale = [0] * bins, bins / (high - low)
+        for score, count in found.items():
+            counts[min(bins - 1, int((score - low) * scale))] += every * count
         width = (high - low) / bins
-        return Histogram([*(low + width * index for index in range(bins)), high], counts)
+        return Histogram([*(low + width * index for index in range(bins)), high], counts, 1 / every)
+
+    def _source(self, chosen: ChainFilter, index: str) -> tuple[str, list[str], list[Any]]:
+        """Where figures over all chains that match are read from: an index that has everything, or a tool's list of chains."""
+        if chosen.tool is not None:
+            where, values = chosen.conditions()
+            joined = "calls CROSS JOIN trajectories ON trajectories.key = calls.key AND calls.name = ?"
+            return joined, where, [clean_text(chosen.tool), *values]
+        covered = chosen.covered and chosen.step is None and self.format == 2
+        return f"trajectories INDEXED BY {index}" if covered else "trajectories", *self._where(chosen)
 
     def groups(self, step: int, split: str = "train") -> list[GroupRow]:
         """The groups of a step, in the order of their first chain."""
@@ -360,9 +403,9 @@ class RunReader(Displayed):
 
     def tools(self, step: int | None = None, split: str | None = None) -> list[ToolRow]:
         """The tools of a step, or of the whole run, the slowest first (by `p95_s`). Quantiles are accurate to a tenth."""
-        conditions = {"step": step, "split": split}
-        where = [f"{name} = ?" for name, value in conditions.items() if value is not None]
-        values = [value for value in conditions.values() if value is not None]
+        where, values = ["step = ?"], [WHOLE_RUN if step is None else step]
+        if split is not None:
+            where, values = [*where, "split = ?"], [*values, split]
         merged: dict[str, ToolCounts] = {}
         for row in self._fetch(f"SELECT name, calls, errors, max_s, buckets FROM tools WHERE {_all(where)}", values):
             name, counts = tool_row(row)
@@ -376,7 +419,8 @@ class RunReader(Displayed):
     def tools_by_step(self, name: str, split: str = "train") -> list[ToolRow]:
         """One tool over the steps."""
         statement = (
-            "SELECT name, calls, errors, p50_s, p95_s, max_s, step, split FROM tools WHERE name = ? AND split = ? ORDER BY step"
+            "SELECT name, calls, errors, p50_s, p95_s, max_s, step, split FROM tools "
+            "WHERE name = ? AND split = ? AND step >= 0 ORDER BY step"
         )
         return [ToolRow(*row) for row in self._fetch(statement, (clean_text(name), split))]
 
@@ -401,18 +445,22 @@ class RunReader(Displayed):
 
     # ---- SQL -------------------------------------------------------------------------------------------------------------
 
-    def _where(self, chosen: ChainFilter) -> tuple[list[str], list[Any]]:
+    def _where(self, chosen: ChainFilter, order: Order | None = None) -> tuple[list[str], list[Any]]:
+        """The conditions of a filter. What few chains have is found by its own index, what many have while reading in order."""
         where, values = chosen.conditions()
+        sorts = order is not None and order.column != "key"
+        if sorts and chosen.outcome is not None and not self._is_rare("trajectories", "outcome", chosen.outcome):
+            where[where.index("outcome = ?")] = "+outcome = ?"  # the plus keeps SQLite from the index
         if chosen.tool is not None:
-            tool = clean_text(chosen.tool)
-            callers = self._fetch("SELECT count(*) FROM (SELECT 1 FROM calls WHERE name = ? LIMIT ?)", (tool, _RARE))[0][0]
-            where.append(
-                "key IN (SELECT key FROM calls WHERE name = ?)"
-                if callers < _RARE
-                else "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
-            )
-            values.append(tool)
+            rare = self._is_rare("calls", "name", chosen.tool)
+            listed = "key IN (SELECT key FROM calls WHERE name = ?)"
+            checked = "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
+            where, values = [*where, listed if rare else checked], [*values, clean_text(chosen.tool)]
         return where, values
+
+    def _is_rare(self, table: str, column: str, value: str) -> bool:
+        statement = f"SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {column} = ? LIMIT {_RARE})"
+        return bool(self._fetch(statement, (clean_text(value),))[0][0] < _RARE)
 
     def _rows(self, condition: str, values: Sequence[Any]) -> list[ChainRow]:
         return [chain_row(row) for row in self._fetch(f"SELECT {_COLUMNS} FROM trajectories WHERE {condition}", values)]
@@ -442,15 +490,11 @@ class RunReader(Displayed):
                 self._deadline = math.inf
 
     def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        try:
-            return self._opened.db.execute(statement, values)
-        except sqlite3.OperationalError as error:
-            if not str(error).startswith("no such"):
-                raise
-            # The trainer has migrated the file to another format since it was opened.
+        if self.format == 1 and self._opened.db.execute("PRAGMA user_version").fetchone()[0] != 1:
+            # The trainer has migrated the file since it was opened: the views do not fit its tables.
             self._opened.close()
             self._opened = self._open()
-            return self._opened.db.execute(statement, values)
+        return self._opened.db.execute(statement, values)
 
     @contextmanager
     def _storage(self) -> Iterator[None]:

@@ -178,7 +178,9 @@ class TokenSeries:
 def columns_of(step: int, split: str, trajectory: Trajectory) -> dict[str, Any]:
     """The columns of a summary (`schema.CHAIN_COLUMNS`), without those that the learner adds."""
     turns = trajectory.turns
-    versions = [version for turn in turns for version in (turn.completion.versions[:1] + turn.completion.versions[-1:])]
+    # Versions do not decrease within a reply, so its first and its last are the least and the greatest.
+    drawn = [turn.completion.versions for turn in turns]
+    versions = [int(version) for part in drawn for version in (*part[:1], *part[-1:])]
     total = trajectory.total_reward
     return {
         "id": clean_text(trajectory.id),
@@ -226,11 +228,12 @@ class ToolCounts:
             bucket = math.floor(math.log(seconds, BUCKET))
             self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
-    def merge(self, other: ToolCounts) -> None:
-        self.calls += other.calls
-        self.errors += other.errors
+    def merge(self, other: ToolCounts, sign: int = 1) -> None:
+        """Add the calls of another; with `sign` -1, take them away. The longest call stays."""
+        self.calls += sign * other.calls
+        self.errors += sign * other.errors
         for bucket, count in other.buckets.items():
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + sign * count
         self.max_s = max((most for most in (self.max_s, other.max_s) if most is not None), default=None)
 
     def quantile(self, q: float) -> float | None:

@@ -97,14 +97,22 @@ TRIGGER = (
     "DELETE FROM tokens WHERE key = old.key; DELETE FROM calls WHERE key = old.key; END"
 )
 INDEXES = """
-CREATE INDEX trajectories_by_step ON trajectories (step, split, outcome, score);
+CREATE INDEX trajectories_by_step ON trajectories (step, split, outcome, score, num_tokens, num_turns);
 CREATE INDEX trajectories_by_id ON trajectories (id);
 CREATE INDEX trajectories_by_task ON trajectories (task_id, step);
 CREATE INDEX trajectories_by_outcome ON trajectories (outcome);
 CREATE INDEX trajectories_by_score ON trajectories (score);
+CREATE INDEX trajectories_by_reward ON trajectories (score, split, outcome, step, num_tokens, num_turns);
+CREATE INDEX trajectories_by_tokens ON trajectories (num_tokens);
+CREATE INDEX trajectories_by_seconds ON trajectories (seconds);
+CREATE INDEX trajectories_by_advantage ON trajectories (advantage);
 CREATE INDEX calls_by_key ON calls (key);
 CREATE INDEX events_by_kind ON events (kind, step);
 """
+BY_STEP, BY_REWARD = "trajectories_by_step", "trajectories_by_reward"
+"""Indexes that have all columns of the usual filters: figures over many chains read them alone, in the order of their name."""
+WHOLE_RUN = -1
+"""The step of the rows of `tools` that count all steps."""
 INSERT_CHAIN = f"INSERT INTO trajectories (key, {', '.join(CHAIN_COLUMNS)}) VALUES (?{', ?' * len(CHAIN_COLUMNS)})"
 INSERT_BODY = "INSERT INTO bodies (key, body) VALUES (?, ?)"
 INSERT_CALLS = "INSERT INTO calls (name, key, calls, errors) VALUES (?, ?, ?, ?)"
@@ -199,10 +207,12 @@ def migrate(db: sqlite3.Connection) -> None:
             place = (before["step"], before["split"])
             tools[place] = sum_tools((tools.get(place, {}), counts))
         last = found[-1][0]
+    tools |= {(WHOLE_RUN, split): sum_tools(named for (_, own), named in tools.items() if own == split) for _, split in tools}
     for (step, split), named in tools.items():
         db.executemany(INSERT_TOOL, [(step, split, name, *tool_values(each)) for name, each in named.items()])
         chains = db.execute("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split)).fetchall()
-        db.execute(INSERT_STATS, stats_values(step, split, chains))
+        if chains:
+            db.execute(INSERT_STATS, stats_values(step, split, chains))
     db.execute("DROP TABLE old_trajectories")
     db.execute("DROP TABLE old_metrics")
     db.execute("INSERT INTO meta (key, value) VALUES ('migrated_from', '1')")

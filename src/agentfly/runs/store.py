@@ -23,7 +23,7 @@ from ..errors import ConfigError, StorageError
 from ..types import TokenRecord, Trajectory
 from .codec import decode, encode, from_json, to_json
 from .filters import clean_text
-from .rows import MAX_PREDICTION, columns_of, sum_tools, tool_counts, tool_row, tool_values
+from .rows import MAX_PREDICTION, ToolCounts, columns_of, sum_tools, tool_counts, tool_row, tool_values
 from .schema import (
     BUSY_S,
     FORMAT,
@@ -32,6 +32,7 @@ from .schema import (
     INSERT_CHAIN,
     INSERT_STATS,
     INSERT_TOOL,
+    WHOLE_RUN,
     Opened,
     chain_values,
     create,
@@ -144,6 +145,7 @@ class RunStore:
         counts = [tool_counts(trajectory) for trajectory in trajectories]
         with self.transaction() as db:
             if replace:
+                _add_tools(db, WHOLE_RUN, split, _tools(db, step, split), sign=-1)
                 db.execute("DELETE FROM trajectories WHERE step = ? AND split = ?", (step, split))
                 db.execute("DELETE FROM tools WHERE step = ? AND split = ?", (step, split))
             db.execute("DELETE FROM step_stats WHERE step = ? AND split = ?", (step, split))
@@ -153,10 +155,9 @@ class RunStore:
             db.executemany(INSERT_BODY, zip(keys, bodies, strict=True))
             named = [(name, key, each) for key, found in zip(keys, counts, strict=True) for name, each in found.items()]
             db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, key, each in named])
-            statement = "SELECT name, calls, errors, max_s, buckets FROM tools WHERE step = ? AND split = ?"
-            before = dict(map(tool_row, db.execute(statement, (step, split))))
-            merged = sum_tools((before, *counts))
-            db.executemany(INSERT_TOOL, [(step, split, name, *tool_values(each)) for name, each in merged.items()])
+            called = sum_tools(counts)
+            _add_tools(db, step, split, called)
+            _add_tools(db, WHOLE_RUN, split, called)
 
     def add_tokens(self, step: int, records: Iterable[TokenRecord]) -> None:
         """Adds what the learner did with the chains of a step. A record of a chain that is not stored is left out."""
@@ -226,6 +227,9 @@ class RunStore:
         with self.transaction() as db:
             for table in ("trajectories", "metrics", "steps", "step_stats", "tools", "checks", "events"):
                 db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+            db.execute("DELETE FROM tools WHERE step = ?", (WHOLE_RUN,))
+            for left, split in db.execute("SELECT DISTINCT step, split FROM tools").fetchall():
+                _add_tools(db, WHOLE_RUN, split, _tools(db, left, split))
 
     def _keep_stats(self, db: sqlite3.Connection, step: int) -> None:
         """Stores the figures of a step, so that a view of all steps need not read all chains."""
@@ -406,6 +410,20 @@ def summary_of(step: int, split: str, trajectory: Trajectory) -> TrajectoryRow:
     """The summary that is stored with a trajectory."""
     columns = columns_of(step, split, trajectory)
     return _read_row(tuple(columns[name] for name in _COLUMNS))
+
+
+def _tools(db: sqlite3.Connection, step: int, split: str) -> dict[str, ToolCounts]:
+    statement = "SELECT name, calls, errors, max_s, buckets FROM tools WHERE step = ? AND split = ?"
+    return dict(map(tool_row, db.execute(statement, (step, split))))
+
+
+def _add_tools(db: sqlite3.Connection, step: int, split: str, added: Mapping[str, ToolCounts], sign: int = 1) -> None:
+    """Adds calls to those of a step, or of the whole run; with `sign` -1, takes them away."""
+    stored = _tools(db, step, split)
+    for name, counts in added.items():
+        merged = stored.get(name, ToolCounts())
+        merged.merge(counts, sign)
+        db.execute(INSERT_TOOL, (step, split, name, *tool_values(merged)))
 
 
 def _read_row(row: tuple[Any, ...]) -> TrajectoryRow:

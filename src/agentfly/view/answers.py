@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from ..errors import ConfigError
+from ..net.server import Receive, Scope, Send
 from ..runs import Opaque
 from ..runs.catalog import RunSummary
 
@@ -29,7 +31,11 @@ def answer(value: Any, status: int = 200) -> Response:
 
 def dumps(value: Any) -> bytes:
     """The value as JSON in ASCII, so that half a surrogate pair in a model's text is valid too."""
-    return json.dumps(plain(value), allow_nan=False, separators=(",", ":")).encode()
+    try:  # most values are JSON but for dataclasses; the lists of a token view have 100,000 numbers
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=plain)
+    except (ValueError, TypeError):  # a number that is not finite, or a key that is no text
+        text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+    return text.encode()
 
 
 def plain(value: Any) -> Any:
@@ -58,6 +64,35 @@ def summary_json(run: RunSummary) -> dict[str, Any]:
     found = plain(run)
     del found["path"]
     return {**found, "age_s": run.age_s}
+
+
+class EventStream(StreamingResponse):
+    """A stream of events that ends as soon as the browser closes the connection, also while no event comes.
+
+    A StreamingResponse notices that only when it sends the next event.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self.stream_response(send))
+        gone = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.wait([sending, gone])
+            await self._events.aclose()
+        if not sending.cancelled():
+            sending.result()
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class Parameters:

@@ -89,9 +89,9 @@ from ..runs.codec import to_json
 from ..runs.directory import RunDirectory
 from ..runs.filters import SORTS, ChainFilter
 from ..runs.query import RunReader
-from ..runs.rows import QUANTILES
+from ..runs.rows import QUANTILES, Count
 from ..watch.metrics import describe, unknown
-from .answers import MAX_LIMIT, Parameters, answer, summary_json
+from .answers import MAX_LIMIT, EventStream, Parameters, answer, dumps, summary_json
 from .chains import chain_json, group_json, open_tokenizer, tokens_json
 from .compare import compare_json
 from .health import checks_json, environments_json, live_json
@@ -105,6 +105,7 @@ FILTER = (
 MAX_SIBLINGS = 64
 MAX_COMPARED = 8
 EXPORT_BATCH = 100
+COUNT_S = 0.3
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -127,7 +128,7 @@ def routes(library: Library, changes: Changes) -> list[Route]:
         Parameters(request, ())
         if changes.is_full:
             return answer({"error": "too many pages listen for changes: close some"}, 503)
-        return StreamingResponse(changes.listen(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return EventStream(changes.listen())
 
     name = "/api/runs/{name:path}"
     return [
@@ -157,7 +158,9 @@ class _RunRoutes:
         self._library = library
 
     async def _ask(self, request: Request, question: Callable[[RunReader], Any]) -> Response:
-        return answer(await self._library.ask(request.path_params["name"], question))
+        # Written as JSON in the thread as well: the tokens of a long chain take a tenth of a second.
+        data = await self._library.ask(request.path_params["name"], lambda reader: dumps(question(reader)))
+        return Response(data, media_type="application/json")
 
     async def about(self, request: Request) -> Response:
         Parameters(request, ())
@@ -180,7 +183,10 @@ class _RunRoutes:
 
         def list_them(reader: RunReader) -> dict[str, Any]:
             rows, following = reader.page(chosen, sort, cursor, limit)
-            total = reader.count(chosen) if counts else None
+            total: Count | None = None
+            if counts:
+                whole = cursor is None and following is None
+                total = Count(len(rows), True) if whole else quick_count(reader, chosen)
             return {
                 "rows": rows,
                 "next": following,
@@ -286,6 +292,15 @@ class _RunRoutes:
                 return
 
 
+def quick_count(reader: RunReader, chosen: ChainFilter) -> Count:
+    """The number of chains that match, as far as it is counted in COUNT_S: a list must not wait for it."""
+    allowed, reader.timeout_s = reader.timeout_s, COUNT_S
+    try:
+        return reader.count(chosen)
+    finally:
+        reader.timeout_s = allowed
+
+
 def _step(given: Parameters) -> int:
     step = given.integer("step")
     if step is None:
@@ -335,7 +350,8 @@ def about_json(reader: RunReader, name: str) -> dict[str, Any]:
     config = read_config(folder)
     described = describe_config(config, folder.name)
     checkpoints = RunDirectory(folder).saved_steps()
-    rollout = config.get("rollout") if isinstance(config.get("rollout"), dict) else {}
+    rollout = config.get("rollout")
+    rollout = rollout if isinstance(rollout, dict) else {}
     return {
         "name": name,
         "state": reader.state(),

@@ -69,7 +69,7 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".s
 class Dashboard:
     """The server: `async with Dashboard(folder) as dashboard: dashboard.address`.
 
-    `token` is drawn if it is not given. `device` is where conversations load their model (None: as the run's config says).
+    `token` is drawn if it is not given. `device` is where conversations load their model (see `Chats`).
     Raises ConfigError if the folder does not exist or the address cannot be bound.
     """
 

@@ -6,9 +6,10 @@ the mask is 0: the policy did not sample that token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from ..pocket import model_dir, worlds_dir
 from ..render.token_text import FILE, TokenDecoder
 from ..runs.catalog import read_config
 from ..runs.directory import RunDirectory
-from ..runs.query import ChainRow, RunReader
-from ..runs.rows import TokenSeries
+from ..runs.query import RunReader
+from ..runs.rows import ChainRow, TokenSeries
 from ..types import Message, Task, ToolResult, Trajectory, Turn
 from ..watch.tables import sampled_turns, why_untrained
 from .answers import plain
@@ -193,19 +194,19 @@ def _row_json(
         mask += [0] * context + [1] * count
         for found in values.values():
             found += [None] * context
-        values["logprob"] += map(_short, reply.logprobs)
+        values["logprob"] += _short(reply.logprobs)
         values["version"] += reply.versions
         for name, numbers in more.items():
-            own = [_short(value) for value in numbers[sampled : sampled + count]]
+            own = _short(numbers[sampled : sampled + count])
             values[name] += own + [None] * (count - len(own))
         sampled += count
     pieces = None if decoder is None else decoder.pieces(ids)
     return {"turns": spans, "ids": ids, "mask": mask, "pieces": pieces, **values}, sampled
 
 
-def _short(value: Any) -> Any:
-    """Six digits are more than a colour shows, and a third of the bytes."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def _short(values: Iterable[Any]) -> list[Any]:
+    """Seven decimals are more than a colour shows, and half of the bytes."""
+    return [round(value, 7) if type(value) is float and isfinite(value) else value for value in values]
 
 
 # ---- groups --------------------------------------------------------------------------------------------------------------

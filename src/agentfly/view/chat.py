@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ class Chat:
         """The run's sampling, with what the page has set."""
         return as_sampling({**asdict(self.model.config.sampling), **self.wish.sampling})
 
-    async def send(self, text: str | None) -> AsyncIterator[Event]:
+    async def send(self, text: str | None) -> AsyncGenerator[Event, None]:
         """Say something. Yields text, reply, call, result, score, end; or error, which ends the reply, not the conversation."""
         session = self.talk
         told = len(session.trajectory.turns)
@@ -238,7 +238,7 @@ class Chat:
         finally:
             self.used = time.time()
 
-    async def _score(self, session: ChatSession) -> AsyncIterator[Event]:
+    async def _score(self, session: ChatSession) -> AsyncGenerator[Event, None]:
         if session.scorable:
             try:
                 reward, components = await session.score()
@@ -270,7 +270,9 @@ class Chat:
 
 
 class Chats:
-    """All conversations of a dashboard. `device` is where models are loaded (None: the engine's choice)."""
+    """All conversations of a dashboard. `device` is where models are loaded (None: the CPU while a run trains, else the
+    engine's choice).
+    """
 
     def __init__(
         self,
@@ -361,7 +363,7 @@ class Chats:
         await self._unload()
 
         def load() -> _Model:
-            config = chat_config(folder, checkpoint, self._device)
+            config = chat_config(folder, checkpoint, self._device or self._spared_device())
             agent = build_agent(config)
             _ = agent.engine  # loads the weights
             decoder, _, _ = open_tokenizer(folder)
@@ -369,6 +371,10 @@ class Chats:
 
         self._model = await self._library.call(load)
         return self._model
+
+    def _spared_device(self) -> str | None:
+        """The CPU while a run of the folder trains: it may need all memory of its device."""
+        return "cpu" if any(run.state == "running" for run in self._library.summaries()) else None
 
     async def _unload(self) -> None:
         model, self._model = self._model, None

@@ -23,17 +23,17 @@ DELETE /api/chat/ID {closed: true}
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import ConfigError
 from ..net.json_body import load_json
-from .answers import answer, dumps
+from .answers import EventStream, answer, dumps
 from .chat import MAX_TEXT, Chat, Chats, Wish
 
 
@@ -55,7 +55,7 @@ def routes(chats: Chats) -> list[Route]:
         text = parse_text(await _body(request))
         if chat.talk.busy:
             return answer({"error": "the agent is still replying: wait for its answer, or stop it"}, 409)
-        return StreamingResponse(_stream(chat, text), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return EventStream(_stream(chat, text))
 
     async def closed(request: Request) -> Response:
         await chats.find(request.path_params["id"]).close()
@@ -94,7 +94,7 @@ async def _body(request: Request) -> Any:
         raise ConfigError(f"the request is not JSON: {error}") from error
 
 
-async def _stream(chat: Chat, text: str | None) -> AsyncIterator[bytes]:
+async def _stream(chat: Chat, text: str | None) -> AsyncGenerator[bytes, None]:
     async with aclosing(chat.send(text)) as events:
         async for kind, data in events:
             yield b"event: " + kind.encode() + b"\ndata: " + dumps(data) + b"\n\n"

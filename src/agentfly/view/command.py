@@ -44,7 +44,9 @@ def add_parser(commands: Any) -> None:
     view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     view.add_argument("--no-open", action="store_true", help="print the address and do not open a browser")
     view.add_argument("--token-env", metavar="NAME", help="environment variable that holds the token (default: a random one)")
-    view.add_argument("--device", help="where conversations load their model: cpu, cuda (default: the engine's choice)")
+    view.add_argument(
+        "--device", help="device of conversations (default: the CPU while a run trains, else the engine's choice)"
+    )
     view.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     view.set_defaults(run=run_view)
 

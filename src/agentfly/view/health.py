@@ -12,8 +12,8 @@ from typing import Any
 
 from ..runs.catalog import read_config
 from ..runs.filters import ChainFilter
-from ..runs.query import ChainRow, RunReader
-from ..runs.rows import CheckRow
+from ..runs.query import RunReader
+from ..runs.rows import ChainRow, CheckRow
 from ..watch.profile import BESIDE, PARTS, profile_of
 from ..watch.warnings import DEFAULT_GAP, Warned, warnings_of
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from .library import Library, Stamp, file_stamp
@@ -38,7 +38,7 @@ class Changes:
     def is_full(self) -> bool:
         return self._closed or len(self._listeners) >= MAX_LISTENERS
 
-    async def listen(self) -> AsyncIterator[bytes]:
+    async def listen(self) -> AsyncGenerator[bytes, None]:
         """Events for one listener, until it disconnects or the server closes."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=256)
         self._listeners.add(queue)

@@ -80,6 +80,7 @@ def groups_equal(facts: _Facts) -> Warned | None:
     if len(counts[0]) < 3 or not total or (share := sum(counts[1]) / total) < 0.6:
         return None
     success = facts.now("rollout/success")
+    tips: tuple[str, ...]
     if success is not None and success >= 0.9:
         why, tips = "nearly all chains succeed", ("take harder tasks, or stop: the run has learned these",)
     elif success is not None and success <= 0.1:

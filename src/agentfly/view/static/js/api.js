@@ -38,8 +38,9 @@ export async function post(path, body, abort) {
 }
 
 async function value(answer) {
+  // A request that was given up while its body arrived is no empty answer: json() throws, and so does this.
+  if (answer.ok) return answer.json();
   const body = await answer.json().catch(() => ({}));
-  if (answer.ok) return body;
   const error = new Error(body.error ?? `The server answered ${answer.status}.`);
   error.status = answer.status;
   throw error;
@@ -59,11 +60,12 @@ export function useData(path, params = {}, { run = null } = {}) {
     setState((before) => ({ ...before, loading: true, error: shown.current === key ? before.error : null }));
     get(path, params, abort.signal)
       .then((data) => {
+        if (abort.signal.aborted) return;
         shown.current = key;
         setState({ data, error: null, loading: false, key });
       })
       .catch((error) => {
-        if (error.name !== "AbortError") setState((before) => ({ ...before, error, loading: false, key }));
+        if (!abort.signal.aborted) setState((before) => ({ ...before, error, loading: false, key }));
       });
     return () => abort.abort();
   }, [key, version, again]);

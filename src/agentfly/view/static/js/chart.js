@@ -15,16 +15,18 @@ export function Chart({ data, lines, bands = [], height = 180, log = false, time
   pick.current = onPick;
   const look = JSON.stringify([lines, bands, height, log, time, fixed, theme.value]);
   useEffect(() => {
-    const made = new uPlot(options(), data, box.current);
+    const element = box.current; // the ref is empty again when the observer is told of the removal
+    const made = new uPlot(options(), data, element);
     plot.current = made;
-    const watcher = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height }));
-    watcher.observe(box.current);
+    const watcher = new ResizeObserver(() => element.clientWidth && made.setSize({ width: element.clientWidth, height }));
+    watcher.observe(element);
     made.over.addEventListener("click", () => {
       const index = made.cursor.idx;
       if (index !== null && index !== undefined && pick.current) pick.current(made.data[0][index], index);
     });
     return () => {
       watcher.disconnect();
+      plot.current = null;
       made.destroy();
     };
   }, [look]);

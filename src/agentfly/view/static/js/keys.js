@@ -11,11 +11,13 @@ export const helpOpen = signal(false);
 
 const layers = [];
 
-/** While the component is shown, `map[key]` is called for a key. A later layer wins. */
-export function useKeys(map) {
+/** While the component is shown, `map[key]` is called for a key. The higher level wins: frame 0, page 1, dialog 2. */
+export function useKeys(map, level = 1) {
   useEffect(() => {
-    layers.push(map);
-    return () => layers.splice(layers.indexOf(map), 1);
+    const layer = { map, level };
+    layers.push(layer);
+    layers.sort((a, b) => a.level - b.level);
+    return () => layers.splice(layers.indexOf(layer), 1);
   });
 }
 
@@ -31,7 +33,7 @@ export function startKeys() {
     }
     if (event.key === "Enter" && event.target.closest?.("a, button, summary, label")) return;
     for (let i = layers.length - 1; i >= 0; i--) {
-      const act = layers[i][event.key];
+      const act = layers[i].map[event.key];
       if (act) {
         event.preventDefault();
         act(event);

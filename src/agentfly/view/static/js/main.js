@@ -76,7 +76,7 @@ function Side({ found, about }) {
 }
 
 function Help() {
-  useKeys({ Escape: () => (helpOpen.value = false), "?": () => (helpOpen.value = false) });
+  useKeys({ Escape: () => (helpOpen.value = false), "?": () => (helpOpen.value = false) }, 2);
   return html`<div class="dialog" role="dialog" aria-modal="true" aria-label="Keys" onClick=${(event) => event.target === event.currentTarget && (helpOpen.value = false)}>
     <${Card} title="Keys" tools=${html`<button class="button" ref=${(button) => button?.focus()} onClick=${() => (helpOpen.value = false)}>Close</button>`}>
       <div class="keys">${KEYS.map(([keys, meaning]) => html`<kbd key=${keys}>${keys}</kbd><span>${meaning}</span>`)}</div><//></div>`;
@@ -99,10 +99,11 @@ function App() {
     d: switchTheme, "?": () => (helpOpen.value = true), f: () => (follow.value = !follow.value),
     "/": () => document.querySelector("[data-search]")?.focus(),
     Escape: () => found && (found.run || found.module !== "runs") && (history.state?.inside ? history.back() : go(parent(found))),
-  });
+  }, 0);
   useEffect(() => {
     document.title = found?.run ? `${clean(found.run)} · AgentFly` : "AgentFly";
   }, [found?.run]);
+  useEffect(() => document.querySelector(".nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [found?.section, found?.run]);
   return html`<div class="shell"><${Side} found=${found} about=${about} /><main class="main">
       ${!connected.value && html`<p class="offline" role="status">The dashboard does not answer. What you see may be old; the page connects again by itself.</p>`}
       ${missing ? html`<${Failure} error=${missing} retry=${asked.reload} />` : found ? html`<${Page} found=${found} about=${about} />` : html`<${Empty} title="There is no such page."><a class="inline-link" href="/">All runs</a><//>`}

@@ -70,7 +70,7 @@ export const Choice = ({ label, value, options, onPick }) => html`
 
 export const Select = ({ label, value, options, onPick }) => html`
   <label class="field"><span>${label}</span>
-    <select value=${value ?? ""} onChange=${(event) => onPick(event.target.value || null)}>
+    <select aria-label=${label} value=${value ?? ""} onChange=${(event) => onPick(event.target.value || null)}>
       ${options.map(([each, name]) => html`<option key=${each} value=${each} selected=${String(each) === String(value ?? "")}>${clean(name)}</option>`)}
     </select></label>`;
 

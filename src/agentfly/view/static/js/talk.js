@@ -10,6 +10,8 @@ export function thinking(text) {
   return found ? { thought: found[2].trim(), rest: (found[3] ?? "").trim() } : { thought: "", rest: text };
 }
 
+const ROLES = { system: "System", user: "User", assistant: "Assistant", tool: "Tool" };
+
 export function Talk({ run, chain }) {
   const byMessage = new Map(chain.turns.filter((turn) => turn.message !== null).map((turn) => [turn.message, turn]));
   // Replies that the messages no longer hold (a template rewrote history) are shown after them.
@@ -35,7 +37,7 @@ export function Message({ run, id, message, turn, live = false }) {
   const { thought, rest } = reply ? thinking(message.content) : { thought: "", rest: message.content };
   const calls = turn?.calls?.length ? turn.calls : message.tool_calls ?? [];
   return html`<article class=${`message ${message.role}`}>
-    <header><span class="role">${message.role}${message.name ? html`<span class="faint"> · ${clean(message.name)}</span>` : ""}</span>
+    <header><span class="role">${ROLES[message.role] ?? clean(message.role)}${message.name ? html`<span class="faint"> · ${clean(message.name)}</span>` : ""}</span>
       ${turn && html`<span class="turn-info tnum"><span>turn ${turn.turn + 1}</span>
         ${turn.num_tokens ? html`<span>${num(turn.num_tokens)} tokens</span>` : ""}${turn.generate_s ? html`<span>${seconds(turn.generate_s)}</span>` : ""}
         ${turn.reward ? html`<span class=${turn.reward > 0 ? "good-text" : "bad-text"}>reward ${signed(turn.reward)}</span>` : ""}

@@ -50,9 +50,10 @@ function Strip({ data, mode }) {
   const pick = (colour) => setQuery({ colour: colour === "mask" ? null : colour });
   useKeys({ t: () => pick(offered[(offered.indexOf(chosen) + 1) % offered.length]) });
   useLayoutEffect(() => {
-    const measure = () => setColumns(Math.max(12, Math.floor((box.current.clientWidth - 58) / characterWidth())));
+    const element = box.current;
+    const measure = () => element.clientWidth && setColumns(Math.max(12, Math.floor((element.clientWidth - 78) / characterWidth())));
     const watcher = new ResizeObserver(measure);
-    watcher.observe(box.current);
+    watcher.observe(element);
     measure();
     return () => watcher.disconnect();
   }, []);

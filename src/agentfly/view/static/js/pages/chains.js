@@ -112,7 +112,7 @@ function useRows(run, filter, sort) {
     // A list that the reader has scrolled through is not thrown away by news.
     if (state.key === key && state.list.length > PAGE) return undefined;
     const abort = new AbortController();
-    load(null, abort.signal).catch((error) => error.name !== "AbortError" && setState({ ...fresh, error }));
+    load(null, abort.signal).catch((error) => !abort.signal.aborted && setState({ ...fresh, error }));
     return () => abort.abort();
   }, [key, version, again]);
   const more = () => {

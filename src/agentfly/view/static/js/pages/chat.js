@@ -107,8 +107,8 @@ function Conversation({ run, start }) {
       ${(start.differences ?? []).map((sentence, index) => html`<p key=${index} class="hint">${clean(sentence)}</p>`)}
       ${!items.length && !live && html`<${Empty} title="Say something.">The agent answers with its own prompt and tools.<//>`}
       ${items.map((item, index) => html`<${Item} key=${index} item=${item} />`)}
-      ${live && html`<article class="message assistant"><header><span class="role">assistant</span><span class="faint">writing</span></header><div class="live-tokens"><${Text}>${thinking(live).thought && !thinking(live).rest ? thinking(live).thought : live}<//><i class="caret"></i></div></article>`}
-      <span ref=${end}></span></div>
+      ${live && html`<article class="message assistant"><header><span class="role">Assistant</span><span class="faint">writing</span></header><div class="live-tokens"><${Text}>${thinking(live).thought && !thinking(live).rest ? thinking(live).thought : live}<//><i class="caret"></i></div></article>`}
+      <span class="chat-end" ref=${end}></span></div>
     <div class="composer"><textarea rows="1" data-search aria-label="Message" placeholder=${waiting ? "Empty: the agent goes on from here" : "Message"} maxlength=${start.limits?.max_text} value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${key}></textarea>
       ${busy ? html`<button class="button" onClick=${() => abort.current?.abort()}>Stop</button>` : html`<button class="button primary" disabled=${!text.trim() && !waiting} onClick=${say}>${text.trim() || !waiting ? "Send" : "Go on"}</button>`}</div></div>`;
 }
@@ -119,7 +119,7 @@ function Item({ item }) {
   if (item.kind === "error") return html`<p class="hint bad"><${Text}>${item.error}<//></p>`;
   const { value } = item;
   if (item.kind === "call") return html`<div class="call"><p class="call-line"><span class="mono strong">${clean(value.name)}</span> <span class="mono soft"><${Text}>${json(value.arguments, 0)}<//></span></p>${value.error && html`<p class="bad-text">${clean(value.error)}</p>`}</div>`;
-  if (item.kind === "result") return html`<article class="message tool"><header><span class="role">tool <span class="faint">· ${clean(value.name)}</span></span>${value.error && html`<${Chip} kind="bad">${clean(value.error)}<//>`}</header><div class="prose mono"><${Text}>${value.observation}<//></div></article>`;
+  if (item.kind === "result") return html`<article class="message tool"><header><span class="role">Tool <span class="faint">· ${clean(value.name)}</span></span>${value.error && html`<${Chip} kind="bad">${clean(value.error)}<//>`}</header><div class="prose mono"><${Text}>${value.observation}<//></div></article>`;
   if (item.kind === "score") return html`<div class="chips"><${Chip} kind="accent" label="reward">${num(value.reward, 3)}<//>${Object.entries(value.components ?? {}).map(([name, part]) => html`<${Chip} key=${name} label=${clean(name)}>${num(part, 3)}<//>`)}${value.error && html`<${Chip} kind="bad">${clean(value.error)}<//>`}</div>`;
   return html`<p class="note">${words(clean(value.outcome))} · ${count(value.turns, "turn")} · ${count(value.tokens, "token")}${value.answer ? html` · answer: <strong><${Text}>${value.answer}<//></strong>` : ""}</p>`;
 }
@@ -128,7 +128,7 @@ function Item({ item }) {
 function Reply({ reply }) {
   const [tokens, setTokens] = useState(false);
   const low = Math.min(-1, ...(reply.logprobs ?? []));
-  return html`<article class="message assistant"><header><span class="role">assistant</span><span class="turn-info tnum"><span>${count(reply.ids?.length ?? 0, "token")}</span>${reply.seconds ? html`<span>${seconds(reply.seconds)}</span>` : ""}
+  return html`<article class="message assistant"><header><span class="role">Assistant</span><span class="turn-info tnum"><span>${count(reply.ids?.length ?? 0, "token")}</span>${reply.seconds ? html`<span>${seconds(reply.seconds)}</span>` : ""}
       ${reply.stop === "length" && html`<${Chip} kind="warn">cut off<//>`}${reply.pieces && html`<button class="link-button" aria-pressed=${tokens} onClick=${() => setTokens(!tokens)}>${tokens ? "Text" : "Tokens"}</button>`}</span></header>
     ${tokens ? html`<div class="prose">${reply.pieces.map((piece, index) => html`<span key=${index} class=${`tok ${sequential(-reply.logprobs[index], 0, -low)}`} title=${`id ${reply.ids[index]}, log-prob ${num(reply.logprobs[index], 3)}, probability ${percent(Math.exp(reply.logprobs[index]))}`}>${clean(piece)}</span>`)}</div>`
       : html`<div class="prose"><${Text}>${reply.text}<//></div>`}</article>`;

@@ -29,7 +29,7 @@ function Curves({ names, query }) {
     const abort = new AbortController();
     Promise.all(names.map((name) => get(runApi(name, "series"), { names: METRICS.join(",") }, abort.signal))).then(
       (answers) => setState({ data: Object.fromEntries(names.map((name, index) => [name, answers[index]])), error: null }),
-      (error) => error.name !== "AbortError" && setState({ data: null, error }),
+      (error) => !abort.signal.aborted && setState({ data: null, error }),
     );
     return () => abort.abort();
   }, [names.join()]);
@@ -61,21 +61,21 @@ function Results({ data }) {
 
 /** A paired result in a sentence. */
 function verdict(pair) {
+  if (pair.error) return clean(pair.error);
   if (!pair.tasks) return "These runs share no held-out task.";
-  const words = pair.p === null || pair.p === undefined ? "" : pair.p < 0.05 ? `, more than chance explains (p = ${num(pair.p, 2)})` : `, which chance can explain (p = ${num(pair.p, 2)})`;
-  return `${signed(pair.difference)} over ${count(pair.tasks, "task")}${pair.low === null || pair.low === undefined ? "" : ` (95 % interval ${signed(pair.low)} to ${signed(pair.high)})`}${words}.`;
+  return `${clean(pair.verdict)} Difference of ${clean(pair.measure)} over ${count(pair.tasks, "task")}: ${signed(pair.difference)} (95 % interval ${signed(pair.low)} to ${signed(pair.high)}, p = ${num(pair.p, 2)}).`;
 }
 
 function Pairs({ data }) {
   if (!data.pairs.length) return null;
   return html`<${Card} title="The same held-out tasks" note="Each run against the first, task by task."><ul class="pairs">${data.pairs.map((pair) => html`<li key=${pair.b}>
     <p><strong>${clean(pair.b)}</strong> <span class="faint">against</span> ${clean(pair.a)}</p><p>${verdict(pair)}</p>
-    <div class="chips"><${Chip} kind="good" label="won">${num(pair.wins)}<//><${Chip} label="equal">${num(pair.ties)}<//><${Chip} kind="bad" label="lost">${num(pair.losses)}<//></div></li>`)}</ul><//>`;
+    ${pair.tasks > 0 && html`<div class="chips"><${Chip} kind="good" label="won">${num(pair.wins)}<//><${Chip} label="equal">${num(pair.ties)}<//><${Chip} kind="bad" label="lost">${num(pair.losses)}<//></div>`}</li>`)}</ul><//>`;
 }
 
 function Tasks({ data }) {
   const rows = (data.tasks ?? []).filter((row) => new Set(row.values).size > 1).slice(0, 200);
   if (!rows.length) return null;
   return html`<${Card} title="Tasks that differ" note="Rewards of the newest validation." className="flush"><div class="table-box"><table><thead><tr><th>Task</th>${data.runs.map((run) => html`<th key=${run.name} class="n">${clean(run.name)}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${row.task_id}><td class="wrap-anywhere">${clean(row.task_id)}</td>${row.values.map((value, index) => html`<td key=${index} class="n"><a class="strong" href=${address(runPath(data.runs[index].name, "chains"), { task: row.task_id, split: "validation" })}>${num(value, 3)}</a></td>`)}</tr>`)}</tbody></table></div><//>`;
+    <tbody>${rows.map((row) => html`<tr key=${row.task_id}><td class="wrap-anywhere">${clean(row.task_id)}</td>${row.values.map((value, index) => html`<td key=${index} class="n"><a class="strong" href=${row.chains?.[index] ? runPath(data.runs[index].name, "chain", row.chains[index]) : address(runPath(data.runs[index].name, "chains"), { task: row.task_id, split: "validation" })}>${num(value, 3)}</a></td>`)}</tr>`)}</tbody></table></div><//>`;
 }

@@ -2,7 +2,7 @@
 import { html, useMemo } from "../lib.js";
 import { runApi, useData } from "../api.js";
 import { address, runPath, setQuery } from "../router.js";
-import { Card, Chip, Choice, Empty, Loaded, Stat } from "../parts.js";
+import { Card, Chip, Choice, Empty, Loaded, OutcomeChip, Stat } from "../parts.js";
 import { Chart } from "../chart.js";
 import { align } from "../curves.js";
 import { seriesColour, theme } from "../theme.js";
@@ -24,9 +24,11 @@ function Body({ run, data, query }) {
     ${kinds.length ? html`<div class="grid two">${kinds.map((kind) => html`<${Pool} key=${kind} kind=${kind} by=${by} over=${(by === "time" ? data.pools : data.steps)[kind] ?? {}} latest=${{ ...last(data.steps[kind]), ...last(data.pools[kind]) }}
         tools=${Object.keys(data.pools).length > 0 && html`<${Choice} label="Axis" value=${by} options=${[["time", "Time"], ["step", "Step"]]} onPick=${(next) => setQuery({ by: next === "time" ? null : next })} />`} />`)}</div>`
       : html`<${Card}><${Empty} title="No pool was recorded.">A run whose agent has no environment has no pools. Older runs stored one figure per step.<//><//>`}
+    ${Object.keys(data.chains ?? {}).length > 0 && html`<${Running} chains=${data.chains} />`}
     <${Card} title="Tools" note="Slowest first, by the 95th percentile." className="flush"><${Tools} run=${run} tools=${data.tools} /><//>
     <${Leases} run=${run} live=${data.live} />
-    <${Events} run=${run} events=${data.events} /></div>`;
+    <${Failures} run=${run} failures=${data.failures ?? []} />
+    <${Events} run=${run} events=${data.events.filter((event) => !["phase", "chain_started", "chain_ended"].includes(event.kind))} /></div>`;
 }
 
 const last = (figures) => Object.fromEntries(Object.entries(figures ?? {}).map(([name, points]) => [name, points.at(-1)?.[1]]));
@@ -42,6 +44,18 @@ function Pool({ kind, by, over, latest, tools }) {
   return html`<${Card} title=${clean(kind)} tools=${tools}>
     ${names.length ? html`<${Chart} ...${made} time=${by === "time"} height=${170} />` : html`<p class="note">No figures over ${by}.</p>`}
     <div class="stats top-gap small-stats">${[...COUNTERS, "acquire_p95_s"].filter((name) => latest[name] !== undefined && latest[name] !== null).map((name) => html`<${Stat} key=${name} label=${name === "acquire_p95_s" ? "wait, 95th percentile" : name} kind=${name === "failed" && latest[name] > 0 ? "bad" : ""} value=${name.endsWith("_s") ? seconds(latest[name]) : num(latest[name])} />`)}</div><//>`;
+}
+
+const PHASES = [["running", "all running"], ["environment", "waiting for an environment"], ["sampling", "sampling"], ["tools", "tools"], ["scoring", "scoring"]];
+
+function Running({ chains }) {
+  const there = PHASES.filter(([name]) => chains[name]?.length);
+  const made = useMemo(() => {
+    const start = Math.min(...there.map(([name]) => chains[name][0][0]));
+    const lines = there.map(([name]) => hold(chains[name].map(([x, y]) => [x - start, y]), true));
+    return { data: align(lines), lines: there.map(([, label], index) => ({ label, colour: seriesColour(index), points: false })) };
+  }, [chains, theme.value]);
+  return there.length > 0 && html`<${Card} title="Chains" note="What the running chains did."><${Chart} ...${made} time=${true} height=${170} /><//>`;
 }
 
 function hold(points, steps) {
@@ -67,8 +81,14 @@ function Leases({ run, live }) {
   const leases = Array.isArray(told?.data) ? told.data : [];
   return html`<${Card} title="Leases held now" note=${told ? `As of ${when(told.t)}.` : ""} className="flush">
     ${!leases.length ? html`<${Empty} title="No chain holds an environment now." />`
-      : html`<div class="table-box"><table><thead><tr><th>Chain</th><th>Environment</th><th class="n">Held for</th><th></th></tr></thead><tbody>
-        ${leases.map((lease, index) => html`<tr key=${index}><td class="wrap-anywhere">${clean(lease.holder ?? lease.who ?? lease.chain ?? "–")}</td><td>${clean(lease.kind ?? lease.pool ?? "–")}</td><td class="n">${seconds(lease.held_s ?? lease.seconds)}</td><td>${lease.node ? html`<${Chip}>${clean(lease.node)}<//>` : ""}</td></tr>`)}</tbody></table></div>`}<//>`;
+      : html`<div class="table-box"><table><thead><tr><th>Chain</th><th>Environment</th><th>Task</th><th class="n">Turn</th><th>Now</th></tr></thead><tbody>
+        ${leases.map((lease, index) => html`<tr key=${index}><td class="wrap-anywhere"><a class="strong" href=${runPath(run, "chain", lease.chain)}>${clean(lease.chain)}</a></td><td>${clean(lease.kind)}</td><td class="wrap-anywhere">${clean(lease.task ?? "–")}</td><td class="n">${lease.turn === null || lease.turn === undefined ? "–" : num(lease.turn)}</td><td>${lease.phase ? html`<${Chip}>${words(clean(lease.phase))}<//>` : ""}</td></tr>`)}</tbody></table></div>`}<//>`;
+}
+
+function Failures({ run, failures }) {
+  if (!failures.length) return null;
+  return html`<${Card} title="Failures" note="Errors of the newest failed chains, limits of a sandbox among them." className="flush"><div class="table-box"><table><tbody>
+    ${failures.map((failure, index) => html`<tr key=${index}><td class="n">${num(failure.count)}</td><td class="wrap-anywhere"><a class="strong" href=${runPath(run, "chain", failure.chain)}>${clean(failure.error)}</a></td><td><${OutcomeChip} outcome=${failure.outcome} /></td><td class="n"><a class="inline-link" href=${runPath(run, "steps", failure.step)}>step ${num(failure.step)}</a></td></tr>`)}</tbody></table></div><//>`;
 }
 
 function Events({ run, events }) {

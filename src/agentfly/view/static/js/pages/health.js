@@ -32,7 +32,7 @@ function Checks({ run, checks }) {
     <td class="n">${check.value === null ? (check.ok ? "holds" : "failed") : num(check.value)}${check.bound === null ? "" : html`<span class="faint"> ≤ ${num(check.bound)}</span>`}</td>
     <td class="wide-only">${new Set(check.history.map((point) => point[2])).size < 2 ? "" : html`<${Spark} values=${check.history.map((point) => point[2])} width=${96} height=${22} label=${`Values of ${check.name}`} />`}</td>
     <td class="strip-cell wide-only"><div class="strip small">${check.history.slice(-60).map(([step, ok, value, bound]) => html`<a key=${step} class=${ok ? "k-good" : "k-bad"} href=${runPath(run, "steps", step)} title=${`Step ${step}: ${ok ? "holds" : "failed"}${value === null ? "" : `, ${num(value)}`}${bound === null ? "" : ` (bound ${num(bound)})`}`}></a>`)}</div></td>
-    <td class="n">${check.failed ? html`<span class="bad-text">${num(check.failed)} of ${num(check.steps)} failed</span>` : html`<span class="faint">${num(check.steps)} steps</span>`}</td></tr>`)}</tbody></table></div>`;
+    <td class="n wide-only">${check.failed ? html`<span class="bad-text">${num(check.failed)} of ${num(check.steps)} failed</span>` : html`<span class="faint">${num(check.steps)} steps</span>`}</td></tr>`)}</tbody></table></div>`;
 }
 
 const KINDS = new Map(PHASES.map(([metric, , kind]) => [metric, kind]));
@@ -43,11 +43,12 @@ function Time({ run, time }) {
   const kinds = new Map(parts.map((part) => [part.name, part.kind]));
   const shown = time.by_step.slice(-60);
   const longest = Math.max(1e-9, ...shown.map(([, all]) => Object.values(all).reduce((sum, value) => sum + value, 0)));
-  return html`<${Card} title="Where the time goes" note=${`${seconds(time.total_s)} in ${num(time.steps)} steps.`}>
+  return html`<${Card} title="Where the time goes" note=${`${seconds(time.total_s)} in ${num(time.steps)} steps${time.busy_share ? `; the device computed ${percent(time.busy_share)} of it` : ""}.`}>
     <div class="big-stack"><${StackBar} parts=${parts.map((part) => ({ name: part.label, value: part.seconds, kind: part.kind, title: `${part.label}: ${percent(part.share)}` }))} /></div>
     <div class="grid two top-gap"><dl class="breakdown">${parts.map((part) => html`<div key=${part.name} title=${clean(part.description ?? "")}><dt><i class=${`swatch ${part.kind}`}></i>${clean(part.label)}</dt><dd class="tnum">${seconds(part.seconds)}</dd><dd class="tnum faint">${percent(part.share)}</dd></div>`)}</dl>
       <div><div class="columns tall">${shown.map(([step, all]) => html`<a key=${step} class="column grow-up" href=${runPath(run, "steps", step)} title=${`Step ${step}: ${seconds(Object.values(all).reduce((sum, value) => sum + value, 0))}`}>
         <b style=${{ flexGrow: Math.max(0, 1 - Object.values(all).reduce((sum, value) => sum + value, 0) / longest) }}></b>
         ${Object.entries(all).map(([name, value]) => html`<i key=${name} class=${kinds.get(name) ?? "k-mute"} style=${{ flexGrow: value / longest }}></i>`)}</a>`)}</div>
-        <p class="note">Time of each step; the highest took ${seconds(longest)}.</p></div></div><//>`;
+        <p class="note">Time of each step; the highest took ${seconds(longest)}.</p></div></div>
+    ${time.slowest?.length > 0 && html`<h3 class="top-gap">Slow steps</h3><ul class="tips">${time.slowest.map((slow) => html`<li key=${slow.step}><a class="inline-link" href=${runPath(run, "steps", slow.step)}>Step ${slow.step}</a> took ${seconds(slow.seconds)}, ${num(slow.times_median, 2)} times the median: ${clean(slow.reason)}</li>`)}</ul>`}<//>`;
 }

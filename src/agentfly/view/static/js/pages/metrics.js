@@ -68,7 +68,7 @@ function useSeries(runs, names) {
     const abort = new AbortController();
     Promise.all(runs.map((run) => get(runApi(run, "series"), { names: names.join(",") }, abort.signal))).then(
       (answers) => setState({ data: Object.fromEntries(runs.map((run, index) => [run, answers[index]])), error: null }),
-      (error) => error.name !== "AbortError" && setState((before) => ({ ...before, error })),
+      (error) => !abort.signal.aborted && setState((before) => ({ ...before, error })),
     );
     return () => abort.abort();
   }, [key, news]);

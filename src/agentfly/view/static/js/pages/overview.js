@@ -58,8 +58,7 @@ function Now({ steps, about }) {
   const now = steps.filter((each) => each.split === "train").at(-1);
   const live = about.live?.chains?.data;
   if (!now || now.whole) return null;
-  const { num_tasks: tasks, num_chains: each } = about.config?.rollout ?? {};
-  const total = tasks && each ? tasks * each : null;
+  const total = about.chains_per_step ?? null;
   return html`<${Card} title=${`Step ${num(now.step)} is in progress`} note=${now.phase ? `Now: ${words(now.phase)}` : ""}>
     <${StackBar} total=${total ?? now.chains} parts=${[{ name: "done", value: now.chains, kind: "s0", title: `${num(now.chains)} chains done` }]} />
     <p class="note tnum">${num(now.chains)}${total ? ` of ${num(total)}` : ""} chains done${Array.isArray(live) ? `, ${live.length} running` : ""}</p><//>`;

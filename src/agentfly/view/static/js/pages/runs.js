@@ -10,7 +10,7 @@ const SORTS = {
   age: (a, b) => (b.updated ?? 0) - (a.updated ?? 0), name: (a, b) => a.name.localeCompare(b.name),
   best: (a, b) => (b.best_validation ?? -Infinity) - (a.best_validation ?? -Infinity), step: (a, b) => (b.step ?? 0) - (a.step ?? 0),
 };
-const COLUMNS = [["name", "Run"], [null, "Model"], [null, "World"], [null, "Algorithm"], ["step", "Step", "n"], [null, "Reward"], ["best", "Best validation", "n"], ["age", "Updated", "n"]];
+const COLUMNS = [["name", "Run"], [null, "Model", "wide-only"], [null, "World", "wide-only"], [null, "Algorithm", "wide-only"], ["step", "Step", "n"], [null, "Reward", "wide-only"], ["best", "Best validation", "n"], ["age", "Updated", "n wide-only"]];
 
 export default function Runs({ query }) {
   const runs = useData("/api/runs", {}, { run: "*" });
@@ -58,10 +58,10 @@ function Table({ runs, ticked, tick, cursor, sort }) {
       ${key ? html`<button class=${key === sort ? "sorted" : ""} onClick=${() => setQuery({ sort: key })}>${label}</button>` : label}</th>`)}</tr></thead>
     <tbody>${runs.map((run, index) => html`<tr key=${run.name} aria-selected=${index === cursor}>
       <td class="tick"><input type="checkbox" aria-label=${`Compare ${clean(run.name)}`} checked=${ticked.includes(run.name)} onChange=${() => tick(run.name)} /></td>
-      <td class="run-name"><a class="strong wrap-anywhere" href=${runPath(run.name)}>${clean(run.name)}</a><${StateDot} state=${run.state} /></td>
-      <td class="wrap-anywhere">${clean(run.model ?? "–")}</td><td>${clean(run.world ?? "–")}</td><td>${clean(run.algorithm ?? "–")}</td>
+      <td class="run-name"><a class="strong wrap-anywhere" href=${runPath(run.name)}>${clean(run.name)}</a>${run.problem ? html`<span class="problem">${clean(run.problem)}</span>` : html`<${StateDot} state=${run.state} />`}</td>
+      <td class="wrap-anywhere wide-only">${clean(run.model ?? "–")}</td><td class="wide-only">${clean(run.world ?? "–")}</td><td class="wide-only">${clean(run.algorithm ?? "–")}</td>
       <td class="n">${num(run.step)}${run.total_steps ? html`<span class="faint"> / ${num(run.total_steps)}</span>` : ""}</td>
-      <td class="spark-cell"><${Spark} values=${run.spark} label=${`Reward of ${clean(run.name)}`} /></td>
-      <td class="n"><strong>${percent(run.best_validation)}</strong></td><td class="n faint">${ago(run.updated && Date.now() / 1000 - run.updated)}</td></tr>`)}</tbody>
+      <td class="spark-cell wide-only"><${Spark} values=${run.spark} label=${`Reward of ${clean(run.name)}`} /></td>
+      <td class="n"><strong>${percent(run.best_validation)}</strong></td><td class="n faint wide-only">${ago(run.updated && Date.now() / 1000 - run.updated)}</td></tr>`)}</tbody>
   </table></div><//>`;
 }

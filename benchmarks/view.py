@@ -1,0 +1,275 @@
+"""How long the queries behind `agentfly view` take over a large run, and what recording a run costs.
+
+    python benchmarks/view.py --chains 100000 [--keep DIR] [--json PATH]      makes such a run, then times every query
+    python benchmarks/view.py --run runs/large                                times the queries over a run that exists
+    python benchmarks/view.py --writer                                        what a chain costs the training thread
+
+No model runs: the chains have made-up texts of several turns with tool calls, ids, log-probs and times, and are written as
+training writes them, with metrics, advantages, trainer log-probs, gauges, events and checks. A query's figure is the median of
+`--repeats` calls; `first_ms` is that of a new connection, `cpu_ms` the CPU time, which other programs do not change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentfly.runs import ChainFilter, RunReader, RunStore, StoreWriter, find_runs
+from agentfly.runs.recorder import Recorder
+from agentfly.types import Completion, Message, Outcome, Task, TokenRecord, ToolCall, ToolResult, Trajectory, Turn
+
+TEXT = """
+the answer of this sum is first then multiply add search result page found value number table query city river year model
+because so we need to check again total price item list open read file print error line function return loop test pass
+"""
+WORDS = TEXT.split()
+TOOLS = ("search", "python", "calculator", "read_page", "submit")
+OUTCOMES = (
+    [Outcome.FINISHED] * 88 + [Outcome.MAX_TURNS] * 5 + [Outcome.MAX_TOKENS] * 4 + [Outcome.NO_TOOL_CALL] * 2
+    + [Outcome.WORLD_FAILURE]
+)  # fmt: skip
+TEMPLATES = 400
+GROUPS, SIBLINGS = 64, 8
+METRICS = [f"{room}/{name}" for room in ("train", "rollout", "time", "resources/browser") for name in "abcdefghij"]
+
+
+def make_template(rng: random.Random, number: int) -> Trajectory:
+    """A chain of 1 to 5 turns with about 60 sampled tokens each."""
+
+    def text(count: int) -> str:
+        return " ".join(rng.choices(WORDS, k=count))
+
+    task = Task(f"task-{number}", (Message("user", text(30)),), {"answer": text(2)})
+    chain = Trajectory(f"template-{number}", task, messages=[Message("system", text(25)), Message("user", text(30))])
+    chain.started, chain.outcome = 1.7e9, rng.choice(OUTCOMES)
+    for index in range(rng.choice((1, 2, 2, 3, 3, 4, 5))):
+        count = rng.randrange(30, 90)
+        reply = Completion(
+            text=text(count),
+            token_ids=[rng.randrange(30_000) for _ in range(count)],
+            logprobs=[struct.unpack("f", struct.pack("f", -rng.expovariate(3.0)))[0] for _ in range(count)],
+            versions=[0] * count,
+        )
+        call = ToolCall(rng.choice(TOOLS), {"query": text(4)})
+        error = "raised" if rng.random() < 0.05 else None
+        result = ToolResult(observation=text(40), error=error)  # type: ignore[arg-type]
+        seconds = rng.lognormvariate(-2.0, 1.0)
+        context = [rng.randrange(30_000) for _ in range(60)]
+        chain.turns.append(
+            Turn(context, index == 0, reply, (call,), (result,), 0.0, 0.4, seconds, began_s=0.5 * index, calls_s=[seconds])
+        )
+        chain.messages += [Message("assistant", reply.text, (call,)), Message("tool", result.observation)]
+    failed = chain.outcome is Outcome.WORLD_FAILURE
+    chain.error = "WorldError: the browser is gone" if failed else None
+    chain.prediction, chain.seconds, chain.waited_s = text(12), 0.6 * len(chain.turns), 0.1
+    return chain
+
+
+def make_run(folder: Path, num_chains: int, seed: int = 0) -> float:
+    """Write a run of so many chains. Returns the seconds that it took."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text('algorithm = "grpo"\n[agent]\nmodel = "made-up"\n[train]\nsteps = 1000\n')
+    templates = [make_template(rng, number) for number in range(TEMPLATES)]
+    started = time.perf_counter()
+    with RunStore(folder / "run.db") as store, StoreWriter(store) as writer:
+        recorder = Recorder(writer)
+        with recorder.running(kind="train", model="made-up", world="browser", algorithm="grpo", seed=seed, total_steps=1000):
+            step = done = 0
+            while done < num_chains:
+                step = recorder.step = step + 1
+                count = min(GROUPS * SIBLINGS, num_chains - done)
+                chains = [_chain(rng, templates, step, place, num_chains) for place in range(count)]
+                writer.put_trajectories(step, "train", chains, replace=True)
+                writer.add_tokens(step, [_record(rng, chain) for chain in chains])
+                mean = statistics.fmean(chain.total_reward for chain in chains)
+                writer.add_metrics(step, {"reward/mean": mean, **{name: rng.random() for name in METRICS}})
+                recorder.checks(step, {"logprob_gap": (True, 1e-6 * rng.random(), 0.05), "lag": (True, 0.0, 0.0)})
+                recorder.look({f"resources/browser/{name}": rng.randrange(50) for name in ("allocated", "idle", "waiting")})
+                recorder.span("rollout")
+                recorder.end_step(step)
+                done += count
+                if step % 8 == 0:
+                    writer.flush()
+        writer.flush()
+    return time.perf_counter() - started
+
+
+def _chain(rng: random.Random, templates: list[Trajectory], step: int, place: int, num_chains: int) -> Trajectory:
+    group, number = divmod(place, SIBLINGS)
+    template = templates[rng.randrange(TEMPLATES)]
+    task = replace(template.task, id=f"task-{(step * GROUPS + group) % max(GROUPS, num_chains // 200)}")
+    reward = None if template.outcome is Outcome.WORLD_FAILURE else rng.choice((0.0, 0.1, 0.5, 1.0, 1.0))
+    return replace(
+        template, id=f"t{step}-{group}-{number}", task=task, chain=number, reward=reward, started=1.7e9 + step,
+        components={} if reward is None else {"exact_match": reward},
+    )  # fmt: skip
+
+
+def _record(rng: random.Random, chain: Trajectory) -> TokenRecord:
+    count = chain.num_sampled
+    series = {"trainer_logprob": ("f", bytes(4 * count)), "entropy": ("e", bytes(2 * count))}
+    return TokenRecord(chain.id, rng.gauss(0.0, 1.0), count, series)
+
+
+def queries(reader: RunReader) -> dict[str, Callable[[], Any]]:
+    """Every query of the views, by name."""
+    last = reader.last_step() or 1
+    names = reader.metric_names()
+    row = reader.page(limit=1)[0][0]
+    deep = reader.page(ChainFilter(reward_low=0.5), "-reward", limit=1000)[1]
+    for _ in range(5):
+        deep = reader.page(ChainFilter(reward_low=0.5), "-reward", deep, limit=1000)[1] or deep
+    train = ChainFilter(split="train")
+    return {
+        "meta, state": lambda: (reader.meta(), reader.state()),
+        "metric names": reader.metric_names,
+        "series of 20 metrics": lambda: reader.series(names[:20]),
+        "newest 100": lambda: reader.page(train),
+        "one step": lambda: reader.page(ChainFilter(step=last // 2), limit=1000),
+        "steps 10 to 20": lambda: reader.page(ChainFilter(step_low=10, step_high=20)),
+        "one task": lambda: reader.page(ChainFilter(task_id=row.task_id)),
+        "outcome, rare": lambda: reader.page(ChainFilter(outcome="world_failure")),
+        "outcome, none": lambda: reader.page(ChainFilter(outcome="tool_error")),
+        "outcome + reward": lambda: reader.page(ChainFilter(outcome="max_turns", reward_low=0.5)),
+        "tool": lambda: reader.page(ChainFilter(tool="search", split="train")),
+        "tool, unknown": lambda: reader.page(ChainFilter(tool="nothing")),
+        "reward range": lambda: reader.page(ChainFilter(reward_low=0.4, reward_below=0.6)),
+        "reward range, none": lambda: reader.page(ChainFilter(reward_low=0.2, reward_below=0.3)),
+        "min tokens": lambda: reader.page(ChainFilter(min_tokens=350)),
+        "untrained": lambda: reader.page(ChainFilter(trained=False, split="train")),
+        "text, common": lambda: reader.page(ChainFilter(text="multiply")),
+        "text, absent": lambda: reader.page(ChainFilter(text="zebra")),
+        "text in bodies, common": lambda: reader.page(ChainFilter(text="river city", in_body=True)),
+        "text in bodies, absent (2 s)": lambda: reader.page(ChainFilter(text="zebra", in_body=True)),
+        "sort by reward": lambda: reader.page(train, "-reward"),
+        "sort by reward, page 60": lambda: reader.page(ChainFilter(reward_low=0.5), "-reward", deep),
+        "sort by tokens": lambda: reader.page(train, "-tokens"),
+        "sort by advantage": lambda: reader.page(train, "advantage"),
+        "sort by seconds + outcome": lambda: reader.page(ChainFilter(outcome="finished"), "-seconds"),
+        "count of all": lambda: reader.count(),
+        "count outcome + reward": lambda: reader.count(ChainFilter(outcome="finished", reward_low=0.5)),
+        "count text": lambda: reader.count(ChainFilter(text="multiply")),
+        "histogram of all": lambda: reader.histogram(),
+        "histogram of train": lambda: reader.histogram(train),
+        "histogram of a step": lambda: reader.histogram(ChainFilter(step=last // 2)),
+        "histogram with tool": lambda: reader.histogram(ChainFilter(tool="python")),
+        "histogram with text": lambda: reader.histogram(ChainFilter(text="multiply")),
+        "outcomes by step": lambda: reader.outcomes_by_step(),
+        "groups of a step": lambda: reader.groups(last // 2),
+        "one group": lambda: reader.group(row.step, row.task_id),
+        "one chain": lambda: reader.trajectory(row.id),
+        "token series": lambda: reader.token_series(row.id),
+        "gauges": lambda: reader.gauges(),
+        "tools of the run": lambda: reader.tools(),
+        "checks": lambda: reader.checks(),
+        "newest events": lambda: reader.newest_events(),
+        "values of a filter": lambda: (reader.values("outcome"), reader.values("split"), reader.tool_names()),
+        "data version": reader.data_version,
+        "catalog": lambda: find_runs(reader.path.parent),
+    }
+
+
+def time_queries(path: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each query: the first call on a new connection, and the medians of `repeats` more."""
+    found = {}
+    with RunReader(path) as reader:
+        every = queries(reader)
+        for name in every:
+            with RunReader(path) as fresh:
+                first = _time(queries_of(fresh, reader, name))
+                times = [_time(every[name]) for _ in range(1 if "2 s" in name else repeats)]
+            wall, cpu = (statistics.median(part) for part in zip(*times, strict=True))
+            found[name] = {"first_ms": round(first[0], 2), "median_ms": round(wall, 2), "cpu_ms": round(cpu, 2)}
+    return found
+
+
+def queries_of(fresh: RunReader, reader: RunReader, name: str) -> Callable[[], Any]:
+    """The query on another connection, without the preparation that chooses its arguments."""
+    own = queries(reader)[name]
+
+    def run() -> Any:
+        reader._opened, fresh._opened = fresh._opened, reader._opened
+        try:
+            return own()
+        finally:
+            reader._opened, fresh._opened = fresh._opened, reader._opened
+
+    return run
+
+
+def _time(call: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of the clock and of this thread's CPU time."""
+    started, cpu = time.perf_counter(), time.thread_time()
+    call()
+    return 1000 * (time.perf_counter() - started), 1000 * (time.thread_time() - cpu)
+
+
+def time_writer(num_chains: int) -> dict[str, float]:
+    """What a chain costs the thread that hands it over, and the writer's thread, in milliseconds."""
+    rng = random.Random(0)
+    templates = [make_template(rng, number) for number in range(TEMPLATES)]
+    chains = [_chain(rng, templates, 1, place, num_chains) for place in range(num_chains)]
+    records = [_record(rng, chain) for chain in chains]
+    with tempfile.TemporaryDirectory() as folder, RunStore(Path(folder) / "run.db") as store, StoreWriter(store) as writer:
+        recorder = Recorder(writer)
+        started, cpu = time.perf_counter(), time.thread_time()
+        for chain in chains:
+            recorder.chain(chain, ended=False)
+            recorder.chain(chain, ended=True)
+        recorder.look({})
+        writer.put_trajectories(1, "train", chains, replace=True)
+        writer.add_tokens(1, records)
+        writer.add_metrics(1, dict.fromkeys(METRICS, 1.0))
+        caller, caller_cpu = time.perf_counter() - started, time.thread_time() - cpu
+        writer.flush()
+        whole = time.perf_counter() - started
+        return {
+            "chains": num_chains,
+            "caller_ms_per_chain": round(1000 * caller / num_chains, 4),
+            "caller_cpu_ms_per_chain": round(1000 * caller_cpu / num_chains, 4),
+            "thread_ms_per_chain": round(1000 * writer.busy_s / num_chains, 4),
+            "all_on_disk_s": round(whole, 3),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chains", type=int, default=100_000)
+    parser.add_argument("--keep", type=Path, help="folder of the run that is made; without it, a temporary one")
+    parser.add_argument("--run", type=Path, help="time the queries over this run")
+    parser.add_argument("--writer", action="store_true", help="only what recording costs")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    figures: dict[str, Any] = {"writer": time_writer(2048)}
+    print("  ".join(f"{name} {value}" for name, value in figures["writer"].items()))
+    if not arguments.writer:
+        with tempfile.TemporaryDirectory() as temporary:
+            path = arguments.run or arguments.keep or Path(temporary) / "run"
+            if arguments.run is None:
+                seconds = make_run(path, arguments.chains)
+                size = (path / "run.db").stat().st_size
+                figures |= {"chains": arguments.chains, "made_in_s": round(seconds, 1), "mib": round(size / 2**20)}
+                print(f"{arguments.chains:,} chains written in {seconds:.0f} s, {size / 2**20:,.0f} MiB")
+            figures["queries"] = time_queries(path, arguments.repeats)
+        for name, values in figures["queries"].items():
+            told = "   ".join(f"{key.removesuffix('_ms')} {value:8.1f} ms" for key, value in values.items())
+            print(f"{name:30}  {told}")
+        usual = {name: values for name, values in figures["queries"].items() if "2 s" not in name}
+        print(f"slowest: {max(usual, key=lambda name: usual[name]['cpu_ms'])}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
