@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..display import Displayed, data_frame
+from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
@@ -353,18 +354,12 @@ class RunReader(Displayed):
 
     def to_pandas(self, what: Literal["metrics", "chains"] = "metrics") -> Any:
         """A pandas.DataFrame: the metrics with a row per step, or the summaries of all chains. Raises MissingExtra."""
-        from .overview import chain_rows, metric_rows
-
         return data_frame(metric_rows(self) if what == "metrics" else chain_rows(self))
 
     def __repr__(self) -> str:
-        from .overview import describe
-
         return f"<RunReader {describe(self)}>"
 
     def _repr_html_(self) -> str:
-        from .overview import reader_html
-
         return reader_html(self)
 
     # ---- over time -------------------------------------------------------------------------------------------------------
