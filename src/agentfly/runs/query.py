@@ -398,7 +398,8 @@ class RunReader(Displayed):
 
     def tools(self, step: int | None = None, split: str | None = None) -> list[ToolRow]:
         """The tools of a step, or of the whole run, the slowest first (by `p95_s`). Quantiles are accurate to a tenth."""
-        where, values = ["step = ?"], [WHOLE_RUN if step is None else step]
+        where = ["step = ?"]
+        values: list[Any] = [WHOLE_RUN if step is None else step]
         if split is not None:
             where, values = [*where, "split = ?"], [*values, split]
         merged: dict[str, ToolCounts] = {}
