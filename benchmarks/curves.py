@@ -25,11 +25,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from svg_chart import Line, Panel, draw
-
 from agentfly.config import Config, parse_override, to_toml
 from agentfly.errors import AgentFlyError, ConfigError
 from agentfly.runs import RunDirectory, RunStore
+from agentfly.watch.charts.svg import Line, Panel, draw
 from agentfly.watch.metrics import describe
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

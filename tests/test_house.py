@@ -19,6 +19,7 @@ FILES = sorted(SRC.rglob("*.py"))
 # A room may import rooms of a lower rank, and itself. Rooms of one rank do not know each other, except where ALSO says so.
 RANK = {
     "errors": 0,
+    "display": 0,
     "cache": 1,
     "types": 1,
     "checks": 1,
@@ -49,11 +50,12 @@ RANK = {
     "training": 11,
     "cli_envs": 12,
     "cli_runs": 12,
+    "view": 12,
     "cli": 13,
     "__main__": 14,
     "__init__": 15,
 }
-ALSO: set[tuple[str, str]] = set()
+ALSO: set[tuple[str, str]] = {("display", "errors")}
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
@@ -61,17 +63,22 @@ HEAVY = {
     "transformers": ("render/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py"),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
-    "pyarrow": ("data.py",),
+    "pyarrow": ("data.py", "ext/pyarrow_table.py"),
     "datasets": ("data.py",),
-    "rich": ("watch/", "cli.py", "cli_runs.py"),
+    "rich": ("watch/", "cli.py", "cli_runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
-    "starlette": ("envs/",),
-    "uvicorn": ("net/server.py",),
+    "starlette": ("envs/", "view/"),
+    "uvicorn": ("net/server.py", "view/command.py"),
     "websockets": ("resources/",),
     "vllm": ("ext/vllm_engine.py",),
     "wandb": ("ext/wandb_tracker.py",),
     "tensorboard": ("ext/tensorboard_tracker.py",),
+    "mlflow": ("ext/mlflow_tracker.py",),
+    "trackio": ("ext/trackio_tracker.py",),
+    "opentelemetry": ("ext/opentelemetry_tracker.py",),
+    "matplotlib": ("ext/matplotlib_chart.py",),
+    "pandas": ("display/",),
     "pydantic": ("tools/",),
     "numpy": ("types.py", "learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),

@@ -27,6 +27,11 @@ BUILTIN: dict[str, dict[str, str]] = tomllib.loads((files(__package__) / "builti
 EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+    "opentelemetry": "opentelemetry",
+    "matplotlib": "plot",
+    "pandas": "pandas",
     "pyarrow": "parquet",
     "datasets": "hub",
     "gguf": "smollm2",

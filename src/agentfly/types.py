@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
+from .display import Displayed, chains_html, data_frame, trajectory_html
 from .errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class Turn:
 
 
 @dataclass(slots=True, repr=False)
-class Trajectory:
+class Trajectory(Displayed):
     """The record of one chain; iterating gives its turns. It is created before the chain starts, so a failure does not lose the
     turns before it.
 
@@ -272,6 +273,19 @@ class Trajectory:
             f"<Trajectory {self.id}: task {self.task.id!r}, {self.outcome.value}, {reward}, {len(self.turns)} turns, "
             f"{self.num_sampled} tokens, answer {_begin(self.prediction)}>"
         )
+
+    def _repr_html_(self) -> str:
+        return trajectory_html(self)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per turn: reply, calls, results, tokens, reward and times. Raises MissingExtra."""
+        columns = ["turn", "reply", "calls", "results", "tokens", "reward", "sampled_s", "tools_s"]
+        rows = [
+            (number, turn.text, [call.name for call in turn.calls], [result.observation for result in turn.results],
+             len(turn.completion.token_ids), turn.reward, turn.sampled_s, turn.tools_s)
+            for number, turn in enumerate(self.turns)
+        ]  # fmt: skip
+        return data_frame((dict(zip(columns, row, strict=True)) for row in rows), columns)
 
     @property
     def total_reward(self) -> float:
@@ -381,10 +395,10 @@ class Event:
 
 
 @dataclass(slots=True, repr=False)
-class RunResult:
+class RunResult(Displayed):
     """The result of `agent.run`: the trajectories in the order of the tasks, siblings together.
 
-    Iterating and indexing give trajectories. `pandas.DataFrame(result.to_rows())` is a table of them.
+    Iterating and indexing give trajectories. `to_pandas()` is a table of them.
     """
 
     trajectories: list[Trajectory]
@@ -423,6 +437,13 @@ class RunResult:
             }
             for each in self.trajectories
         ]  # fmt: skip
+
+    def to_pandas(self) -> Any:
+        """`to_rows` as a pandas.DataFrame. Raises MissingExtra."""
+        return data_frame(self.to_rows())
+
+    def _repr_html_(self) -> str:
+        return chains_html(repr(self).strip("<>"), self.trajectories)
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)

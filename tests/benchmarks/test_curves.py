@@ -205,7 +205,7 @@ def test_a_file_that_collect_did_not_write_is_refused(tmp_path: Path, capsys) ->
 
 
 def test_a_figure_that_is_not_a_number_is_left_out_of_its_line() -> None:
-    from svg_chart import Line, Panel, draw
+    from agentfly.watch.charts.svg import Line, Panel, draw
 
     root = ET.fromstring(draw([Panel("a < b", "step", "share", [Line("one", [(0, 0.5), (1, float("nan")), (2, 1.0)])])]))
     assert [len(line.get("points").split()) for line in root.iter(f"{SVG}polyline")] == [2]
@@ -217,13 +217,13 @@ def test_a_figure_that_is_not_a_number_is_left_out_of_its_line() -> None:
     [(0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), (3.0, 17.0, [0.0, 5.0, 10.0, 15.0, 20.0]), (-1.0, 1.0, [-1, -0.5, 0, 0.5, 1])],
 )
 def test_ticks_are_round_and_hold_the_range(low: float, high: float, want: list[float]) -> None:
-    from svg_chart import ticks
+    from agentfly.watch.charts.svg import ticks
 
     assert ticks(low, high) == pytest.approx(want)
 
 
 def test_a_flat_line_has_ticks_around_it() -> None:
-    from svg_chart import ticks
+    from agentfly.watch.charts.svg import ticks
 
     found = ticks(2.0, 2.0)
     assert found[0] < 2.0 < found[-1]

@@ -156,3 +156,208 @@ def test_environments_are_lines_by_kind_and_a_step_counts_them() -> None:
     assert line == "step 1/2  reward 1.000  16 envs (1 failed so far)"
     assert summary_line(1, 2, {"reward/mean": 1.0, "rollout/envs": 0.0}) == "step 1/2  reward 1.000"
     assert [short(value) for value in (0.0, 4e-6, 0.25, 90.0, math.nan)] == ["0 us", "4 us", "250.0 ms", "90.0 s", "-"]
+
+
+def plain_progress(steps: int = 10) -> tuple[Progress, Console, list[float]]:
+    now = [0.0]
+    console = Console(file=io.StringIO(), width=80)
+    return Progress(steps, console, clock=lambda: now[0]), console, now
+
+
+def test_a_log_has_a_line_for_each_phase_before_the_first_step_and_none_within_steps() -> None:
+    progress, console, _ = plain_progress()
+    with progress:
+        progress.phase("opening the model pocket")
+        progress.phase("validation", 400)
+        for done in range(1, 401):
+            progress.advance(done)
+        progress.span("rollout")
+        progress.span("learn")
+        progress.step(1, {"reward/mean": 0.5})
+        progress.phase("validation", 400)
+    assert written(console).splitlines()[:2] == ["opening the model pocket", "validation: 400 chains"]
+    assert len(written(console).splitlines()) == 3
+
+
+def test_a_long_phase_tells_a_log_every_ten_seconds_how_far_it_is() -> None:
+    progress, console, now = plain_progress()
+    with progress:
+        progress.phase("validation", 400)
+        for done in range(1, 401):
+            now[0] += 0.125
+            progress.advance(done)
+    assert written(console).splitlines() == [
+        "validation: 400 chains",
+        "validation: 80/400 chains  40s left",
+        "validation: 160/400 chains  30s left",
+        "validation: 240/400 chains  20s left",
+        "validation: 320/400 chains  10s left",
+    ]
+
+
+def drawn(progress: Progress, width: int = 100) -> list[str]:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    progress._console = console
+    from agentfly.watch.live_display import _Lines
+
+    return ["".join(part.text for part in line) for line in console.render_lines(_Lines(progress._render()), pad=False)]
+
+
+def test_the_display_says_what_happens_before_the_first_step_and_how_long_it_takes() -> None:
+    now = [0.0]
+    progress = Progress(20, terminal(), clock=lambda: now[0])
+    progress.phase("opening the model pocket")
+    now[0] = 12.0
+    assert "opening the model pocket" in drawn(progress)[1] and drawn(progress)[1].rstrip().endswith("12s")
+    progress.phase("validation", 400)
+    progress.advance(100)
+    now[0] = 22.0
+    assert "100/400 chains  30s left" in drawn(progress)[1]
+    progress.span("rollout")
+    progress.chains(3, 8)
+    assert "sampling" in drawn(progress)[1] and "3/8 chains" in drawn(progress)[1]
+    for name, word in (("learn", "learning"), ("publish", "publishing"), ("save", "saving")):
+        progress.span(name)
+        assert drawn(progress)[1].startswith(word)
+
+
+def test_time_left_runs_down_within_a_step_but_not_below_the_steps_that_remain() -> None:
+    now = [0.0]
+    progress = Progress(10, Console(file=io.StringIO()), clock=lambda: now[0])
+    progress.step(1, {"time/step_s": 4.0})
+    assert progress.seconds_left == 36.0
+    now[0] += 3.0
+    assert progress.seconds_left == 33.0
+    now[0] += 100.0
+    assert progress.seconds_left == 32.0
+
+
+@pytest.mark.parametrize("width", [20, 40, 79, 200])
+def test_no_row_is_wider_than_the_terminal(width: int) -> None:
+    progress = Progress(10, terminal())
+    progress.phase("validation of a run with a long name", 400)
+    progress.environments(ENVIRONMENTS)
+    progress.step(1, {**STEP, "validation/success": 0.25})
+    progress.phase("validation of a run with a long name", 400)
+    rows = drawn(progress, width)
+    assert max(map(len, rows)) <= width
+    assert len(rows) == 4
+
+
+def test_a_frame_that_did_not_change_is_not_drawn_again() -> None:
+    now = [0.0]
+    console = terminal()
+    progress = Progress(10, console, clock=lambda: now[0])
+    with progress:
+        progress.chains(3, 8)
+        progress._live.refresh()
+        size = len(written(console))
+        for _ in range(20):
+            progress._live.refresh()
+        assert len(written(console)) == size
+        progress.chains(4, 8)
+        progress._live.refresh()
+        assert len(written(console)) > size
+
+
+class Screen:
+    """A terminal that wraps long lines again when its width changes, as most do. Knows the codes that the display uses."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.lines, self.row = width, [""], 0  # logical lines; the cursor is at the start or the end of one
+
+    def feed(self, text: str) -> None:
+        import re
+
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", text):
+            if part == "\n":
+                self.row += 1
+                if self.row == len(self.lines):
+                    self.lines.append("")
+            elif part == "\x1b[1A":
+                self.row -= 1
+            elif part == "\x1b[2K":
+                self.lines[self.row] = ""
+            elif part == "\r" or part.startswith("\x1b"):
+                continue
+            else:
+                self.lines[self.row] += part
+
+    def resize(self, width: int) -> None:
+        """Every row longer than the new width becomes several; the cursor stays after the last character."""
+        wrapped: list[str] = []
+        row = 0
+        for number, line in enumerate(self.lines):
+            wrapped += [line[at : at + width] for at in range(0, len(line), width)] or [""]
+            row = len(wrapped) - 1 if number == self.row else row
+        self.width, self.lines, self.row = width, wrapped, row
+
+
+def test_after_the_terminal_became_narrower_nothing_of_the_old_frame_is_left() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    screen = Screen(100)
+    progress = Progress(10, console, clock=lambda: 0.0)
+    seen = 0
+
+    def show() -> None:
+        nonlocal seen
+        progress._live.refresh()
+        screen.feed(written(console)[seen:])
+        seen = len(written(console))
+
+    progress.start()
+    progress._live.auto_refresh = False
+    progress._live._refresh_thread.stop()
+    progress.environments(ENVIRONMENTS)
+    progress.step(1, STEP)
+    progress.note("a note")
+    show()
+    for width in (40, 25, 120):
+        console.width = width
+        screen.resize(width)
+        show()
+        progress.chains(width, 200)
+        show()
+        text = "\n".join(screen.lines)
+        assert text.count("steps") == 1, f"{width}: {screen.lines}"
+        assert text.count("Shop:") == 1
+        assert text.count("a note") == 1
+        assert all(len(line) <= width for line in screen.lines)
+    console.width = 60
+    screen.resize(60)
+    progress.note("another note")
+    screen.feed(written(console)[seen:])
+    seen = len(written(console))
+    assert "\n".join(screen.lines).count("steps") == 1
+    progress.stop()
+
+
+def idle_groups(step: int) -> dict[str, float]:
+    """Metrics of a step whose groups all have equal rewards."""
+    return {"ledger/trained": 0.0, "ledger/filtered": 4.0 * step, "ledger/failed": 0.0, "rollout/success": 0.0}
+
+
+def test_a_warning_is_told_once_with_what_to_try_and_shown_while_it_holds() -> None:
+    progress, console, _ = plain_progress(30)
+    notes: list[str] = []
+    progress.on_note = notes.append
+    with progress:
+        for step in range(1, 9):
+            progress.step(step, idle_groups(step))
+        (note,) = notes
+        assert note.startswith("warning: 100% of the groups") and "Try: " in note
+        assert note in written(console).splitlines()
+        assert any("teach nothing" in row for row in drawn(progress))
+        for step in range(9, 16):
+            progress.step(step, {**idle_groups(8), "ledger/trained": 4.0 * (step - 8)})
+        assert progress.warnings == []
+        assert not any("teach nothing" in row for row in drawn(progress))
+        assert len(notes) == 1
+
+
+def test_control_codes_in_a_note_do_not_reach_the_terminal() -> None:
+    console = terminal()
+    with Progress(10, console) as progress:
+        progress.note("evil \x1b[2J note")
+    assert "\x1b[2J" not in written(console)
+    assert "␛[2J" in written(console)

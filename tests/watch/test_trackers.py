@@ -17,6 +17,7 @@ from agentfly import plugins
 from agentfly.errors import ConfigError, MissingExtra, UnknownName
 from agentfly.watch import Trackers, open_trackers
 from agentfly.watch.jsonl import JsonlTracker
+from agentfly.watch.samples import sample_rows, wants_samples
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -98,7 +99,7 @@ def test_a_tracker_that_cannot_be_opened_stops_before_the_run(tmp_path: Path) ->
         open_trackers(["tensorbord"], tmp_path, {}, "run")
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio", "opentelemetry"])
 def test_a_missing_package_names_its_extra(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [m for m in sys.modules if m.partition(".")[0] == name or m == f"agentfly.ext.{name}_tracker"]:
         monkeypatch.delitem(sys.modules, module)
@@ -122,14 +123,14 @@ for step in range(3):
 trackers.close()
 assert "torch" not in sys.modules and "tensorflow" not in sys.modules
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
 events = EventAccumulator(sys.argv[1] + "/tensorboard")
 events.Reload()
-print([(event.step, float(tensor_util.make_ndarray(event.tensor_proto))) for event in events.Tensors("reward/mean")])
+assert events.Tags()["scalars"] == ["reward/mean"] and not events.Tags()["tensors"]
+print([(event.step, event.value) for event in events.Scalars("reward/mean")])
 """
 
 
-def test_tensorboard_reads_what_was_written_and_needs_no_torch(tmp_path: Path) -> None:
+def test_tensorboard_reads_scalars_and_needs_no_torch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     done = subprocess.run([sys.executable, "-c", TENSORBOARD, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -137,7 +138,22 @@ def test_tensorboard_reads_what_was_written_and_needs_no_torch(tmp_path: Path) -
     assert json.loads((tmp_path / "tensorboard" / "config.json").read_text()) == {"name": "run", "lr": 1e-5}
 
 
-WANDB = """
+CHAINS = """
+from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
+def chains():
+    reply = Completion(text="Answer", token_ids=[1, 2], logprobs=[-1.0, -1.0], versions=[0, 0])
+    calls, results = (ToolCall("add"),), (ToolResult(observation="3"),)
+    turn = Turn([0], True, reply, calls, results, sampled_s=0.5, tools_s=0.25, began_s=0.125)
+    said = [Message("user", "1 + 2?"), Message("assistant", "Answer")]
+    found = []
+    for n in range(20):
+        outcome, reward = (Outcome.FINISHED, n / 20) if n else (Outcome.WORLD_FAILURE, None)
+        found.append(Trajectory(f"t1-{n}", Task("7", ()), n, said, [turn], outcome, reward=reward, started=1e9, seconds=1.0))
+    return found
+"""
+WANDB = (
+    CHAINS
+    + """
 import sys
 from agentfly.watch import open_trackers
 for first in (0, 2):
@@ -148,10 +164,13 @@ for first in (0, 2):
     folder = notice.split("wandb sync ")[1]
     assert list(__import__("pathlib").Path(folder).glob("run-*.wandb")), folder
     for step in range(first, first + 2):
+        trackers.log_chains(chains(), "train", step)
         trackers.log({"reward/mean": step / 2}, step)
+    trackers.log_chains(chains(), "validation", first + 1)
     assert trackers.names == ["jsonl", "wandb"]
     trackers.close()
 """
+)
 
 
 @pytest.mark.slow
@@ -169,6 +188,166 @@ def test_wandb_writes_offline_without_a_key_or_a_question_and_resumes_its_id(tmp
     assert written
     assert {path.name for path in written} == {f"run-{run_id}.wandb"}
     assert all(path.stat().st_size > 0 for path in written)
+    tables = sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/chains/*.table.json"))
+    assert [path.name.partition("_")[0] for path in tables] == ["train", "train", "validation", "validation"]
+    table = json.loads(tables[0].read_text())
+    assert table["columns"][:5] == ["step", "id", "task", "outcome", "reward"] and len(table["data"]) == 8
+    assert table["data"][0][4] == 0.95 and table["data"][-1][3] == "world_failure"  # the best and the worst
+
+
+MLFLOW = (
+    CHAINS
+    + """
+import sys, time
+from pathlib import Path
+from agentfly.watch import open_trackers
+for first in (1, 3):
+    trackers = open_trackers(["mlflow"], sys.argv[1], {"train": {"lr": 1e-5}}, "run", warn=print)
+    for step in range(first, first + 2):
+        trackers.log_chains(chains(), "train", step)
+        trackers.log({"reward/mean": step / 4, "train/kl": float("nan"), "rollout/tool_calls/a@b": 1.0}, step)
+    assert trackers.names == ["jsonl", "mlflow"]
+    trackers.close()
+from mlflow import MlflowClient
+client = MlflowClient(tracking_uri=(Path(sys.argv[1]) / "mlflow").absolute().as_uri())
+(run,) = client.search_runs([client.get_experiment_by_name("agentfly").experiment_id])
+history = client.get_metric_history(run.info.run_id, "reward/mean")
+assert [(each.step, each.value) for each in history] == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)], history
+assert run.data.params == {"train.lr": "1e-05"}
+assert set(run.data.metrics) == {"reward/mean", "rollout/tool_calls/a_b"}
+assert run.info.status == "FINISHED" and run.info.run_name == "run"
+assert [each.path for each in client.list_artifacts(run.info.run_id, "chains")] == ["chains/train-000001.json"]
+said = []
+trackers = open_trackers(["mlflow"], sys.argv[1], {}, "run", warn=said.append)
+trackers._open["mlflow"]._client = MlflowClient(tracking_uri="http://127.0.0.1:9")  # its server dies
+began = time.monotonic()
+for step in range(3):
+    trackers.log({"a": 1.0}, step)
+assert time.monotonic() - began < 100 and trackers.names == ["jsonl"]
+assert len(said) == 2 and said[1].startswith("the tracker 'mlflow' failed in log and is dropped:"), said
+print("all read")
+"""
+)
+
+
+def run_script(script: str, folder: Path, **environment: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "TRACKIO", "OTEL"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL, env={**kept, "HOME": str(folder), **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_mlflow_holds_the_metrics_under_their_names_and_a_dead_server_costs_one_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'agentfly[mlflow]'")
+    said = run_script(MLFLOW, tmp_path)
+    assert f"mlflow ui --backend-store-uri {tmp_path}/mlflow" in said
+    assert said.rstrip().endswith("all read")
+
+
+TRACKIO = (
+    CHAINS
+    + """
+import sys
+from agentfly.watch import open_trackers
+for first in (1, 3):
+    trackers = open_trackers(["trackio"], sys.argv[1], {"lr": 1e-5}, "run", warn=print)
+    for step in range(first, first + 2):
+        trackers.log_chains(chains(), "train", step)
+        trackers.log({"reward/mean": step / 4}, step)
+    assert trackers.names == ["jsonl", "trackio"]
+    trackers.close()
+import trackio
+run = trackio.Api().runs("agentfly")
+assert [each.name for each in run] == ["run"], run
+from trackio.sqlite_storage import SQLiteStorage
+logs = SQLiteStorage.get_logs("agentfly", "run")
+print([(row["step"], row["reward/mean"]) for row in logs if "reward/mean" in row])
+assert any("chains/train" in row for row in logs)
+"""
+)
+
+
+@pytest.mark.slow
+def test_trackio_holds_the_metrics_under_their_names_and_a_resumed_run_is_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("trackio", reason="Trackio is not installed: pip install 'agentfly[trackio]'")
+    said = run_script(TRACKIO, tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"))
+    assert "trackio show --project agentfly" in said
+    assert "[(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]" in said
+
+
+OPENTELEMETRY = (
+    CHAINS
+    + """
+import sys
+from agentfly.watch import open_trackers
+trackers = open_trackers(["opentelemetry"], sys.argv[1], {}, "run", warn=print)
+trackers.log_chains(chains(), "validation", 0)
+trackers.log_chains(chains() * 10, "train", 1)
+trackers.log({"reward/mean": 0.5, "train/kl": float("nan"), "time/step_s": 2.0}, 1)
+assert trackers.names == ["jsonl", "opentelemetry"]
+trackers.close()
+"""
+)
+
+
+def test_opentelemetry_has_a_trace_per_step_with_chains_replies_and_tools(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'agentfly[opentelemetry]'")
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in run_script(OPENTELEMETRY, tmp_path)
+    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    by_id = {span["context"]["span_id"]: span for span in spans}
+    (step,) = [span for span in spans if span["name"] == "step 1"]
+    assert step["parent_id"] is None
+    assert (step["attributes"]["reward/mean"], step["attributes"]["rl.step"]) == (0.5, 1)
+    assert "train/kl" not in step["attributes"]
+    same = [span for span in spans if span["context"]["trace_id"] == step["context"]["trace_id"]]
+    chains = [span for span in same if span["name"].startswith("chain ")]
+    assert len(chains) == 64  # of 200
+    assert all(by_id[span["parent_id"]] is step for span in chains)
+    failed = next(span for span in chains if span["attributes"]["rl.outcome"] == "world_failure")
+    assert "rl.reward" not in failed["attributes"]
+    reply = next(span for span in same if span["name"] == "chat")
+    assert reply["attributes"]["gen_ai.usage.output_tokens"] == 2
+    assert (reply["start_time"][-9:], reply["end_time"][-9:]) == ("0.125000Z"[-9:], "0.625000Z"[-9:])
+    call = next(span for span in same if span["name"] == "execute_tool add")
+    assert by_id[call["parent_id"]] in chains
+    assert "1 + 2?" not in (tmp_path / "spans.jsonl").read_text()  # no text of messages
+
+
+class Sampler(Fragile):
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.calls += 1
+
+    def log_chains(self, chains: Any, split: str, step: int) -> None:
+        raise SystemExit(1)
+
+
+def test_a_tracker_that_ends_the_program_is_dropped_too(tmp_path: Path) -> None:
+    plugins.register("trackers", "sampler", Sampler)
+    said: list[str] = []
+    trackers = Trackers.open(["sampler"], tmp_path, {}, "run", warn=said.append)
+    for step in range(3):
+        trackers.log_chains([], "train", step)
+        trackers.log({"a": 1.0}, step)
+    trackers.close()
+    assert said == ["the tracker 'sampler' failed in log_chains and is dropped: SystemExit: 1"]
+    assert len(lines(tmp_path)) == 3
+
+
+def test_samples_are_the_best_the_worst_and_some_between() -> None:
+    found: dict[str, Any] = {}
+    exec(CHAINS, found)
+    rows = sample_rows(found["chains"](), 4)
+    assert len(rows) == 8
+    assert (rows[0]["reward"], rows[-1]["outcome"]) == (0.95, "world_failure")
+    assert "[user] 1 + 2?\n[assistant] Answer" in rows[0]["conversation"]
+    assert sample_rows([], 1) == []
+    assert len(sample_rows(found["chains"]()[:1], 1)) == 1
+    assert [wants_samples("train", step) for step in (1, 2, 10, 11)] == [True, False, True, False]
+    assert wants_samples("validation", 3)
 
 
 def test_wandb_is_online_only_where_it_need_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

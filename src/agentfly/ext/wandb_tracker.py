@@ -1,19 +1,23 @@
 """The Weights & Biases tracker: a run of the project `agentfly`, or of the project that WANDB_PROJECT names.
 
 It never prompts: without an API key, or with WANDB_MODE=offline, the run is written to `<directory>/wandb` and can be uploaded
-with `wandb sync`; `notice` says so. A resumed run keeps its id.
+with `wandb sync`; `notice` says so. A resumed run keeps its id. Sample chains are tables, `chains/train` and
+`chains/validation`.
 """
 
 from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 import wandb
+
+from ..types import Trajectory
+from ..watch.samples import sample_rows, wants_samples
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 
@@ -42,6 +46,14 @@ class WandbTracker:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def log_chains(self, chains: Sequence[Trajectory], split: str, step: int) -> None:
+        if not wants_samples(split, step):
+            return
+        rows = sample_rows(chains, step)
+        table = wandb.Table(columns=list(rows[0]) if rows else [], data=[list(row.values()) for row in rows])
+        # Not committed: the metrics of the same step follow.
+        self._run.log({f"chains/{split}": table}, step=step, commit=False)
 
     def close(self) -> None:
         self._run.finish()

@@ -11,6 +11,7 @@ import hmac
 import os
 import re
 from collections.abc import Sequence
+from urllib.parse import parse_qs
 
 from ..errors import ConfigError
 from .address import is_loopback
@@ -29,13 +30,25 @@ def token_from(variable: str | None, setting: str) -> str | None:
 
 
 class Guard:
-    """The rules of one server. `own_pages`: the server's own HTML forms may post to it.
+    """The rules of one server. `own_pages`: the server's own HTML pages may send requests to it.
+
+    A program shows the token in the Authorization header. With `cookie`, a browser may show it in the cookie of that name, or
+    in the query as `token=...`, as in the address that the server prints. A browser's request that can change something (any
+    method but GET and HEAD) must then name its Origin.
 
     Raises ConfigError if `host` is not loopback and there is no token, or if the token is not usable. `cure` ends the sentence
     that asks for a token, such as "set AGENTFLY_SEARCH_TOKEN".
     """
 
-    def __init__(self, host: str, token: str | None = None, *, own_pages: bool = False, cure: str = "set a token") -> None:
+    def __init__(
+        self,
+        host: str,
+        token: str | None = None,
+        *,
+        own_pages: bool = False,
+        cookie: str | None = None,
+        cure: str = "set a token",
+    ) -> None:
         if not is_loopback(host) and not token:
             raise ConfigError(f"a server on {host} can be reached from other machines and needs a token: {cure}")
         if token and (not token.isascii() or len(token) < MIN_TOKEN or any(letter.isspace() for letter in token)):
@@ -43,13 +56,14 @@ class Guard:
         self.local = is_loopback(host)
         self._token = token
         self._own_pages = own_pages
+        self._cookie = cookie
         self._cure = cure
 
     @property
     def has_token(self) -> bool:
         return bool(self._token)
 
-    def refuse(self, headers: Sequence[tuple[str, str]]) -> tuple[int, str] | None:
+    def refuse(self, headers: Sequence[tuple[str, str]], method: str = "GET", query: str = "") -> tuple[int, str] | None:
         """The status and sentence to refuse a request with, or None if it may pass."""
         found: dict[str, list[str]] = {}
         for name, value in headers:
@@ -61,8 +75,27 @@ class Guard:
             return 403, "this server answers requests for localhost alone"
         if "origin" in found and not (self._own_pages and found["origin"] == [f"http://{hosts[0]}"]):
             return 403, "web pages of other origins may not connect"
-        if self._token:
-            given = found.get("authorization", [""])[0].encode("utf-8", "replace")
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-                return 401, f"the token is missing or wrong: {self._cure}"
+        if not self._token or _equal(found.get("authorization", [""])[0], f"Bearer {self._token}"):
+            return None
+        if not (self._in_cookie(found.get("cookie", [])) or self.in_query(query)):
+            return 401, f"the token is missing or wrong: {self._cure}"
+        if method not in ("GET", "HEAD") and "origin" not in found:
+            return 403, "a page that changes something must name its Origin"
         return None
+
+    def in_query(self, query: str) -> bool:
+        """Whether the query of a request shows the token. The server then sets its cookie and redirects to the bare address."""
+        if not self._token or self._cookie is None:
+            return False
+        return any(_equal(given, self._token) for given in parse_qs(query[:4096]).get("token", ()))
+
+    def _in_cookie(self, headers: Sequence[str]) -> bool:
+        if not self._token or self._cookie is None:
+            return False
+        pairs = (part.strip().partition("=") for header in headers for part in header.split(";"))
+        return any(name == self._cookie and _equal(value, self._token) for name, _, value in pairs)
+
+
+def _equal(given: str, wanted: str) -> bool:
+    """Compares in constant time."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())

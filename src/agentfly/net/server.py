@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class WebServer:
     """Serves `app` in the running event loop: `async with WebServer(app, guard) as server: server.url`.
 
-    `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError.
+    `app` is the application behind the limits and the guard. `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WebServer:
         max_body: int = 1 << 20,
     ) -> None:
         self.host, self.port = host, port
-        self._app = _Limits(app, guard, max_body)
+        self.app: App = _Limits(app, guard, max_body)
         self._fallback_port = fallback_port
         self._max_connections = max_connections
         self._server: Any = None
@@ -76,7 +76,7 @@ class WebServer:
 
         sock = self._bind()
         config = uvicorn.Config(
-            self._app,
+            self.app,
             http=protocol,
             ws="none",
             lifespan="off",
@@ -162,7 +162,7 @@ class _Limits:
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         try:
-            self._check_head(headers)
+            self._check_head(headers, scope)
             body = await self._body(headers, receive)
         except _Refused as refused:
             await _answer(send, refused.status, refused.sentence)
@@ -190,11 +190,12 @@ class _Limits:
             if not started:
                 await _answer(send, 500, "the server failed; its log says how")
 
-    def _check_head(self, headers: Sequence[tuple[str, str]]) -> None:
+    def _check_head(self, headers: Sequence[tuple[str, str]], scope: Scope) -> None:
         # h11 bounds a head only while it is incomplete: one that arrives in a single read may be larger.
         if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD:
             raise _Refused(431, f"a request's head has at most {MAX_HEAD} bytes")
-        if (refusal := self._guard.refuse(headers)) is not None:
+        query = scope.get("query_string", b"").decode("latin-1")
+        if (refusal := self._guard.refuse(headers, scope.get("method", "GET"), query)) is not None:
             raise _Refused(*refusal)
 
     async def _body(self, headers: Sequence[tuple[str, str]], receive: Receive) -> bytes | None:
@@ -235,7 +236,12 @@ async def _answer(send: Send, status: int, sentence: str) -> None:
     import json
 
     body = json.dumps({"error": sentence}).encode() + b"\n"
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+        (b"x-content-type-options", b"nosniff"),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

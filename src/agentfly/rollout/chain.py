@@ -127,7 +127,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             if plan.manager is not None:
                 if activity is not None:
                     activity.enter("environment", started)
-                lease = await _borrow(plan, plan.manager, context)
+                lease = await borrow(plan, plan.manager, context)
                 trajectory.waited_s += time.perf_counter() - started
                 if activity is not None:
                     activity.leave(time.perf_counter())
@@ -141,7 +141,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             since = time.perf_counter()
             try:
                 async with asyncio.timeout(plan.limits.score_timeout_s):
-                    await _score(plan.reward, trajectory, context)
+                    await score(plan.reward, trajectory, context)
             finally:
                 trajectory.scored_s = time.perf_counter() - since
     except TimeoutError as error:
@@ -191,16 +191,18 @@ async def play(
     activity: Activity | None,
     limit: asyncio.Timeout,
     started: float,
+    read: Sequence[int] | None = None,
 ) -> Outcome:
     """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier.
 
-    `started` is when the chain began, by `time.perf_counter`.
+    `started` is when the chain began, by `time.perf_counter`. `read` are the ids before `first_ids`, for a chain that is
+    continued; None if `first_ids` are the whole prompt.
     """
     agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
     messages, turns = trajectory.messages, trajectory.turns
     chain_ends, task, clock = limit.when(), asyncio.current_task(), time.perf_counter
-    prompt = list(first_ids)
-    new_ids, restarts = list(first_ids), True
+    prompt = [*(read or ()), *first_ids]
+    new_ids, restarts = list(first_ids), read is None
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
     while True:
         room = limits.max_context - len(prompt)
@@ -317,11 +319,12 @@ def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> S
     return replace(base, seed=zlib.crc32(name.encode()), max_tokens=min(base.max_tokens, room))
 
 
-async def _score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
-    score = await reward.score(trajectory, context.env, context.lend)
-    trajectory.reward = score.reward
-    trajectory.components = dict(score.components)
-    for turn, extra in zip(trajectory.turns, score.turn_rewards or (), strict=False):
+async def score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
+    """Set the final reward and its components, and add the rewards of turns."""
+    found = await reward.score(trajectory, context.env, context.lend)
+    trajectory.reward = found.reward
+    trajectory.components = dict(found.components)
+    for turn, extra in zip(trajectory.turns, found.turn_rewards or (), strict=False):
         turn.reward += extra
 
 
@@ -359,7 +362,7 @@ def _fail(trajectory: Trajectory, error: RolloutError) -> None:
     trajectory.error = f"{type(error).__name__}: {error}"
 
 
-async def _borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
+async def borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:
     """Acquire the chain's lease: the agent's environment now, those of tools and rewards on request."""
     kinds = [plan.env_kind] if plan.env_kind is not None else []
     lease = await manager.acquire(kinds, context.task, holder=context.trajectory.id, may=plan.kinds)

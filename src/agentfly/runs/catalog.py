@@ -162,9 +162,10 @@ def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _last_write(path: Path) -> float | None:
-    """When the store was last written to. A trainer's log (`-wal`) is newer than the file itself."""
+    """When the store was last written to. A trainer's log (`-wal`) is newer than the file; a reader leaves an empty one."""
     times = []
     for name in ("run.db", "run.db-wal"):
         with contextlib.suppress(OSError):
-            times.append((path / name).stat().st_mtime)
+            status = (path / name).stat()
+            times += [status.st_mtime] if status.st_size else []
     return max(times, default=None)

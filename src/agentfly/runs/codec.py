@@ -54,9 +54,9 @@ def decode(data: bytes) -> Trajectory:
         if data[:1] == packed.MARK:
             found = packed.decode(data)
         elif data[:1] == _RECORDS_MARK:
-            found = codec.decode(zlib.decompress(data[1:]), any_keys=True)
+            found = codec.decode(packed.inflate(data[1:]), any_keys=True)
         else:
-            found = from_json(json.loads(zlib.decompress(data)))
+            found = from_json(json.loads(packed.inflate(data)))
     except (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError, InvariantError) as error:
         raise ConfigError(f"a stored trajectory cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(found, Trajectory):

@@ -20,6 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+from ..display import Displayed, data_frame
+from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
@@ -62,10 +64,10 @@ Point = tuple[int, float | None, float | None]
 _COLUMNS = ", ".join(each.name for each in fields(ChainRow))
 
 
-class RunReader:
+class RunReader(Displayed):
     """The queries of one run. `path` is the folder of a run or its database. Raises ConfigError if there is none.
 
-    It may be used from several threads; one statement runs at a time.
+    It may be used from several threads; one statement runs at a time. In a notebook it shows itself.
     """
 
     def __init__(self, path: str | Path, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -347,6 +349,18 @@ class RunReader:
             trained = [False] * row.num_tokens  # a held-out chain is never trained on
         named = {name: stored.pop(name, None) for name in ("advantage", "trainer_logprob", "entropy")}
         return TokenSeries(row.num_tokens, trained, **named, others=stored)
+
+    # ---- for people ------------------------------------------------------------------------------------------------------
+
+    def to_pandas(self, what: Literal["metrics", "chains"] = "metrics") -> Any:
+        """A pandas.DataFrame: the metrics with a row per step, or the summaries of all chains. Raises MissingExtra."""
+        return data_frame(metric_rows(self) if what == "metrics" else chain_rows(self))
+
+    def __repr__(self) -> str:
+        return f"<RunReader {describe(self)}>"
+
+    def _repr_html_(self) -> str:
+        return reader_html(self)
 
     # ---- over time -------------------------------------------------------------------------------------------------------
 

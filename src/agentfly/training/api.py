@@ -22,7 +22,7 @@ from ..types import Task
 from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory
 from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
-from .loop import Trainer, TrainResult, adapt_model
+from .loop import Trainer, TrainResult, adapt_model, trainable_engine
 from .stopping import StopSignals
 from .supervised import warm_start
 
@@ -84,12 +84,14 @@ def _run(
     signals: StopSignals,
 ) -> TrainResult:
     directory = open_directory(config, resume)
-    with directory.lock():
+    with directory.lock(), progress:
         checkpoint = _prepare(directory, resume, progress)
         progress.directory = directory.path
         if checkpoint is None:
             directory.write_config(config.to_toml())
+        progress.phase(f"opening the model {config.agent.model}")
         adapt_model(config, agent)
+        trainable_engine(agent)
         opening = warm_start(config, agent, progress) if checkpoint is None else {}
         trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening)
         if checkpoint is None:

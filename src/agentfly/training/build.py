@@ -1,9 +1,10 @@
-"""Builds the parts that a config describes: the agent, the tasks, the run folder."""
+"""Builds the parts that a config describes: the agent, the tasks, the run folder. Finds the config of a checkpoint."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
 from ..runs import RunDirectory
 from ..types import Task
+from .checkpoint import latest_checkpoint
 
 
 def build_agent(config: Config) -> BaseAgent:
@@ -37,6 +39,30 @@ def build_agent(config: Config) -> BaseAgent:
     if not isinstance(agent, BaseAgent):
         raise ConfigError(f"agent.kind {settings.kind!r} is not a BaseAgent")
     return agent
+
+
+def checkpoint_config(checkpoint: str | Path, recipe: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Returns the config to run a checkpoint with: that of `recipe`, else that of the run which the checkpoint belongs to.
+
+    `checkpoint` is a checkpoint, the folder of a run (its newest checkpoint is taken), or the name of a model.
+    """
+    model, run = Path(checkpoint), run_of(checkpoint)
+    if run == model:
+        model = latest_checkpoint(run)
+    if recipe is None:
+        if run is None or not (run / "config.toml").is_file():
+            raise ConfigError(f"{checkpoint} is not a checkpoint of a run folder: give the recipe that describes its agent")
+        recipe = run / "config.toml"
+    config = Config.load(recipe, overrides)
+    return replace(config, agent=replace(config.agent, model=str(model)))
+
+
+def run_of(checkpoint: str | Path) -> Path | None:
+    """Returns the folder of the run that a checkpoint belongs to; of the folder of a run, itself. None if there is none."""
+    path = Path(checkpoint)
+    if (path / "checkpoints").is_dir():
+        return path
+    return path.parent.parent if path.parent.name == "checkpoints" and path.is_dir() else None
 
 
 def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:

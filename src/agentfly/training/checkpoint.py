@@ -89,11 +89,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def latest_checkpoint(run: Path) -> Path:
     """Returns the newest intact checkpoint of a run. Raises ConfigError if there is none."""
     if not run.is_dir():
-        raise ConfigError(f"cannot resume: there is no run folder {run}")
+        raise ConfigError(f"there is no run folder {run}")
     newest, broken = find_checkpoint(run / "checkpoints")
     if newest is None:
         told = f"; {why_broken(broken)}" if broken else ""
-        raise ConfigError(f"cannot resume: {run} holds no intact checkpoint{told}")
+        raise ConfigError(f"{run} holds no intact checkpoint{told}")
     return newest
 
 

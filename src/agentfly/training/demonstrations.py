@@ -7,6 +7,7 @@ They come from a file or a named set (`plugins`, kind "demos": `fn(count, seed=0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import plugins
@@ -63,7 +64,7 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         raise DataError(f"row {index}: a demonstration has at least one message before its first assistant reply")
     fields = {key: value for key, value in row.items() if key != "messages"}
     task = Task(str(row.get("id", index)), tuple(messages[:first]), fields)
-    trajectory = Trajectory(f"demo-{index}", task, 0, agent.start(task), outcome=Outcome.FINISHED, reward=0.0)
+    trajectory = Trajectory(f"demo-{index}", task, 0, _opening(agent, task), outcome=Outcome.FINISHED, reward=0.0)
     ids, restarts = renderer.start(trajectory.messages, schemas), True
     position = first
     while position < len(messages):
@@ -87,6 +88,14 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         ids, restarts = extension.ids, extension.restarts
         position = following
     return trajectory
+
+
+def _opening(agent: BaseAgent, task: Task) -> list[Message]:
+    """The agent's opening messages. A row that begins with them already, as an exported chain does, is left as it is."""
+    given = list(task.messages)
+    if given[0].role == "system" and agent.start(replace(task, messages=task.messages[1:])) == given:
+        return given
+    return agent.start(task)
 
 
 def _messages(row: Any, index: int) -> list[Message]:

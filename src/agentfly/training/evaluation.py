@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,18 @@ from ..agents.base import BaseAgent
 from ..aio.threads import run_to_end
 from ..config import Config
 from ..data import load_tasks
+from ..display import Displayed, chains_html
 from ..errors import ConfigError, RolloutError
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
-from ..types import RemoteEngine, Sampling, Task, Trajectory
+from ..types import RemoteEngine, RunResult, Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 from .build import build_agent, held_out_tasks
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation(Displayed):
     """Metrics by name (validation/success, validation/pass_at_4, ...) and all trajectories.
 
     A metric of no chains is NaN: success is that of the chains that have a score. `directory` is the folder that holds the
@@ -36,9 +37,20 @@ class Evaluation:
     """
 
     metrics: dict[str, float]
-    trajectories: list[Trajectory] = field(repr=False)
+    trajectories: list[Trajectory]
     num_chains: int
     directory: Path | None = None
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row per chain. Raises MissingExtra."""
+        return RunResult(self.trajectories, self.num_chains, 0.0).to_pandas()
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name.removeprefix('validation/')} {value:.4g}" for name, value in self.metrics.items())
+        return f"<Evaluation {len(self.trajectories)} chains, {self.num_chains} per task: {figures}>"
+
+    def _repr_html_(self) -> str:
+        return chains_html(repr(self).strip("<>"), self.trajectories)
 
     def to_json(self) -> dict[str, Any]:
         """The metrics for a JSON file, which has no NaN: None instead. `chains` and `scored` say how many there were."""

@@ -16,6 +16,8 @@ its record, or not at all. A checkpoint is written after the record of its step,
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -25,6 +27,7 @@ from typing import Any
 
 from ..agents.base import BaseAgent
 from ..config import Config
+from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm
 from ..rollout import (
@@ -45,7 +48,7 @@ from ..types import Completion, Learner, PreparedEngine, RecordingLearner, Task,
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
-from .breakdown import Breakdown
+from .breakdown import Breakdown, Span
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
@@ -58,8 +61,8 @@ LOOK_S = 0.5
 """Seconds between two updates of the displayed environments."""
 
 
-@dataclass(slots=True)
-class TrainResult:
+@dataclass(slots=True, repr=False)
+class TrainResult(Displayed):
     """The run's folder and results. `before` and `after` are validations; `history` has one row per step."""
 
     directory: Path
@@ -69,6 +72,27 @@ class TrainResult:
     history: list[dict[str, float]] = field(default_factory=list, repr=False)
     sample: Trajectory | None = None
     checkpoint: Path | None = None
+
+    def to_pandas(self) -> Any:
+        """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
+        first = self.steps - len(self.history) + 1
+        return data_frame({"step": first + number, **row} for number, row in enumerate(self.history))
+
+    def __repr__(self) -> str:
+        ends = [row["validation/success"] for row in (self.before, self.after) if "validation/success" in row]
+        held = f", held-out success {' -> '.join(f'{value:.3g}' for value in ends)}" if ends else ""
+        return f"<TrainResult {self.directory}: {self.steps} steps{held}>"
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys([*self.before, *self.after]))
+        held = [(name, self.before.get(name), self.after.get(name)) for name in names]
+        return run_html(
+            repr(self).strip("<>"),
+            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint},
+            {"reward/mean": [row.get("reward/mean", math.nan) for row in self.history]},
+            {"held-out tasks": (("metric", "before", "after"), held)},
+            self.sample,
+        )
 
 
 class Trainer:
@@ -107,6 +131,7 @@ class Trainer:
         )
         self.learner: Learner = learner
         progress.note(f"learner: {learner.path}")
+        progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
             progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
         self.engine.publish(self.learner.version)
@@ -117,6 +142,7 @@ class Trainer:
         gap = config.train.max_logprob_gap
         if gap is None:
             gap = 0.05 if next(self.learner.model.parameters()).dtype.itemsize >= 4 else 0.15
+        progress.max_logprob_gap = gap
         rollout = config.rollout
         self.ledger = Ledger(
             max_logprob_gap=gap,
@@ -128,7 +154,7 @@ class Trainer:
         self.breakdown = Breakdown(self.engine.stats, self.writer)
         self.plan = replace(self.plan, activities=self.breakdown.activities)
         self.recorder = Recorder(self.writer)
-        self.breakdown.on_span = self.recorder.span
+        self.breakdown.on_span = self._enter_span
         self.breakdown.activities.listen = lambda chain, ended: self.recorder.chain(chain, ended=ended)
         progress.on_note = self.recorder.warn
         self.trackers = Trackers.open(
@@ -156,6 +182,8 @@ class Trainer:
             try:
                 # Written to the end also if the run stops; a failed write does not hide why.
                 with self.writer, self.recorder.running(**self._description()):
+                    if self.agent.env is not None:
+                        self.progress.phase("opening the environments")
                     async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
                         assert self.plan.admission is not None
                         self.plan.admission.advance(self.step)
@@ -177,6 +205,7 @@ class Trainer:
         settings = self.config.train
         rollout = self.config.rollout
         if isinstance(self.engine, PreparedEngine):
+            self.progress.phase("preparing the engine")
             chains = rollout.num_tasks * rollout.num_chains * (rollout.steps_ahead + 1)
             await finish_in_thread(self.engine.prepare, min(chains, most_in_flight(self.engine, rollout.max_concurrency)))
         if self.step == 0:
@@ -375,6 +404,7 @@ class Trainer:
         try:
             async with watchdog(f"step {step}", self.breakdown.activities, self.progress.note):
                 finished = as_groups(await self.stream.next_batch(self.learner.version))
+            self.trackers.log_chains([each for group in finished for each in group], "train", step)
             return finished
         finally:
             finished = finished or as_groups(self.stream.in_flight)
@@ -386,6 +416,8 @@ class Trainer:
         settings = self.config.train
         temperature = settings.validate_temperature
         sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
+        count = itertools.count(1)
+        self.progress.phase("validation", len(self.validation_tasks) * settings.validate_chains)
         evaluation = await validate(
             replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
             self.validation_tasks,
@@ -393,10 +425,16 @@ class Trainer:
             max_concurrency=self.config.rollout.max_concurrency,
             prefix=f"v{self.step}-",
             success_at=self.config.agent.success_at,
+            on_trajectory=lambda _: self.progress.advance(next(count)),
         )
+        self.trackers.log_chains(evaluation.trajectories, "validation", self.step)
         await self.writer.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
+
+    def _enter_span(self, name: Span) -> None:
+        self.recorder.span(name)
+        self.progress.span(name)
 
     def _seeded(self, step: int) -> Plan:
         """Returns the plan with this step's seed: steps differ, and a resumed run repeats the seeds of its steps."""

@@ -163,8 +163,10 @@ def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str
     learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)
     before = learner.evaluate(kept_back)["eval/loss"]
     order = random.Random(config.seed)
+    progress.phase("warm start", settings.steps, "steps")
     for step in range(1, settings.steps + 1):
         learned = learner.update(order.choices(train, k=settings.num_demos))
+        progress.advance(step)
         if step % max(1, settings.steps // 4) == 0:
             progress.note(f"warm start {step}/{settings.steps}  loss {learned['train/loss']:.4f}")
     after = learner.evaluate(kept_back)["eval/loss"]

@@ -1,4 +1,10 @@
-"""The display of a running job: live (rich) in a terminal, one plain line per step elsewhere.
+"""The display of a running job: live (rich) in a terminal, plain lines elsewhere.
+
+    steps      ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 12/20  1m05s left
+    sampling   ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 96/128 chains          before the first step: opening the model, validation ...
+    reward 0.412  success 0.38  turns 2.1
+    Shop: 12 leased, 4 idle, ...
+    warning: 64% of the groups of the last steps teach nothing ...
 
 The plain lines have no control codes, so a log file stays readable. Metrics of any value are accepted, NaN included.
 """
@@ -10,8 +16,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..display import visible
+from .warnings import Warned, warnings_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -36,10 +46,41 @@ ENVIRONMENTS = (
     ("failed", "failed"),
 )
 _BARS = "▁▂▃▄▅▆▇█"
+# What the display calls the parts of a step.
+SPANS = {"rollout": "sampling", "learn": "learning", "publish": "publishing", "validate": "validation", "save": "saving"}
+PLAIN_S = 10.0
+"""Seconds between two lines about a long phase in a log."""
+WATCHED = (
+    "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/probe_gap", "handover/gap", "rollout/success",
+    "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/world_failure",
+    "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy", "train/logprob_gap", "train/idle_steps",
+    "train/grad_norm", "reward/mean", "time/stalls_s", "time/step_s", "time/environments_s",
+)  # fmt: skip
+"""The metrics that warnings are made from."""
+OFTEN = 200
+"""Until this many steps warnings are looked for at each step, then at every tenth."""
+
+
+@dataclass(slots=True)
+class Phase:
+    """What the run does now. `total` is 0 if its size is not known."""
+
+    text: str
+    began: float
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+    def seconds_left(self, now: float) -> float | None:
+        """By the rate so far; None while nothing is done."""
+        return (now - self.began) * (self.total - self.done) / self.done if self.done and self.done < self.total else None
 
 
 class Progress:
-    """A context manager. `directory` is the folder of the run, set when the run has one."""
+    """A context manager. `directory` is the folder of the run, set when the run has one.
+
+    `phase` says what the run does: before the first step (opening the model, warm start, validation) and within a step.
+    """
 
     def __init__(
         self, total_steps: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -47,15 +88,21 @@ class Progress:
         self.total_steps = total_steps
         self.directory: Path | None = None
         self.on_note: Callable[[str], None] | None = None  # told of each note
+        self.max_logprob_gap: float | None = None  # the limit of the run, for warnings
+        self.warnings: list[Warned] = []
         self._console = console
         self._clock = clock
         self._live: Any = None
         self._step = 0
+        self._stepped = False  # whether a step was finished since the start
         self._metrics: dict[str, float] = {}
         self._chains = (0, 0)
+        self._phase: Phase | None = None
+        self._told_at = -math.inf
         self._environments: dict[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=40)
         self._durations: deque[float] = deque(maxlen=10)
+        self._series: dict[str, list[tuple[int, float]]] = {}
         self._last = clock()
 
     def start(self) -> None:
@@ -63,11 +110,35 @@ class Progress:
         self._last = self._clock()
         if self._live is None and self._on_terminal():
             from rich.console import Console
-            from rich.live import Live
+
+            from .live_display import LiveDisplay
 
             self._console = self._console or Console()
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
+            self._live = LiveDisplay(self._render, self._console)
             self._live.start()
+
+    def phase(self, text: str, total: int = 0, unit: str = "chains") -> None:
+        """Begins a phase. Before the first step a log gets a line about it."""
+        self._phase = Phase(text, self._clock(), 0, total, unit)
+        self._told_at = self._clock()
+        if self._live is None and not self._stepped:
+            self._print(f"{text}: {total:,} {unit}" if total else text)
+
+    def advance(self, done: int) -> None:
+        """Sets how much of the phase is done. Cheap, as `chains`; a log gets a line every PLAIN_S seconds at most."""
+        phase = self._phase
+        if phase is None:
+            return
+        phase.done = done
+        if self._live is None and self._clock() - self._told_at >= PLAIN_S and done < phase.total:
+            self._told_at = self._clock()
+            left = phase.seconds_left(self._told_at)
+            self._print(f"{phase.text}: {done:,}/{phase.total:,} {phase.unit}" + (f"  {duration(left)} left" if left else ""))
+
+    def span(self, name: str) -> None:
+        """A part of a step begins (a name of SPANS). May be called in any thread."""
+        if name != "validate":  # the validation itself says how many chains it has
+            self._phase = None if name == "rollout" else Phase(SPANS.get(name, name), self._clock())
 
     def chains(self, done: int, total: int) -> None:
         """Sets how many chains of the step are finished. Cheap: the display reads it at its own rate."""
@@ -78,19 +149,38 @@ class Progress:
         self._environments = dict(metrics)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics of a finished step."""
+        """Shows the metrics of a finished step, and the warnings that follow from them."""
         now = self._clock()
         self._durations.append(metrics.get("time/step_s", now - self._last))
         self._last = now
         # Not every step validates, so the metrics of the last validation stay visible.
         self._metrics = {**{k: v for k, v in self._metrics.items() if k.startswith("validation/")}, **metrics}
-        self._step, self._chains = step, (0, 0)
+        self._step, self._chains, self._phase, self._stepped = step, (0, 0), None, True
         if math.isfinite(metrics.get("reward/mean", math.nan)):
             self._rewards.append(metrics["reward/mean"])
         if self._live is None:
             self._print(summary_line(step, self.total_steps, metrics, self.seconds_left))
-        else:
+        self._look_for_warnings(step, metrics)
+        if self._live is not None:
             self._live.refresh()
+
+    def _look_for_warnings(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tells of a warning when it begins to hold; the display shows it as long as it does."""
+        for name in WATCHED:
+            if name in metrics:
+                self._series.setdefault(name, []).append((step, metrics[name]))
+        if step > OFTEN and step % 10:
+            return
+        known = {warned.name for warned in self.warnings}
+        # The loop itself tells of steps in which nothing was learned.
+        self.warnings = [
+            warned
+            for warned in warnings_of(self._series, max_logprob_gap=self.max_logprob_gap)
+            if ("train/idle_steps" not in dict(warned.evidence))
+        ]
+        for warned in self.warnings:
+            if warned.name not in known:
+                self.note(f"warning: {warned.text}. Try: {warned.tips[0]}")
 
     def note(self, text: str) -> None:
         """Prints a text above the display."""
@@ -101,10 +191,11 @@ class Progress:
         else:
             from rich.text import Text
 
-            self._live.console.print(Text(text))
+            self._live.print_above(Text(visible(text), style="yellow" if text.startswith("warning:") else ""))
 
     def stop(self) -> None:
         """Ends the display. May be called twice."""
+        self._phase = None
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -118,9 +209,15 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the mean of the last ten steps; None before the first step and after the last."""
+        """Estimated from the mean of the last ten steps, less what has passed of this one.
+
+        None before the first step and after the last.
+        """
         left = self.total_steps - self._step
-        return left * sum(self._durations) / len(self._durations) if self._durations and left > 0 else None
+        if not self._durations or left <= 0:
+            return None
+        mean = sum(self._durations) / len(self._durations)
+        return left * mean - min(mean, max(0.0, self._clock() - self._last))
 
     def _on_terminal(self) -> bool:
         if self._console is not None:
@@ -133,27 +230,53 @@ class Progress:
 
     def _render(self) -> RenderableType:
         from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
         from rich.text import Text
 
-        done, total = self._chains
-        grid = Table.grid(padding=(0, 1))
-        left = self.seconds_left
-        waiting = "sampling" if done < total or not total else "learning"
-        grid.add_row(
-            Text("steps", style="bold"),
-            ProgressBar(total=max(1, self.total_steps), completed=self._step, width=40),
-            Text(f"{self._step}/{self.total_steps}" + (f"  {duration(left)} left" if left is not None else "")),
-        )
-        if self._step < self.total_steps:
-            chains = f"{done}/{total} chains" if total else ""
-            grid.add_row(Text(waiting, style="bold"), ProgressBar(total=max(1, total), completed=done, width=40), Text(chains))
-        line = Text("  ".join(shown(self._metrics)))
-        rows: list[RenderableType] = [grid, line, *map(Text, environment_lines(self._environments))]
+        rows: list[RenderableType] = [self._steps_row()]
+        if self._step < self.total_steps or self._phase is not None:
+            rows.append(self._phase_row())
+        if parts := shown(self._metrics):
+            rows.append(Text("  ".join(parts)))
+        rows += map(Text, environment_lines(self._environments))
         if len(self._rewards) > 1 and self._console is not None and not self._console.options.ascii_only:
             rows.append(Text(f"reward {sparkline(list(self._rewards))}", style="green"))
+        rows += [Text(f"warning: {warned.text}", style=LEVELS[warned.level]) for warned in self.warnings]
         return Group(*rows)
+
+    def _steps_row(self) -> RenderableType:
+        left = self.seconds_left
+        told = f"{self._step}/{self.total_steps}" + (f"  {duration(left)} left" if left is not None else "")
+        return bar_row("steps", self._step, self.total_steps, told)
+
+    def _phase_row(self) -> RenderableType:
+        done, total = self._chains
+        phase = self._phase
+        if phase is None:
+            word = "sampling" if done < total or not total else "learning"
+            return bar_row(word, done, total, f"{done}/{total} chains" if total else "")
+        now = self._clock()
+        if not phase.total:
+            return bar_row(phase.text, 0, 0, duration(now - phase.began))
+        left = phase.seconds_left(now)
+        told = f"{phase.done:,}/{phase.total:,} {phase.unit}" + (f"  {duration(left)} left" if left is not None else "")
+        return bar_row(phase.text, phase.done, phase.total, told)
+
+
+LEVELS = {"red": "red", "yellow": "yellow"}
+
+
+def bar_row(word: str, done: int, total: int, told: str) -> RenderableType:
+    """A word, a bar and a text, as one row."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(min_width=10, no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid.add_row(Text(word, style="bold"), ProgressBar(total=max(1, total), completed=done, width=30), Text(told))
+    return grid
 
 
 def summary_line(step: int, total_steps: int, metrics: Mapping[str, float], seconds_left: float | None = None) -> str:

@@ -9,9 +9,10 @@ A model's text is printed literally: markup in it is not interpreted, and contro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..display import visible
 from ..types import Trajectory, Turn
 from .metrics import METRICS, describe, unknown
 from .progress import number
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
-_VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)} | {127: 0x2421}
-_VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the eight-bit control codes
 
 
 def why_untrained(trajectory: Trajectory, split: str, step: int, skipped: Mapping[int, float]) -> str | None:
@@ -40,20 +39,29 @@ def why_untrained(trajectory: Trajectory, split: str, step: int, skipped: Mappin
     return f"step {step} was skipped, because every advantage was 0" if skipped[step] else None
 
 
-def show_trajectory(console: Console, trajectory: Trajectory, untrained: str | None = None) -> None:
+def show_trajectory(
+    console: Console,
+    trajectory: Trajectory,
+    untrained: str | None = None,
+    *,
+    trained: Sequence[bool] | None = None,
+    advantage: float | None = None,
+) -> None:
     """Prints the outcome and the messages of a chain, and marks its replies.
 
-    `untrained` says why they are not trained on; without it, a trainable chain was trained on.
+    `untrained` says why they are not trained on; without it, a trainable chain was trained on. `trained` is the learner's
+    record: for each sampled token of the chain, whether it was in the loss of an optimizer step.
     """
     from rich.text import Text
 
     plain = console.options.ascii_only
-    mark, dot = ("|", "-") if plain else ("▌", "·")
+    mark, hollow, dot = ("|", ":", "-") if plain else ("▌", "┆", "·")
     if untrained is None and not trajectory.trainable:
         untrained = why_untrained(trajectory, "train", 0, {})
-    trained = "trained" if untrained is None else "sampled, not trained on"
-    sampled = sampled_turns(trajectory)
-    _print(console, Text(clean(_headline(trajectory), plain), style="bold"))
+    word = "trained" if untrained is None else "sampled, not trained on"
+    sampled, counts = sampled_turns(trajectory), _trained_by_turn(trajectory, trained)
+    told = "" if advantage is None else f", advantage {number(advantage, 3)}"
+    _print(console, Text(clean(_headline(trajectory) + told, plain), style="bold"))
     if trajectory.error:
         _print(console, Text(clean(trajectory.error, plain), style="red"))
     for index, message in enumerate(trajectory.messages):
@@ -62,9 +70,15 @@ def show_trajectory(console: Console, trajectory: Trajectory, untrained: str | N
         gutter = "  "
         if index in sampled:
             number_of_turn, turn = sampled[index]
-            head += [f"turn {number_of_turn + 1}", f"{len(turn.completion.token_ids)} tokens {trained}"]
+            size, count = len(turn.completion.token_ids), counts[number_of_turn] if counts else None
+            part = (
+                f"{size} tokens {word}"
+                if count in (None, size) or untrained is not None
+                else f"{count} of {size} tokens trained"
+            )
+            head += [f"turn {number_of_turn + 1}", part]
             head += [f"turn reward {number(turn.reward, 3)}"] if turn.reward else []
-            gutter = f"{mark} "
+            gutter = f"{mark} " if count != 0 or untrained is not None else f"{hollow} "
         _print(console, Text(clean(f" {dot} ".join(head), plain), style=f"{style} bold"))
         for line in clean(message.content, plain).split("\n"):
             _print(console, Text.assemble((gutter, "bold"), (line, style)))
@@ -72,6 +86,20 @@ def show_trajectory(console: Console, trajectory: Trajectory, untrained: str | N
             _print(console, Text("  [image]", style="dim"))
     told = " and trained on" if untrained is None else f", not trained on: {untrained}"
     _print(console, Text(f"{mark} sampled by the policy{told}", style="dim"))
+    if counts and untrained is None and 0 in counts:
+        _print(console, Text(f"{hollow} sampled by the policy, left out of the loss", style="dim"))
+
+
+def _trained_by_turn(trajectory: Trajectory, trained: Sequence[bool] | None) -> list[int] | None:
+    """How many tokens of each turn were trained; None if that is not recorded for exactly the tokens of the chain."""
+    if trained is None or len(trained) != trajectory.num_sampled:
+        return None
+    counts, start = [], 0
+    for turn in trajectory.turns:
+        end = start + len(turn.completion.token_ids)
+        counts.append(sum(map(bool, trained[start:end])))
+        start = end
+    return counts
 
 
 def before_after(console: Console, before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -110,9 +138,8 @@ def sampled_turns(trajectory: Trajectory) -> dict[int, tuple[int, Turn]]:
 
 def clean(text: str, ascii_only: bool = False) -> str:
     """The text with control codes replaced by visible characters, so that a model's output cannot control the terminal."""
-    text = text.replace("\r\n", "\n").translate(_VISIBLE)
-    encoding, errors = ("ascii", "backslashreplace") if ascii_only else ("utf-8", "replace")
-    return text.encode(encoding, errors).decode(encoding)
+    text = visible(text)
+    return text.encode("ascii", "backslashreplace").decode("ascii") if ascii_only else text
 
 
 def _headline(trajectory: Trajectory) -> str:

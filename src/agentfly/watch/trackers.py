@@ -1,20 +1,21 @@
-"""The trackers of a run: JSON lines always, TensorBoard and Weights & Biases by name.
+"""The trackers of a run: JSON lines always; TensorBoard, Weights & Biases, MLflow, Trackio and OpenTelemetry by name.
 
-A tracker that cannot be opened stops the run before it begins. A tracker that fails later is dropped with one warning, and the
-run continues. A tracker is a class `T(directory, config, name)` with `log(metrics, step)`, `close()` and, optionally,
-`truncate_after(step)` and `notice`, a text that the user is shown when the tracker is opened.
+Each receives the metrics under their own names. A tracker that cannot be opened stops the run before it begins. A tracker that
+fails later is dropped with one warning, and the run continues. A tracker is a class `T(directory, config, name)` with
+`log(metrics, step)`, `close()` and, optionally, `log_chains(chains, split, step)`, which is called before `log` of the same
+step, `truncate_after(step)`, and `notice`, a text that the user is shown when the tracker is opened.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import plugins
 from ..errors import AgentFlyError, ConfigError
-from ..types import Tracker
+from ..types import Tracker, Trajectory
 
 
 class Trackers:
@@ -56,6 +57,12 @@ class Trackers:
         for name in self.names:
             self._try(name, "log", metrics, step)
 
+    def log_chains(self, chains: Sequence[Trajectory], split: str, step: int) -> None:
+        """The chains of a step, for the trackers that show some of them."""
+        for name, tracker in list(self._open.items()):
+            if hasattr(tracker, "log_chains"):
+                self._try(name, "log_chains", chains, split, step)
+
     def truncate_after(self, step: int) -> None:
         """For a resumed run: deletes what came after its checkpoint from the trackers that support it."""
         for name, tracker in list(self._open.items()):
@@ -70,7 +77,7 @@ class Trackers:
     def _try(self, name: str, method: str, *args: Any) -> None:
         try:
             getattr(self._open[name], method)(*args)
-        except Exception as error:  # noqa: BLE001 - a failing disk or server of a tracker must not end the run
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a failing disk or server must not end the run
             del self._open[name]
             self.warn(f"the tracker {name!r} failed in {method} and is dropped: {type(error).__name__}: {error}")
 

@@ -29,6 +29,8 @@ from .opaque import is_plain, left_out, simplify
 MARK = b"\x03"
 """The first byte. A zlib stream never begins with it."""
 MAX_SAME = 1 << 24
+MAX_RECORDS = 256 << 20
+"""Bytes of the texts of one trajectory. A few forged bytes can expand to gigabytes, so more is refused."""
 _KINDS = "Hiq=fd"
 
 
@@ -49,9 +51,20 @@ def decode(data: bytes) -> Any:
     """
     end = 5 + int.from_bytes(data[1:5], "little")
     numbers = _Numbers(data, end)
-    found = _TRAJECTORY.read(codec.decode(zlib.decompress(data[5:end]), any_keys=True), numbers)
+    found = _TRAJECTORY.read(codec.decode(inflate(data[5:end]), any_keys=True), numbers)
     if numbers.at != len(data):
         raise ValueError(f"the numbers end at byte {numbers.at} of {len(data)}")
+    return found
+
+
+def inflate(data: bytes) -> bytes:
+    """Decompresses at most MAX_RECORDS bytes. Raises ValueError if there are more, and zlib.error."""
+    stream = zlib.decompressobj()
+    found = stream.decompress(data, MAX_RECORDS)
+    if stream.unconsumed_tail:
+        raise ValueError(f"its texts have more than {MAX_RECORDS >> 20} MiB")
+    if not stream.eof:
+        raise zlib.error("the stream is cut off")
     return found
 
 

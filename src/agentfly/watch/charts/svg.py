@@ -32,13 +32,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`y_range` is kept where it is given (a share lies between 0 and 1), and found from the points where it is not."""
+    """`y_range` is kept where it is given (a share lies between 0 and 1), and found from the points where it is not.
+
+    `log_y` draws the logarithm of y; values of 0 and less have no place then and are left out.
+    """
 
     title: str
     x_label: str
     y_label: str
     lines: Sequence[Line]
     y_range: tuple[float, float] | None = None
+    log_y: bool = False
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -51,6 +55,19 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def scale(panel: Panel) -> tuple[list[Line], list[float], Callable[[float], float]]:
+    """The lines with the points that can be drawn, the ticks of y, and a function of y that is linear on the paper."""
+    lines = [Line(line.label, _finite(line.points, panel.log_y), _positive(line.band, panel.log_y)) for line in panel.lines]
+    ys = [y for line in lines for _, y in line.points] + [end for line in lines for _, *ends in line.band for end in ends]
+    if not ys:
+        return lines, [], float
+    low, high = panel.y_range or (min(ys), max(ys))
+    if not panel.log_y:
+        return lines, ticks(low, high), float
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    return lines, [10.0**power for power in range(first, max(last, first + 1) + 1)], math.log10
 
 
 def draw(panels: Sequence[Panel], *, columns: int = 2) -> str:
@@ -78,7 +95,7 @@ def draw(panels: Sequence[Panel], *, columns: int = 2) -> str:
 
 
 def _panel(panel: Panel, colour: dict[str, str]) -> list[str]:
-    lines = [Line(line.label, _finite(line.points), line.band) for line in panel.lines]
+    lines, y_ticks, flat = scale(panel)
     every = [point for line in lines for point in line.points]
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     middle_x, middle_y = (LEFT + right) / 2, (TOP + bottom) / 2
@@ -90,16 +107,14 @@ def _panel(panel: Panel, colour: dict[str, str]) -> list[str]:
     ]
     if not every:
         return [*out, f'<text x="{middle_x:.0f}" y="{middle_y:.0f}" text-anchor="middle" fill="#999">no figures</text>']
-    ys = [y for _, y in every] + [end for line in lines for _, low, high in line.band for end in (low, high)]
     x_low, x_high = min(x for x, _ in every), max(x for x, _ in every)
     x_high = x_high if x_high > x_low else x_low + 1
-    y_ticks = ticks(*panel.y_range) if panel.y_range else ticks(min(ys), max(ys))
-    y_low, y_high = y_ticks[0], y_ticks[-1]
+    y_low, y_high = flat(y_ticks[0]), flat(y_ticks[-1])
 
     def place(x: float, y: float) -> str:
         return (
             f"{LEFT + (x - x_low) / (x_high - x_low) * (right - LEFT):.1f},"
-            f"{bottom - (y - y_low) / (y_high - y_low) * (bottom - TOP):.1f}"
+            f"{bottom - (flat(y) - y_low) / (y_high - y_low) * (bottom - TOP):.1f}"
         )
 
     for tick in y_ticks:
@@ -108,7 +123,7 @@ def _panel(panel: Panel, colour: dict[str, str]) -> list[str]:
         out.append(f'<text x="{LEFT - 6}" y="{float(y) + 4:.1f}" text-anchor="end" fill="#666">{tick:.6g}</text>')
     for tick in ticks(x_low, x_high):
         if x_low <= tick <= x_high:
-            x = place(tick, y_low).partition(",")[0]
+            x = place(tick, y_ticks[0]).partition(",")[0]
             out.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle" fill="#666">{tick:.6g}</text>')
     out.append(f'<line x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="#bbbbbb"/>')
     for line in lines:
@@ -132,5 +147,9 @@ def _line(line: Line, colour: str, place: Callable[[float, float], str]) -> list
     return out
 
 
-def _finite(points: Sequence[Point]) -> list[Point]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+def _finite(points: Sequence[Point], positive: bool) -> list[Point]:
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and (y > 0 or not positive)]
+
+
+def _positive(band: Sequence[tuple[float, float, float]], positive: bool) -> list[tuple[float, float, float]]:
+    return [edge for edge in band if edge[1] > 0 or not positive]

@@ -1,0 +1,23 @@
+"""Looking at runs: list them, compare two, plot and export what was stored, print chains, and talk with a checkpoint.
+
+agentfly runs [DIR] [--where COND] [--sort KEY] [--json]
+agentfly compare A B [--measure M] [--step WHEN] [--metric NAME] [--json]
+agentfly plot RUN... [--metric NAME] [-o FILE] [--x step|time] [--smooth W] [--band B] [--log]
+agentfly export RUN [FILE] [--format F] [filters]      formats: jsonl, csv, parquet, sft, dpo
+agentfly show RUN [filters] [--limit N] [--json]
+agentfly query RUN "SELECT ..." [--json]
+agentfly chat CHECKPOINT [--recipe R]
+agentfly doctor RUN [--json]                           exit status 1 if something is wrong with the run
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import chat, compare, doctor, export, listing, plot, query, show
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the commands to the command line."""
+    for module in (listing, show, compare, plot, export, query, chat, doctor):
+        module.add_parser(commands)

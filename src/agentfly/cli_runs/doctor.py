@@ -1,0 +1,44 @@
+"""`agentfly doctor`: checks a run from its folder alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    """Add `doctor` to the command line."""
+    doctor = commands.add_parser("doctor", help="check a finished or running training run from its folder alone")
+    doctor.add_argument("run_dir", metavar="RUN", help="the folder of the run")
+    doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
+    doctor.set_defaults(run=run_doctor)
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Print a line per check, with its problems. Returns 1 if there is a problem."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..training.doctor import diagnose
+    from ..watch.tables import clean
+
+    found = diagnose(arguments.run_dir)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=1))
+        return 0 if found.ok else 1
+    console = Console(soft_wrap=True)
+    for check in found.checks:
+        word, style = ("WRONG", "bold red") if not check.ok else ("skipped", "dim") if check.skipped else ("ok", "green")
+        told = check.skipped if check.skipped and check.ok else check.evidence
+        console.print(Text.assemble((f"{word:8}", style), f"{check.name:12}{check.promise}", (clean(f": {told}"), "dim")))
+        more = check.num_problems - len(check.problems)
+        for problem in [*check.problems, *([f"and {more:,} more"] if more else [])]:
+            console.print(Text(clean(f"{'':8}{'':12}{problem}"), style="red"))
+    wrong, skipped = (
+        sum(not check.ok for check in found.checks),
+        sum(check.ok and bool(check.skipped) for check in found.checks),
+    )
+    held = len(found.checks) - wrong - skipped
+    print(f"{found.run}: {held} checks hold, {wrong} {'does' if wrong == 1 else 'do'} not, {skipped} skipped")
+    return 0 if found.ok else 1

@@ -1,0 +1,102 @@
+"""/api/compare: what the configs of runs differ in, their results, and paired tests on the held-out tasks that they share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..runs.catalog import read_config
+from ..runs.compare import flatten, mean
+from ..runs.filters import ChainFilter
+from ..runs.query import RunReader
+from ..watch.comparison import RESULTS, compare_runs
+from .answers import MAX_LIMIT, summary_json
+from .library import Library
+
+HIDDEN = ("run.dir", "run.name")
+"""Keys that differ between any two runs and say nothing about them."""
+
+
+def compare_json(library: Library, names: Sequence[str]) -> dict[str, Any]:
+    """All runs side by side; the tests compare each further run with the first."""
+    folders = [library.find(name) for name in names]
+    summaries = {each.name: each for each in library.summaries()}
+    last = [_last_values(folder) for folder in folders]
+    shown = [metric for metric in RESULTS if any(metric in values for values in last)]
+    return {
+        "runs": [summary_json(summaries[name]) for name in names],
+        "config": _config_rows([read_config(folder) for folder in folders]),
+        "results": [{"metric": metric, "values": [values.get(metric) for values in last]} for metric in shown],
+        "pairs": [_pair(names[0], folders[0], name, folder) for name, folder in zip(names[1:], folders[1:], strict=True)],
+        "tasks": _task_rows([_held_out(folder) for folder in folders]),
+    }
+
+
+def _last_values(folder: Path) -> dict[str, float]:
+    with RunReader(folder) as reader:
+        series = reader.series(RESULTS)
+    known = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
+    return {name: values[-1] for name, values in known.items() if values}
+
+
+def _config_rows(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The keys whose values are not the same in all runs; null where a run does not set the key."""
+    flat = [flatten(config) for config in configs]
+    keys = dict.fromkeys(key for config in flat for key in config if key not in HIDDEN)
+    rows = [{"key": key, "values": [config.get(key) for config in flat]} for key in keys]
+    return [row for row in rows if len({json.dumps(value, sort_keys=True, default=str) for value in row["values"]}) > 1]
+
+
+def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:
+    """The paired test of one run against the first. Without a task that both hold out, its figures are null."""
+    try:
+        found = compare_runs(a, b)
+    except ConfigError as error:
+        return {"a": first, "b": name, "error": str(error), "tasks": 0}
+    test = found.test
+    head = {"a": first, "b": name, "error": None, "measure": found.measure, "steps": found.steps, "held": found.tasks[:2]}
+    if test is None:
+        return {**head, "tasks": 0}
+    return {
+        **head,
+        "tasks": test.num_tasks,
+        "mean_a": test.mean_a,
+        "mean_b": test.mean_b,
+        "difference": test.difference,
+        "low": test.low,
+        "high": test.high,
+        "p": test.p_permutation,
+        "p_sign": test.p_sign,
+        "wins": test.better,
+        "losses": test.worse,
+        "ties": test.equal,
+        "verdict": test.verdict,
+    }
+
+
+def _held_out(folder: Path) -> dict[str, list[tuple[str, float]]]:
+    """Of the last validation: the chains of each task, as id and reward."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    with RunReader(folder) as reader:
+        steps = [row.step for row in reader.outcomes_by_step() if row.split == "validation"]
+        chosen, cursor = ChainFilter(step=max(steps, default=-1), split="validation"), None
+        while True:
+            rows, cursor = reader.page(chosen, "added", cursor, MAX_LIMIT)
+            for row in rows:
+                if row.score is not None:
+                    found.setdefault(row.task_id, []).append((row.id, row.score))
+            if cursor is None:
+                return found
+
+
+def _task_rows(sides: Sequence[Mapping[str, list[tuple[str, float]]]]) -> list[dict[str, Any]]:
+    """The tasks that all runs hold out, those on which they differ most first: mean reward and first chain of each run."""
+    shared = [task for task in sides[0] if all(task in side for side in sides)]
+    rows: list[dict[str, Any]] = []
+    for task in shared:
+        values = [mean([score for _, score in side[task]]) for side in sides]
+        rows.append({"task_id": task, "values": values, "chains": [side[task][0][0] for side in sides]})
+    return sorted(rows, key=lambda row: min(row["values"]) - max(row["values"]))[:MAX_LIMIT]

@@ -1,0 +1,36 @@
+// A long list: rows of one height, of which only the visible ones are in the page.
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { visibleRows } from "./layout.js";
+
+/** `total` rows of `height` pixels. `row(index)` gives a row's content. `onRange(first, last)` is told what is visible.
+ * `cursor`: the row that is kept in view. */
+export function VirtualList({ total, height, row, onRange, cursor = null, label, className = "", reset }) {
+  const box = useRef(null);
+  const [view, setView] = useState({ top: 0, size: 600 });
+  const { first, last } = visibleRows(view.top, view.size, height, total);
+  useLayoutEffect(() => {
+    const element = box.current;
+    const measure = () => setView({ top: element.scrollTop, size: element.clientHeight });
+    const watcher = new ResizeObserver(measure);
+    watcher.observe(element);
+    element.addEventListener("scroll", measure, { passive: true });
+    measure();
+    return () => {
+      watcher.disconnect();
+      element.removeEventListener("scroll", measure);
+    };
+  }, []);
+  useEffect(() => {
+    box.current.scrollTop = 0;
+  }, [reset]);
+  useEffect(() => {
+    if (cursor === null) return;
+    const element = box.current;
+    if (cursor * height < element.scrollTop) element.scrollTop = cursor * height;
+    else if ((cursor + 1) * height > element.scrollTop + element.clientHeight) element.scrollTop = (cursor + 1) * height - element.clientHeight;
+  }, [cursor]);
+  useEffect(() => onRange?.(first, last), [first, last, total]);
+  const rows = [];
+  for (let index = first; index < last; index++) rows.push(html`<div key=${index} class="vrow" role="listitem" style=${{ top: `${index * height}px`, height: `${height}px` }}>${row(index)}</div>`);
+  return html`<div class=${`vlist ${className}`} ref=${box} role="list" aria-label=${label} tabindex="0"><div class="vspace" style=${{ height: `${total * height}px` }}>${rows}</div></div>`;
+}

@@ -1,0 +1,143 @@
+"""Two runs side by side: the difference of their configs, their results, and a paired test over tasks that both hold out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..data import row_key
+from ..errors import ConfigError
+from ..runs import RunDirectory, RunStore
+from ..runs.catalog import read_config
+from ..runs.compare import PairedTest, config_difference, paired_test
+from ..types import Trajectory
+from .metrics import is_success
+
+RESULTS = (
+    "validation/success",
+    "validation/reward",
+    "validation/turns",
+    "validation/tool_calls",
+    "reward/mean",
+    "rollout/success",
+    "rollout/turns",
+    "rollout/reply_tokens",
+    "rollout/invalid_call_rate",
+    "rollout/tokens_per_s",
+    "time/step_s",
+)
+"""The metrics that are compared unless others are named."""
+MEASURES = ("success", "reward")
+When = int | Literal["last", "best"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Run B against run A. `results` are the last values of metrics, NaN where a run has none.
+
+    `steps` are the steps whose validations are compared, `tasks` the numbers of held-out tasks of A, of B, and of both. `test`
+    is None if no task is in both.
+    """
+
+    a: str
+    b: str
+    config: dict[str, tuple[Any, Any]]
+    results: dict[str, tuple[float, float]]
+    measure: str
+    steps: tuple[int | None, int | None]
+    tasks: tuple[int, int, int]
+    test: PairedTest | None
+
+    def to_json(self) -> dict[str, Any]:
+        """For JSON, which has no NaN: None instead."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "config": {key: list(values) for key, values in self.config.items()},
+            "results": {
+                name: [value if math.isfinite(value) else None for value in pair] for name, pair in self.results.items()
+            },
+            "held_out": {
+                "measure": self.measure,
+                "steps": list(self.steps),
+                "tasks": dict(zip(("a", "b", "both"), self.tasks, strict=True)),
+                "test": None if self.test is None else self.test.to_json(),
+            },
+        }
+
+
+def compare_runs(
+    a: str | Path, b: str | Path, *, measure: str = "success", when: When = "last", metrics: Sequence[str] = ()
+) -> Comparison:
+    """Compare two run folders. `when` is the step of the validation: the last one, the best one of each run, or a number.
+
+    A task is the same in both runs if its whole row is the same, whatever its id. Raises ConfigError.
+    """
+    if measure not in MEASURES:
+        raise ConfigError(f"a paired test compares {' or '.join(MEASURES)}, not {measure!r}")
+    left, right = _Side.read(Path(a), measure, when), _Side.read(Path(b), measure, when)
+    names = metrics or [name for name in RESULTS if name in left.last or name in right.last]
+    for name in metrics:
+        if name not in left.last and name not in right.last:
+            raise ConfigError(f"neither run has the metric {name!r}")
+    test = paired_test(left.values, right.values)
+    return Comparison(
+        a=Path(a).name,
+        b=Path(b).name,
+        config=config_difference(left.config, right.config),
+        results={name: (left.last.get(name, math.nan), right.last.get(name, math.nan)) for name in names},
+        measure=measure,
+        steps=(left.step, right.step),
+        tasks=(len(left.values), len(right.values), 0 if test is None else test.num_tasks),
+        test=test,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What is compared of one run: `values` has the measure of each chain of a held-out task, by its row."""
+
+    config: dict[str, Any]
+    last: dict[str, float]
+    step: int | None
+    values: dict[str, list[float]]
+
+    @classmethod
+    def read(cls, path: Path, measure: str, when: When) -> _Side:
+        config = read_config(path)
+        value = _measure(measure, float(config.get("agent", {}).get("success_at", 1.0)))
+        with RunStore(RunDirectory.existing(path).database, readonly=True) as store:
+            history = store.metrics_by_step()
+            step = _validated(store, history, when, path)
+            chains = [] if step is None else store.trajectories(step=step, split="validation", limit=1_000_000)
+        last = {name: value for row in history.values() for name, value in row.items() if math.isfinite(value)}
+        values: dict[str, list[float]] = {}
+        for chain in chains:
+            if chain.scored:
+                values.setdefault(row_key(chain.task), []).append(value(chain))
+        return cls(config, last, step, values)
+
+
+def _measure(measure: str, success_at: float) -> Callable[[Trajectory], float]:
+    if measure == "reward":
+        return lambda chain: chain.total_reward
+    return lambda chain: float(is_success(chain, success_at))
+
+
+def _validated(store: RunStore, history: Mapping[int, Mapping[str, float]], when: When, path: Path) -> int | None:
+    """The step whose validation is meant; None if the run has no validation."""
+    found = {step: row["validation/success"] for step, row in history.items() if "validation/success" in row}
+    if isinstance(when, int):
+        if not store.count(step=when, split="validation"):
+            known = ", ".join(map(str, found)) or "none"
+            raise ConfigError(f"{path} has no validation of step {when}; it has those of {known}")
+        return when
+    if not found:  # a run that was killed in its first validation
+        newest = store.rows(split="validation", limit=1)
+        return newest[0].step if newest else None
+    if when == "best":
+        return max(found, key=lambda step: (found[step] if math.isfinite(found[step]) else -math.inf, step))
+    return max(found)

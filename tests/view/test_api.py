@@ -1,0 +1,288 @@
+"""What the pages ask for: every route over a stored run, and what it says about old, running and broken runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from agentfly.runs import RunStore, decode, encode
+from agentfly.runs.codec import from_json
+from agentfly.training import ledger
+from agentfly.types import Outcome, Task
+from agentfly.view.answers import dumps, plain
+from agentfly.view.health import PROMISES
+
+from .stored import ask, data, make_chain, make_run, open_client
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("api") / "runs"
+    failed = make_chain("t3-9-0", task="9", reward=None, outcome=Outcome.WORLD_FAILURE, error="WorldError: killed after 3.2 s")
+    again = make_chain(
+        "t3-9-1", task="9", chain=1, reward=None, outcome=Outcome.WORLD_FAILURE, error="WorldError: killed after 4 s"
+    )
+    make_run(folder / "one", chains=[failed, again])
+    make_run(folder / "nested" / "two", lr="3e-4", steps=2)
+    return folder
+
+
+def test_the_list_has_every_run_and_no_path_of_the_machine(runs: Path) -> None:
+    response = ask(runs, "/api/runs")
+    found = {run["name"]: run for run in response.json()}
+    assert set(found) == {"one", "nested/two"}
+    one = found["one"]
+    assert (one["state"], one["model"], one["world"], one["algorithm"]) == ("finished", "pocket", "arithmetic", "grpo")
+    assert (one["step"], one["total_steps"], one["spark"], one["best_validation"]) == (3, 3, [0.25, 0.5, 0.75], 0.5)
+    assert str(runs) not in response.text
+
+
+def test_a_run_says_what_its_pages_need(runs: Path) -> None:
+    one = data(runs, "/api/runs/one")
+    assert one["config"]["train"]["lr"] == 1e-4
+    assert (one["splits"], one["tools"]) == (["train", "validation"], ["add"])
+    assert set(one["outcomes"]) == {"finished", "world_failure"}
+    assert one["chains_per_step"] == 4
+    metric = next(each for each in one["metrics"] if each["name"] == "reward/mean")
+    assert metric["group"] == "reward"
+    assert metric["description"].startswith("Mean total reward")
+    assert data(runs, "/api/runs/nested%2Ftwo")["name"] == "nested/two"
+    assert ask(runs, "/api/runs/three").status_code == 404
+
+
+def test_series_go_on_after_a_step(runs: Path) -> None:
+    found = data(runs, "/api/runs/one/series?names=reward/mean,nothing&after=1")
+    assert [(step, value) for step, _, value in found["reward/mean"]] == [(2, 0.5), (3, 0.75)]
+    assert found["nothing"] == []
+
+
+def test_chains_are_filtered_sorted_and_paged(runs: Path) -> None:
+    best = data(runs, "/api/runs/one/chains?step=2&low=1&sort=-reward")
+    assert {row["id"] for row in best["rows"]} == {"t2-0-1", "t2-1-1"}
+    assert (best["total"], best["exact"], best["next"]) == (2, True, None)
+    page: dict[str, Any] = {"next": ""}
+    seen: list[str] = []
+    while page["next"] is not None:
+        page = data(runs, f"/api/runs/one/chains?split=train&limit=3&count=0&sort=added&cursor={page['next']}")
+        assert page["total"] is None
+        seen += [row["id"] for row in page["rows"]]
+    assert len(seen) == len(set(seen)) == 14
+    assert data(runs, "/api/runs/one/chains?outcome=world_failure")["total"] == 2
+    assert data(runs, "/api/runs/one/chains?tool=add")["total"] == 16
+    assert data(runs, "/api/runs/one/chains?tool=nothing")["total"] == 0
+    assert data(runs, "/api/runs/one/chains?q=killed+after&failed=1")["total"] == 2
+    assert data(runs, "/api/runs/one/chains?q=Observation&in=body&limit=2")["rows"]
+    assert data(runs, "/api/runs/one/chains?q=100%25")["total"] == 0
+
+
+def test_an_unknown_parameter_is_named(runs: Path) -> None:
+    response = ask(runs, "/api/runs/one/chains?outcom=finished")
+    assert response.status_code == 400
+    assert "'outcom'" in response.json()["error"]
+    assert "outcome" in response.json()["error"]
+
+
+def test_bars_of_the_histogram_select_their_chains(runs: Path) -> None:
+    found = data(runs, "/api/runs/one/histogram?split=train&bins=2")
+    low, middle, high = found["edges"]
+    assert found["counts"] == [6, 6]
+    assert data(runs, f"/api/runs/one/chains?split=train&low={low}&below={middle}")["total"] == 6
+    assert data(runs, f"/api/runs/one/chains?split=train&low={middle}&high={high}")["total"] == 6
+
+
+def test_steps_and_groups(runs: Path) -> None:
+    found = data(runs, "/api/runs/one/steps?after=2")
+    assert [(row["step"], row["split"]) for row in found["steps"]] == [(3, "train"), (3, "validation")]
+    assert found["steps"][0]["outcomes"] == {"finished": 4, "world_failure": 2}
+    groups = data(runs, "/api/runs/one/groups?step=2")
+    assert [(group["task_id"], group["chains"], group["spread"], group["teaches"]) for group in groups] == [
+        ("0", 2, 0.5, True),
+        ("1", 2, 0.5, True),
+    ]
+    assert ask(runs, "/api/runs/one/groups").status_code == 400
+
+
+def test_a_group_is_aligned_and_its_first_difference_is_found(runs: Path) -> None:
+    group = data(runs, "/api/runs/one/group?step=1&task=0")
+    assert [row["id"] for row in group["siblings"]] == ["t1-0-0", "t1-0-1"]
+    assert [[turn["text"] for turn in turns] for turns in group["turns"]] == [["Action: add"] * 2, ["Answer: 4", "Answer: 5"]]
+    assert group["differences"] == [
+        None,
+        {"turn": 1, "part": "reply", "token": 1, "char": 8, "ids": [32, 33], "pieces": ["4", "5"]},
+    ]
+    assert ask(runs, "/api/runs/one/group?step=1&task=none").status_code == 404
+
+
+def test_a_chain_is_a_conversation_with_times_and_rewards(runs: Path) -> None:
+    found = data(runs, "/api/runs/one/chain/t1-0-1")
+    assert found["summary"]["score"] == 1.0
+    assert [message["role"] for message in found["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert [turn["message"] for turn in found["turns"]] == [1, 3]
+    assert found["turns"][0]["calls"] == [{"name": "add", "arguments": {"a": 2, "b": 3}, "id": "", "error": None}]
+    assert found["turns"][0]["results"][0]["observation"] == "5"
+    assert (found["turns"][0]["generate_s"], found["turns"][0]["tools_s"]) == (0.5, 0.1)
+    assert found["turns"][1]["versions"] == [1, 1]
+    assert [each["id"] for each in found["siblings"]] == ["t1-0-0", "t1-0-1"]
+    assert found["untrained"] is None
+    assert "world_failure" in data(runs, "/api/runs/one/chain/t3-9-0")["untrained"]
+    assert data(runs, "/api/runs/one/chain/v3-0-0")["untrained"] == "a held-out task"
+    assert ask(runs, "/api/runs/one/chain/nothing").status_code == 404
+
+
+def test_failures_are_counted_by_their_reason(runs: Path) -> None:
+    failures = data(runs, "/api/runs/one/envs")["failures"]
+    assert [(each["count"], each["outcome"], each["chain"]) for each in failures] == [(2, "world_failure", "t3-9-1")]
+    assert failures[0]["error"].startswith("WorldError: killed")
+
+
+def test_pools_leases_and_events_are_those_that_were_recorded(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    with RunStore(folder / "run.db") as store:
+        store.add_gauges(10.0, {"resources/shop/allocated": 3.0, "chains/sampling": 2.0, "nodes/alive": 2.0})
+        store.add_gauges(11.0, {"resources/shop/allocated": 4.0})
+        store.set_live(
+            "chains", 11.0, [{"id": "t4-0-0", "task": "0", "turn": 1, "phase": "tools", "tools": ["add"], "seconds": 2}]
+        )
+        store.set_live("leases", 11.0, [{"chain": "t4-0-0", "kinds": ["shop", "python"]}])
+        store.add_event(11.0, 4, "environment_failed", "shop", {"count": 1})
+        store.add_event(11.5, 4, "chain_started", "t4-0-1", {})
+    envs = data(tmp_path / "runs", "/api/runs/one/envs")
+    assert envs["pools"] == {"shop": {"allocated": [[10.0, 3.0], [11.0, 4.0]]}}
+    assert (envs["chains"], envs["others"]) == ({"sampling": [[10.0, 2.0]]}, {"nodes/alive": [[10.0, 2.0]]})
+    held = {"chain": "t4-0-0", "task": "0", "turn": 1, "phase": "tools"}
+    assert envs["live"]["leases"]["data"] == [{**held, "kind": "shop"}, {**held, "kind": "python"}]
+    assert [event["kind"] for event in envs["events"]] == ["environment_failed"]
+    assert [tool["name"] for tool in envs["tools"]] == ["add"]
+    assert [each["kind"] for each in data(tmp_path / "runs", "/api/runs/one/events")] == ["environment_failed", "chain_started"]
+
+
+def test_checks_are_green_or_red_with_their_evidence(runs: Path) -> None:
+    health = data(runs, "/api/runs/one/checks")
+    checks = {check["name"]: check for check in health["checks"]}
+    assert (checks["logprob_gap"]["ok"], checks["logprob_gap"]["value"], checks["logprob_gap"]["bound"]) == (True, 1e-6, 0.05)
+    assert (checks["lag"]["ok"], checks["lag"]["failed"], checks["lag"]["steps"]) == (False, 1, 3)
+    assert [row[:2] for row in checks["lag"]["history"]] == [[1, True], [2, False], [3, True]]
+    assert all(check["promise"] for check in health["checks"])
+    time = health["time"]
+    assert (time["steps"], time["total_s"]) == (3, 6.0)
+    assert [(part["name"], part["share"]) for part in time["parts"]] == [("time/decode_s", 0.75), ("time/learn_s", 0.25)]
+    assert time["by_step"][0][1]["time/decode_s"] == 1.5
+
+
+def test_every_check_of_the_ledger_has_a_promise() -> None:
+    names = set(re.findall(r'_note\(\s*"(\w+)"', Path(ledger.__file__).read_text()))
+    assert names
+    assert names <= set(PROMISES)
+
+
+def test_a_run_without_stored_checks_gets_those_that_its_metrics_prove(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "old"
+    folder.mkdir(parents=True)
+    with RunStore(folder / "run.db") as store:
+        books = {
+            "ledger/drawn": 4.0,
+            "ledger/trained": 2.0,
+            "ledger/filtered": 1.0,
+            "ledger/failed": 0.0,
+            "ledger/in_flight": 0.0,
+        }
+        store.add_metrics(1, {"train/logprob_gap": 0.2, "rollout/chains": 8.0, "rollout/trainable": 8.0, **books})
+    checks = {check["name"]: check for check in data(tmp_path / "runs", "/api/runs/old/checks")["checks"]}
+    assert {name: check["ok"] for name, check in checks.items()} == {
+        "logprob_gap": False,
+        "tasks_accounted": False,
+        "failed_share": True,
+    }
+
+
+def test_a_killed_run_is_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    with RunStore(folder / "run.db") as store:
+        store.set_meta({"status": "running", "pid": 999_999_999, "process": "gone", "heartbeat": 1.0, "host": "nowhere"})
+    health = data(tmp_path / "runs", "/api/runs/one/checks")
+    assert health["state"] == "dead"
+    assert "--resume" in health["warnings"][0]["tips"][0]
+
+
+def test_config_and_comparison(runs: Path) -> None:
+    config = data(runs, "/api/runs/one/config")
+    assert 'model = "pocket"' in config["text"]
+    assert config["config"]["agent"]["tools"] == ["add"]
+    found = data(runs, "/api/compare?runs=one,nested%252Ftwo")
+    assert [run["name"] for run in found["runs"]] == ["one", "nested/two"]
+    assert found["config"] == [{"key": "train.lr", "values": [1e-4, 3e-4]}]
+    assert {"metric": "validation/success", "values": [0.5, 0.5]} in found["results"]
+    pair = found["pairs"][0]
+    # The two held-out rows are the same row under two ids, so they are one task of the test.
+    assert (pair["a"], pair["b"], pair["tasks"], pair["ties"], pair["difference"]) == ("one", "nested/two", 1, 1, 0.0)
+    assert "no difference" in pair["verdict"]
+    assert {row["task_id"] for row in found["tasks"]} == {"held-0", "held-1"}
+    assert ask(runs, "/api/compare?runs=one").status_code == 400
+    assert ask(runs, "/api/compare?runs=one,three").status_code == 404
+
+
+def test_an_export_holds_exactly_what_is_selected(runs: Path) -> None:
+    response = ask(runs, "/api/runs/one/export?split=train&step=2&format=jsonl")
+    assert response.headers["content-disposition"] == 'attachment; filename="one.jsonl"'
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert [line["id"] for line in lines] == ["t2-0-0", "t2-0-1", "t2-1-0", "t2-1-1"]
+    with RunStore(runs / "one" / "run.db", readonly=True) as store:
+        assert from_json(lines[1]) == store.trajectory("t2-0-1")
+    assert ask(runs, "/api/runs/one/export?format=csv").status_code == 400
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "good")
+    (tmp_path / "runs" / "bad").mkdir()
+    (tmp_path / "runs" / "bad" / "run.db").write_bytes(b"not a database" * 100)
+    found = {run["name"]: run["problem"] for run in data(tmp_path / "runs", "/api/runs")}
+    assert found["good"] is None
+    assert found["bad"]
+    assert ask(tmp_path / "runs", "/api/runs/bad").status_code == 400
+
+
+def test_a_run_that_was_made_again_is_read_anew(tmp_path: Path) -> None:
+    async def work() -> list[int]:
+        async with open_client(tmp_path / "runs") as client:
+            make_run(tmp_path / "runs" / "one", steps=3)
+            first = (await client.get("/api/runs/one")).json()["step"]
+            shutil.rmtree(tmp_path / "runs" / "one")
+            make_run(tmp_path / "runs" / "one", steps=1)
+            return [first, (await client.get("/api/runs/one")).json()["step"]]
+
+    (tmp_path / "runs").mkdir()
+    assert asyncio.run(work()) == [3, 1]
+
+
+def test_the_folder_of_one_run_is_a_folder_of_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "alone")
+    assert [run["name"] for run in data(tmp_path / "alone", "/api/runs")] == ["alone"]
+    assert data(tmp_path / "alone", "/api/runs/alone")["step"] == 3
+
+
+def test_values_that_json_does_not_have() -> None:
+    found = json.loads(dumps({"a": math.nan, "b": [math.inf, 1], "c": 1 << 60, ("t", 1): {2: "x"}, "d": "\ud800", "e": {1, 2}}))
+    assert found["a"] is None
+    assert found["b"] == [None, 1]
+    assert found["c"] == str(1 << 60)
+    assert found["['t', 1]"] == {"2": "x"}
+    assert found["d"] == "\ud800"
+    assert plain(True) is True
+    stored = decode(encode(replace(make_chain(), task=Task("7", (), {"image": object()}))))
+    assert plain(stored.task)["fields"]["image"]["not_stored"] == "object"
+
+
+def test_large_answers_are_compressed_and_never_cached(runs: Path) -> None:
+    response = ask(runs, "/api/runs/one", headers={"Authorization": "Bearer a-token-for-tests", "Accept-Encoding": "gzip"})
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.headers["cache-control"] == "no-store"
