@@ -10,6 +10,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -286,3 +287,75 @@ def test_large_answers_are_compressed_and_never_cached(runs: Path) -> None:
     response = ask(runs, "/api/runs/one", headers={"Authorization": "Bearer a-token-for-tests", "Accept-Encoding": "gzip"})
     assert response.headers["content-encoding"] == "gzip"
     assert response.headers["cache-control"] == "no-store"
+
+
+def test_a_run_that_has_just_begun_has_every_page(tmp_path: Path) -> None:
+    """No step, no chain, no config: nothing is there yet, and nothing fails."""
+    (tmp_path / "runs" / "new").mkdir(parents=True)
+    RunStore(tmp_path / "runs" / "new" / "run.db").close()
+    parts = [
+        "",
+        "/series?names=a",
+        "/steps",
+        "/chains",
+        "/histogram",
+        "/groups?step=1",
+        "/envs",
+        "/events",
+        "/checks",
+        "/config",
+    ]
+    for part, response in zip(parts, ask(tmp_path / "runs", *(f"/api/runs/new{part}" for part in parts)), strict=True):
+        assert response.status_code == 200, (part, response.text)
+    assert data(tmp_path / "runs", "/api/runs/new/chains") == {"rows": [], "next": None, "total": 0, "exact": True}
+    assert data(tmp_path / "runs", "/api/runs/new/checks")["time"] is None
+    assert ask(tmp_path / "runs", "/api/runs/new/export").text == ""
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "x#y?z&", "é漢", "quote'\"<i>", "a,b", "do.ts", "series"])
+def test_a_run_may_have_any_name_that_a_folder_may_have(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path / "runs" / name, steps=1)
+    make_run(tmp_path / "runs" / "other", steps=1)
+    assert {run["name"] for run in data(tmp_path / "runs", "/api/runs")} == {name, "other"}
+    assert data(tmp_path / "runs", f"/api/runs/{quote(name, safe='')}")["name"] == name
+    assert data(tmp_path / "runs", f"/api/runs/{quote(name, safe='')}/chains")["total"] == 6
+    names = quote(f"{quote(name, safe='')},other", safe="")
+    assert data(tmp_path / "runs", f"/api/compare?runs={names}")["runs"][0]["name"] == name
+
+
+def test_a_chain_that_failed_before_its_first_reply_is_shown(tmp_path: Path) -> None:
+    lost = make_chain("t3-5-0", task="5", reward=None, outcome=Outcome.WORLD_FAILURE, error="WorldError: no environment")
+    lost.turns.clear()
+    del lost.messages[1:]
+    make_run(tmp_path / "runs" / "one", chains=[lost, make_chain("t3-5-1", task="5", chain=1)])
+    found = data(tmp_path / "runs", "/api/runs/one/chain/t3-5-0")
+    assert (found["turns"], found["summary"]["error"]) == ([], "WorldError: no environment")
+    assert data(tmp_path / "runs", "/api/runs/one/chain/t3-5-0/tokens")["rows"] == []
+    group = data(tmp_path / "runs", "/api/runs/one/group?step=3&task=5")
+    assert [turns[0] for turns in group["turns"]] == [None, None]
+    assert group["differences"][1]["turn"] == 0
+
+
+def test_a_broken_config_hides_nothing_else(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    (folder / "config.toml").write_bytes(b"[agent\n\xff")
+    assert data(tmp_path / "runs", "/api/runs/one")["config"] == {}
+    assert data(tmp_path / "runs", "/api/runs/one/config")["text"].startswith("[agent")
+    assert data(tmp_path / "runs", "/api/runs/one/checks")["checks"]
+    assert data(tmp_path / "runs", "/api/runs")[0]["problem"] is None
+
+
+def test_a_run_that_was_deleted_is_gone(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+
+    async def work() -> list[int]:
+        async with open_client(tmp_path / "runs") as client:
+            first = await client.get("/api/runs/one")
+            shutil.rmtree(folder)
+            while (
+                second := await client.get("/api/runs/one")
+            ).status_code == 200:  # the list of folders is used for two seconds
+                await asyncio.sleep(0.05)
+            return [first.status_code, second.status_code]
+
+    assert asyncio.run(work()) == [200, 404]

@@ -20,9 +20,10 @@ from agentfly.errors import ConfigError
 from agentfly.pocket import model_dir
 from agentfly.testing import GuessEnv, ScriptedEngine
 from agentfly.types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
-from agentfly.view import chat as chat_module
+from agentfly.view import chats as chats_module
 from agentfly.view.app import Dashboard
-from agentfly.view.chat import Wish, chat_config, find_checkpoint_name
+from agentfly.view.chat import Wish
+from agentfly.view.chats import chat_config, find_checkpoint_name
 
 from .stored import BEARER, TOKEN, events_of, make_run
 
@@ -81,7 +82,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, replies: Any, **options: Any) -> S
     """Conversations use a scripted model in place of a loaded one."""
     engine = ScriptedEngine(replies, record=True)
     monkeypatch.setattr(
-        chat_module, "build_agent", lambda config: ReactAgent(engine, renderer=engine.renderer, **({"tools": []} | options))
+        chats_module, "build_agent", lambda config: ReactAgent(engine, renderer=engine.renderer, **({"tools": []} | options))
     )
     return engine
 
@@ -313,10 +314,13 @@ def test_everything_is_closed_with_the_dashboard(tmp_path: Path, monkeypatch: py
         ):
             session = (await client.post("/api/chat", json={"run": "one"})).json()["session"]
             async with client.stream("POST", f"/api/chat/{session}", json={"text": "Wait"}) as stream:
-                async for line in stream.aiter_lines():
-                    if line == "event: call":
-                        break
-                await dashboard.chats.close()
+                lines = stream.aiter_lines()
+                while await anext(lines) != "event: call":
+                    pass
+                closing = asyncio.create_task(dashboard.chats.close())
+                rest = "\n".join([line async for line in lines])
+                assert "the conversation is over" in rest
+                await closing
         return dashboard
 
     started = time.monotonic()

@@ -34,7 +34,8 @@ from starlette.routing import Route
 from ..errors import ConfigError
 from ..net.json_body import load_json
 from .answers import EventStream, answer, dumps
-from .chat import MAX_TEXT, Chat, Chats, Wish
+from .chat import MAX_TEXT, Chat, Wish
+from .chats import Chats
 
 
 def routes(chats: Chats) -> list[Route]:
