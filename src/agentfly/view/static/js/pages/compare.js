@@ -24,6 +24,7 @@ export default function Compare({ query }) {
 }
 
 function Curves({ names, query }) {
+  const known = useData("/api/runs").data ?? [];
   const [state, setState] = useState({ data: null, error: null });
   useEffect(() => {
     const abort = new AbortController();
@@ -35,7 +36,7 @@ function Curves({ names, query }) {
   }, [names.join()]);
   const smooth = Number(query.smooth ?? 0);
   const axis = query.x === "time" ? "time" : "step";
-  const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run: names[0], theme: theme.value };
+  const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run: names[0], theme: theme.value, about: known.map(({ name, model, world, algorithm }) => ({ name, model, world, algorithm })) };
   return html`<div class="filter-bar">
       <label class="field"><span>Smoothing ${smooth ? smooth.toFixed(2) : "off"}</span><input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: Number(event.target.value) || null })} /></label>
       <div class="field"><span>Axis</span><${Choice} label="Axis" value=${axis} options=${[["step", "Step"], ["time", "Wall time"]]} onPick=${(x) => setQuery({ x: x === "step" ? null : x })} /></div>
