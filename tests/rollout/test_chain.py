@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -241,6 +242,37 @@ def test_an_environment_that_does_not_start_is_the_worlds_failure() -> None:
     trajectory = play(agent_for([ANSWER], env=Broken))
     assert trajectory.outcome is Outcome.WORLD_FAILURE
     assert "no display" in (trajectory.error or "")
+    assert trajectory.waited_s == trajectory.seconds > 0
+
+
+def test_a_chain_says_when_it_waited_sampled_called_and_was_scored() -> None:
+    class SlowEnv:
+        async def reset(self, task: Any) -> None:
+            await asyncio.sleep(0.02)
+
+        def close(self) -> None:
+            pass
+
+    @tool(name="multiply", register=False)
+    async def slow(a: int, b: int) -> int:
+        """Multiply two numbers."""
+        await asyncio.sleep(0.02)
+        return a * b
+
+    @reward(name="slow_right")
+    async def scored(prediction: str) -> float:
+        await asyncio.sleep(0.02)
+        return 1.0
+
+    before = time.time()
+    trajectory = play(agent_for([CALL, ANSWER], tools=[slow], reward=scored, env=SlowEnv))
+    assert before <= trajectory.started <= time.time()
+    assert min(trajectory.waited_s, trajectory.scored_s) >= 0.015
+    first, last = trajectory.turns
+    assert (len(first.calls_s), last.calls_s) == (1, [])
+    assert 0.015 <= first.calls_s[0] <= first.tools_s
+    assert trajectory.waited_s <= first.began_s < first.began_s + first.sampled_s + first.tools_s <= last.began_s
+    assert last.began_s + last.sampled_s + trajectory.scored_s <= trajectory.seconds
 
 
 @pytest.mark.parametrize("value", [float("nan"), "good", None, float("inf")])

@@ -28,6 +28,28 @@ def run_all(context, *pairs: tuple[Tool, dict[str, Any]]) -> tuple[ToolResult, .
     return asyncio.run(call_tools(tools, [ToolCall(tool.name, arguments) for tool, arguments in pairs], context))
 
 
+def test_the_time_of_each_call_is_told_also_if_another_one_fails(context):
+    async def wait(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "ok"
+
+    async def break_down() -> str:
+        await asyncio.sleep(0.01)
+        raise WorldError("gone")
+
+    tools = {"wait": make(wait), "break_down": make(break_down)}
+    seconds: list[float] = [9.0]
+    calls = [ToolCall("wait", {"seconds": 0.04}), ToolCall("none", {}), ToolCall("wait", {"seconds": 0.01})]
+    asyncio.run(call_tools(tools, calls, context, seconds))
+    assert len(seconds) == 3
+    assert seconds[0] > seconds[2] >= 0.005
+    assert seconds[1] == 0.0
+    with pytest.raises(WorldError):
+        asyncio.run(call_tools(tools, [ToolCall("wait", {"seconds": 30.0}), ToolCall("break_down", {})], context, seconds))
+    assert 0.005 <= seconds[1] < 20
+    assert 0.0 < seconds[0] < 20, "it was cancelled"
+
+
 @dataclass
 class Product:
     name: str

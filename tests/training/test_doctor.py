@@ -151,6 +151,10 @@ def metric(step: int, name: str, value: str) -> str:
     return f"UPDATE metrics SET value = {value} WHERE step = {step} AND name = '{name}'"
 
 
+def first(change: str) -> str:
+    return f"UPDATE trajectories SET {change} WHERE id = 't1-0-0'"
+
+
 FIRST = "key = (SELECT key FROM trajectories WHERE id = 't1-0-0')"
 RECORDS: dict[str, tuple[str, str, str]] = {
     "a chain dropped": ("groups", "5 of 6", "DELETE FROM trajectories WHERE id = 't2-1-2'"),
@@ -159,6 +163,11 @@ RECORDS: dict[str, tuple[str, str, str]] = {
     "the chains of a step lost": ("steps", "no chains", "DELETE FROM trajectories WHERE step = 2 AND split = 'train'"),
     "the metrics of a step lost": ("steps", "step 2 is missing", "DELETE FROM metrics WHERE step = 2"),
     "the last step lost": ("checkpoints", "step-000003", "DELETE FROM metrics WHERE step = 3"),
+    "a check that failed": ("ledger", "its check lag failed", "UPDATE checks SET ok = 0 WHERE step = 2 AND name = 'lag'"),
+    "more tokens trained than sampled": ("trained", "999 of", first("num_trained = 999")),
+    "a record of the learner lost": ("trained", "6 trainable chains, but", first("num_trained = NULL")),
+    "a value of the learner lost": ("trained", "values of trainer_logprob", "UPDATE tokens SET blob = x'00' WHERE dtype = 'f'"),
+    "a failed chain trained": ("trained", "ended in world_f", first("outcome = 'world_failure', num_trained = 1")),
     "another total reward": ("rewards", "add up", "UPDATE trajectories SET total_reward = 7.5 WHERE id = 't1-0-0'"),
     "a total reward lost": ("rewards", "nan", "UPDATE trajectories SET total_reward = NULL WHERE id = 't1-0-0'"),
     "a column of another chain": ("rows", "outcome", "UPDATE trajectories SET outcome = 'no_tool_call' WHERE id = 't1-0-0'"),
@@ -322,7 +331,7 @@ def test_the_command_prints_evidence_and_fails_if_something_is_wrong(run: Path, 
     assert "ok      tokens      ids, mask, log-probs and versions of every chain agree: 18 train chains" in told.replace(
         "\n", " "
     )
-    assert told.endswith("15 checks hold, 0 do not, 0 skipped\n")
+    assert told.endswith("17 checks hold, 0 do not, 0 skipped\n")
     sql(run, "UPDATE trajectories SET total_reward = 9 WHERE split = 'train'")
     assert main(["doctor", str(run)]) == 1
     told = capsys.readouterr().out

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+from ..errors import StorageError
 from ..types import Outcome, Trajectory
-from .store import TrajectoryRow, summary_of
+from .rows import unpack_values
+from .store import LearnedRow, TrajectoryRow, summary_of
 
 ROUNDING = 1e-3
 """A log-prob may exceed 0 by this much: in half precision, a token of probability 1 does."""
@@ -24,6 +26,29 @@ def examine_chain(row: TrajectoryRow, trajectory: Trajectory) -> Iterator[tuple[
     ):
         for problem in problems:
             yield checked, f"{name}: {problem}"
+
+
+def examine_learned(row: LearnedRow) -> Iterator[str]:
+    """Yields what is wrong with the learner's records of a chain."""
+    name, count = f"chain {row.id} of step {row.step}", row.num_trained
+    if count is None:
+        if row.series:
+            yield f"{name} has values of the learner, but not how many of its tokens were trained"
+        return
+    if not 0 <= count <= row.num_tokens:
+        yield f"{name}: {count} of {row.num_tokens} tokens were trained"
+    if count and not (row.scored and Outcome(row.outcome).trainable):
+        yield f"{name} ended in {row.outcome} and has tokens that were trained"
+    for kind, (dtype, blob) in row.series.items():
+        try:
+            values = unpack_values(dtype, blob)
+        except StorageError as error:
+            yield f"{name}: {kind}: {error}"
+            continue
+        if len(values) != row.num_tokens:
+            yield f"{name} has {len(values)} values of {kind} for {row.num_tokens} tokens"
+        elif kind == "trained" and sum(values) != count:
+            yield f"{name}: {sum(values):g} tokens are marked as trained, but {count} are counted"
 
 
 def _columns(row: TrajectoryRow, trajectory: Trajectory) -> Iterator[str]:

@@ -71,6 +71,19 @@ class TrajectoryRow:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class LearnedRow:
+    """What the learner recorded of a chain: the number of trained tokens (None: nothing), and series of values per token."""
+
+    id: str
+    step: int
+    outcome: str
+    scored: int
+    num_tokens: int
+    num_trained: int | None
+    series: dict[str, tuple[str, bytes]]
+
+
 _COLUMNS = [field.name for field in fields(TrajectoryRow)]
 
 
@@ -304,6 +317,23 @@ class RunStore:
         while found := self._fetch(statement, (last, *values)):
             yield from ((_read_row(row[2:]), row[1]) for row in found)
             last = found[-1][0]
+
+    def learned(self) -> Iterator[LearnedRow]:
+        """What the learner recorded of each chain of the training split, in the order they were added. Reads in batches."""
+        columns = "key, id, step, outcome, reward IS NOT NULL, num_tokens, num_trained"
+        last = -1
+        statement = f"SELECT {columns} FROM trajectories WHERE key > ? AND split = 'train' ORDER BY key LIMIT 256"
+        while found := self._fetch(statement, (last,)):
+            last = found[-1][0]
+            series: dict[int, dict[str, tuple[str, bytes]]] = {}
+            held = self._fetch("SELECT key, name, dtype, blob FROM tokens WHERE key BETWEEN ? AND ?", (found[0][0], last))
+            for key, name, dtype, blob in held:
+                series.setdefault(key, {})[name] = (dtype, blob)
+            yield from (LearnedRow(*row, series.get(key, {})) for key, *row in found)
+
+    def checks(self) -> list[tuple[int, str, bool]]:
+        """Step, name and result of every invariant that was checked. Empty for a run of format 1."""
+        return [(step, name, bool(ok)) for step, name, ok in self._fetch("SELECT step, name, ok FROM checks", ())]
 
     def _select(self, columns: str, query: TrajectoryQuery) -> list[Any]:
         limit, offset = query.pop("limit", 100), query.pop("offset", 0)

@@ -293,11 +293,33 @@ def _handover(run: Run, check: Check) -> str:
     return f"{len(gaps)} proofs; at most {max(gaps.values()):.2g} nats (limit {limit:g})"
 
 
+def _trained(run: Run, check: Check) -> str:
+    if not run.num_learned.total():
+        raise Skip("the run did not record which tokens were trained")
+    for step in run.steps:
+        trainable = sum(chain.trainable for chain in run.chains[step])
+        # A run that was resumed by this version has no records of its earlier steps.
+        if run.num_learned[step] and run.num_learned[step] != trainable:
+            check.add(f"step {step} has {trainable} trainable chains, but the learner recorded {run.num_learned[step]}")
+    return f"{run.num_learned.total():,} chains"
+
+
+def _ledger(run: Run, check: Check) -> str:
+    if not run.checked:
+        raise Skip("the run did not record its checks")
+    for step, name, ok in run.checked:
+        if not ok and step in run.steps:
+            check.add(f"step {step} counts, but its check {name} failed")
+    return f"{len(run.checked):,} checks of {len({step for step, _, _ in run.checked})} steps"
+
+
 CHECKS: dict[str, tuple[str, Callable[[Run, Check], str]]] = {
     "rows": ("every stored chain can be read, and its columns agree with it", _stored),
     "tokens": ("ids, mask, log-probs and versions of every chain agree", _stored),
     "texts": ("the text of every reply is that of its token ids", _texts),
     "versions": ("versions never decrease in a chain and never exceed the published one", _versions),
+    "trained": ("the learner's records fit the chains, and no failed chain was trained", _trained),
+    "ledger": ("every invariant that was checked at a step that counts held", _ledger),
     "lag": ("no token was trained that was older than rollout.max_lag versions", _lag),
     "groups": ("every group of every step is complete, and its siblings share a prompt", _groups),
     "once": ("no chain is counted twice", _once),

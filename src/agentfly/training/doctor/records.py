@@ -12,7 +12,7 @@ from ...config import Config
 from ...errors import AgentFlyError, ConfigError, InvariantError
 from ...learn.samples import to_samples
 from ...runs import RunDirectory, RunStore, TrajectoryRow, decode
-from ...runs.audit import examine_chain
+from ...runs.audit import examine_chain, examine_learned
 from ...types import Task, Trajectory
 from ..checkpoint import list_checkpoints
 
@@ -85,6 +85,8 @@ class Run:
     tasks: dict[str, Task] = field(default_factory=dict)
     num_stored: Counter[str] = field(default_factory=Counter)
     scored: set[tuple[int, str]] = field(default_factory=set)
+    num_learned: Counter[int] = field(default_factory=Counter)
+    checked: list[tuple[int, str, bool]] = field(default_factory=list)
 
     def settings(self) -> Config:
         if self.config is None:
@@ -134,6 +136,11 @@ def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
             run.chains[row.step].append(_facts(row, trajectory))
             run.tasks.setdefault(row.task_id, trajectory.task)
     texts.close()
+    run.checked = store.checks()
+    for learned in store.learned():
+        run.num_learned[learned.step] += learned.num_trained is not None
+        for problem in examine_learned(learned):
+            checks["trained"].add(problem)
 
 
 def _facts(row: TrajectoryRow, trajectory: Trajectory) -> Chain:
