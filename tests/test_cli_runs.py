@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -500,3 +501,31 @@ def test_control_codes_of_a_model_do_not_reach_the_terminal(tmp_path: Path, caps
 def test_a_run_that_is_not_there_is_one_sentence(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = {"compare": [tmp_path / "b"], "query": ["select 1"], "export": ["x.jsonl"]}.get(command, [])
     assert "there is no run folder" in out(capsys, command, tmp_path / "none", *more, code=2)
+
+
+# ---- lists ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["recipes"], ["algorithms"], ["tools"], ["rewards"], ["envs", "list"], ["config"]])
+def test_every_list_is_also_json(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(out(capsys, *command, "--json"))
+    assert len(rows) > 2
+    assert all(row.get("name") or row.get("key") for row in rows)
+
+
+def test_a_recipe_is_also_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(out(capsys, "recipes", "quickstart", "--json"))["agent"]["model"] == "pocket"
+
+
+def test_a_closed_pipe_ends_a_command_without_a_traceback(runs: Path) -> None:
+    words = [sys.executable, "-m", "agentfly", "query", str(runs / "seed0")]
+    sql = "with recursive n(x) as (select 1 union all select x + 1 from n limit 300000) select x from n"
+    with subprocess.Popen(
+        [*words, sql, "--json", "--limit", "300000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        error = process.stderr.read()
+        assert process.wait(timeout=120) == 141
+    assert "Traceback" not in error and "BrokenPipe" not in error

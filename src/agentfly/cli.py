@@ -3,7 +3,7 @@
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--view] [--profile] [--dry-run]     CONFIG: a .toml file or a recipe
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
-    agentfly runs | show | export | doctor                        (see cli_runs.py)
+    agentfly runs | show | compare | plot | export | query | chat | doctor     (see cli_runs)
     agentfly view [RUNS_DIR]                                      (see view/command.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
@@ -14,7 +14,8 @@
     agentfly config
 
 Each command imports what it needs when it runs. A mistake of the user is one sentence on stderr and exit code 2, another
-error of the framework is exit code 1. A command that was stopped by Ctrl-C exits with 130, by SIGTERM with 143.
+error of the framework is exit code 1. A command that was stopped by Ctrl-C exits with 130, by SIGTERM with 143. If nothing
+reads the output any more (`agentfly runs | head -3`), it is 141.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -126,6 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     recipes = commands.add_parser("recipes", help="list the recipes, or print one")
     recipes.add_argument("name", nargs="?", default="list", help="print this recipe: agentfly recipes quickstart > mine.toml")
+    recipes.add_argument("--json", action="store_true", help="print the list, or the recipe's keys, as JSON")
     recipes.set_defaults(run=_recipes)
 
     init = commands.add_parser("init", help="write a small project that trains: tool, reward, data, recipe")
@@ -139,12 +142,14 @@ def make_parser() -> argparse.ArgumentParser:
     for kind in KINDS:
         lister = commands.add_parser(kind, help=f"list the available {kind}")
         lister.add_argument("verb", nargs="?", choices=("list",), default="list")
+        lister.add_argument("--json", action="store_true", help="print the list as JSON")
         lister.set_defaults(run=_list, kind=kind)
     cli_envs.add_parser(commands)
 
     add_search_server(commands)
 
     config = commands.add_parser("config", help="list every config key with its default")
+    config.add_argument("--json", action="store_true", help="print the keys as JSON")
     config.set_defaults(run=_config)
     return parser
 
@@ -337,9 +342,10 @@ def _recipes(arguments: argparse.Namespace) -> int:
     from .recipes import describe_recipe, find_config, recipes
 
     if arguments.name != "list":
-        print(find_config(arguments.name).read_text(encoding="utf-8"), end="")
+        text = find_config(arguments.name).read_text(encoding="utf-8")
+        print(json.dumps(tomllib.loads(text), indent=1, default=str) + "\n" if arguments.json else text, end="")
         return 0
-    _print_rows([(name, describe_recipe(path)) for name, path in recipes().items()])
+    _print_rows([(name, describe_recipe(path)) for name, path in recipes().items()], arguments.json)
     return 0
 
 
@@ -361,14 +367,17 @@ def _fetch(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     rows = [(name, _describe(arguments.kind, name)) for name in plugins.names(arguments.kind)]
-    if not rows:
+    if not rows and not arguments.json:
         print(f"no {arguments.kind} are registered")
         return 0
-    _print_rows(rows)
+    _print_rows(rows, arguments.json)
     return 0
 
 
-def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
+def _print_rows(rows: Sequence[tuple[str, str]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([{"name": name, "description": text} for name, text in rows], indent=1))
+        return
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         print(f"{name:<{width}}  {text}".rstrip())
@@ -388,6 +397,10 @@ def _describe(kind: str, name: str) -> str:
 def _config(arguments: argparse.Namespace) -> int:
     from .config import keys
 
+    if arguments.json:
+        names = ("key", "type", "default", "description")
+        print(json.dumps([dict(zip(names, row, strict=True)) for row in keys()], indent=1, default=str))
+        return 0
     for key, kind, default, text in keys():
         print(f"{key} = {'(not set)' if default is None else json.dumps(default)}    {kind}: {text}")
     return 0

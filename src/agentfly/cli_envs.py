@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
 
     listed = verbs.add_parser("list", help="every world: what it is, its task sets, tools and needs")
+    listed.add_argument("--json", action="store_true", help="print the worlds as JSON")
     listed.set_defaults(run=run_list)
 
     check = _verb(verbs, "check", "examine an environment: determinism, resets, scores, leaks")
@@ -97,6 +98,14 @@ def run_list(arguments: argparse.Namespace) -> int:
     from .envs.worlds import describe_world
 
     worlds = [describe_world(name) for name in plugins.names("envs")]
+    if getattr(arguments, "json", False):
+        rows = [
+            {"name": w.name, "summary": w.summary, "tasks": list(w.tasks), "tools": list(w.tools), "needs": w.needs,
+             "problem": w.problem}
+            for w in worlds
+        ]  # fmt: skip
+        print(json.dumps(rows, indent=1, default=str))
+        return 0
     width = max((len(world.name) for world in worlds), default=0)
     for world in worlds:
         print(f"{world.name:<{width}}  {world.summary or f'({world.problem})'}")
