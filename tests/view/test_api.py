@@ -359,3 +359,30 @@ def test_a_run_that_was_deleted_is_gone(tmp_path: Path) -> None:
             return [first.status_code, second.status_code]
 
     assert asyncio.run(work()) == [200, 404]
+
+
+def test_validation_is_divided_by_a_field_of_the_tasks(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    with RunStore(folder / "run.db") as store:
+        for step in (4, 8):
+            chains = []
+            for task in range(6):
+                fields = {"level": task % 2, "question": f"q{task}", "same": "x", "source": "web" if task < 4 else "book"}
+                chain = make_chain(f"v{step}-{task}-0", task=str(task), reward=float(task % 2) * step)
+                chains.append(replace(chain, task=Task(str(task), (), fields)))
+            store.add_trajectories(step, "validation", chains)
+    found = data(tmp_path / "runs", "/api/runs/one/sources?field=level")
+    assert found["fields"] == ["source", "level"]
+    assert found["sources"] == [
+        {"value": "0", "tasks": 3, "points": [[4, 0.0, 3], [8, 0.0, 3]]},
+        {"value": "1", "tasks": 3, "points": [[4, 4.0, 3], [8, 8.0, 3]]},
+    ]
+    first = data(tmp_path / "runs", "/api/runs/one/sources")
+    assert (first["field"], [(each["value"], each["tasks"]) for each in first["sources"]]) == (
+        "source",
+        [("book", 2), ("web", 4)],
+    )
+
+
+def test_without_such_a_field_there_are_no_sources(runs: Path) -> None:
+    assert data(runs, "/api/runs/one/sources") == {"fields": [], "field": None, "whole": True, "sources": []}
