@@ -9,7 +9,7 @@ import { useKeys } from "../keys.js";
 import { clean, count, cut, num, seconds, words } from "../format.js";
 
 export const FILTERS = ["step", "split", "task", "outcome", "tool", "low", "high", "below", "q", "in", "min_tokens", "max_tokens", "draw", "trained", "failed"];
-const PAGE = 200;
+const PAGE = 100;
 const SORTS = [
   ["-added", "newest"], ["added", "oldest"], ["-reward", "highest reward"], ["reward", "lowest reward"], ["-advantage", "highest advantage"],
   ["advantage", "lowest advantage"], ["-tokens", "most tokens"], ["-turns", "most turns"], ["-seconds", "slowest"], ["-calls", "most calls"],
@@ -69,7 +69,7 @@ function Filters({ about, query }) {
   const type = (value) => {
     setText(value);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => setQuery({ q: value || null }), 120);
+    timer.current = setTimeout(() => setQuery({ q: value || null }), 60);
   };
   const choices = (values, any) => [["", any], ...(values ?? []).map((value) => [value, words(value)])];
   const box = (name, label, width) => html`<label class="field"><span>${label}</span><input type="text" class=${width} inputmode=${name === "task" ? undefined : "decimal"} value=${query[name] ?? ""} onChange=${(event) => setQuery({ [name]: event.target.value.trim() || null })} /></label>`;
@@ -100,13 +100,18 @@ function useRows(run, filter, sort) {
   const version = follow.value ? versions.value[run] : undefined;
   const [again, setAgain] = useState(0);
   const load = async (cursor, abort) => {
-    const answer = await get(runApi(run, "chains"), { ...filter, sort, limit: PAGE, cursor, count: cursor ? 0 : null }, abort);
-    if (newest.current !== key) return;
+    const answer = await get(runApi(run, "chains"), { ...filter, sort, limit: PAGE, cursor, count: 0 }, abort);
+    if (newest.current !== key || abort?.aborted) return;
     setState((before) => {
       const list = cursor ? [...before.list, ...answer.rows] : answer.rows;
-      const [total, exact] = cursor ? [before.total, before.exact] : [answer.total, answer.exact];
+      const counted = before.key === key || !answer.next;
+      const [total, exact] = answer.next ? (counted ? [before.total, before.exact] : [null, true]) : [list.length, true];
       return { key, list, next: answer.next, total, exact, done: !answer.next, error: null };
     });
+    // Counting may take longer than the first rows, so it comes after them.
+    if (cursor || !answer.next) return;
+    const counted = await get(runApi(run, "chains"), { ...filter, limit: 1 }, abort);
+    if (newest.current === key && !abort?.aborted) setState((before) => ({ ...before, total: counted.total, exact: counted.exact }));
   };
   useEffect(() => {
     // A list that the reader has scrolled through is not thrown away by news.
