@@ -386,3 +386,33 @@ def test_validation_is_divided_by_a_field_of_the_tasks(tmp_path: Path) -> None:
 
 def test_without_such_a_field_there_are_no_sources(runs: Path) -> None:
     assert data(runs, "/api/runs/one/sources") == {"fields": [], "field": None, "whole": True, "sources": []}
+
+
+def test_many_requests_at_once_while_the_run_writes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    parts = [
+        "",
+        "/steps",
+        "/chains?limit=5&sort=-reward",
+        "/histogram",
+        "/groups?step=1",
+        "/chain/t1-0-1/tokens",
+        "/checks",
+        "/envs",
+    ]
+
+    async def work() -> list[int]:
+        async with open_client(tmp_path / "runs") as client:
+            with RunStore(folder / "run.db") as store:
+                found = []
+                for step in range(10, 15):
+                    asked = [client.get(f"/api/runs/one{part}") for part in parts * 3]
+                    chain = make_chain(f"t{step}-0-0", task="0")
+                    written = asyncio.create_task(asyncio.to_thread(store.add_trajectories, step, "train", [chain]))
+                    found += [each.status_code for each in await asyncio.gather(*asked)]
+                    await written
+            last = (await client.get("/api/runs/one/steps?after=9")).json()["steps"]
+            assert [row["step"] for row in last] == [10, 11, 12, 13, 14]
+            return found
+
+    assert set(asyncio.run(work())) == {200}
