@@ -1,6 +1,6 @@
 // All chains of a run: filters, a histogram whose bars filter, and a list that loads as one scrolls.
 import { html, useEffect, useRef, useState } from "../lib.js";
-import { apiUrl, follow, get, runApi, useData, versions } from "../api.js";
+import { apiUrl, get, newsOf, runApi, useData, useLive } from "../api.js";
 import { address, go, runPath, setQuery } from "../router.js";
 import { Advantage, Card, Chip, Empty, Failure, OutcomeChip, Reward, Select } from "../parts.js";
 import { Histogram } from "../bars.js";
@@ -97,7 +97,6 @@ function useRows(run, filter, sort) {
   const busy = useRef(false);
   const newest = useRef(key);
   newest.current = key;
-  const version = follow.value ? versions.value[run] : undefined;
   const [again, setAgain] = useState(0);
   const load = async (cursor, abort) => {
     const answer = await get(runApi(run, "chains"), { ...filter, sort, limit: PAGE, cursor, count: 0 }, abort);
@@ -113,13 +112,11 @@ function useRows(run, filter, sort) {
     const counted = await get(runApi(run, "chains"), { ...filter, limit: 1 }, abort);
     if (newest.current === key && !abort?.aborted) setState((before) => ({ ...before, total: counted.total, exact: counted.exact }));
   };
-  useEffect(() => {
+  useLive(key, `${newsOf(run)}/${again}`, async (abort) => {
     // A list that the reader has scrolled through is not thrown away by news.
-    if (state.key === key && state.list.length > PAGE) return undefined;
-    const abort = new AbortController();
-    load(null, abort.signal).catch((error) => !abort.signal.aborted && setState({ ...fresh, error }));
-    return () => abort.abort();
-  }, [key, version, again]);
+    if (state.key === key && state.list.length > PAGE) return;
+    await load(null, abort).catch((error) => !abort.aborted && setState({ ...fresh, error }));
+  });
   const more = () => {
     if (busy.current || !state.next || state.key !== key) return;
     busy.current = true;

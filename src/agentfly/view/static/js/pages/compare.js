@@ -1,11 +1,10 @@
 // Several runs: curves laid over each other, config difference, results, and a paired test over the same held-out tasks.
 import { html, useMemo } from "../lib.js";
-import { get, useData, runApi } from "../api.js";
-import { useEffect, useState } from "../lib.js";
+import { useData } from "../api.js";
 import { address, runPath, setQuery } from "../router.js";
 import { Card, Chip, Choice, Empty, Failure, Loaded, StateDot } from "../parts.js";
 import { Chart } from "../chart.js";
-import { plot } from "./metrics.js";
+import { plot, useSeries } from "./metrics.js";
 import { DifferenceTable } from "./config.js";
 import { theme } from "../theme.js";
 import { clean, count, num, signed } from "../format.js";
@@ -25,15 +24,7 @@ export default function Compare({ query }) {
 
 function Curves({ names, query }) {
   const known = useData("/api/runs").data ?? [];
-  const [state, setState] = useState({ data: null, error: null });
-  useEffect(() => {
-    const abort = new AbortController();
-    Promise.all(names.map((name) => get(runApi(name, "series"), { names: METRICS.join(",") }, abort.signal))).then(
-      (answers) => setState({ data: Object.fromEntries(names.map((name, index) => [name, answers[index]])), error: null }),
-      (error) => !abort.signal.aborted && setState({ data: null, error }),
-    );
-    return () => abort.abort();
-  }, [names.join()]);
+  const state = useSeries(names, METRICS);
   const smooth = Number(query.smooth ?? 0);
   const axis = query.x === "time" ? "time" : "step";
   const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run: names[0], theme: theme.value, about: known.map(({ name, model, world, algorithm }) => ({ name, model, world, algorithm })) };

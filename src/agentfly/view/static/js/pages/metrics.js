@@ -1,6 +1,6 @@
 // All metrics of a run, other runs laid over them, with smoothing, bands over seeds, log axes, and step or wall time.
 import { html, useEffect, useMemo, useState } from "../lib.js";
-import { get, runApi, useData, versions, follow } from "../api.js";
+import { get, newsOf, runApi, useData, useLive } from "../api.js";
 import { go, runPath, setQuery } from "../router.js";
 import { Card, Choice, Empty, Failure, Loading } from "../parts.js";
 import { Chart, faded } from "../chart.js";
@@ -60,20 +60,18 @@ function sections(metrics) {
   return [...found];
 }
 
-/** {run: {metric: points}} of several runs. A run that goes on is asked only for what is new. */
-function useSeries(runs, names) {
+/** {data: {run: {metric: points}}, error} of several runs. */
+export function useSeries(runs, names) {
   const [state, setState] = useState({ data: null, error: null });
-  const key = JSON.stringify([runs, names]);
-  const news = follow.value ? runs.map((run) => versions.value[run]).join() : "";
-  useEffect(() => {
-    if (!names.length) return setState({ data: {}, error: null }) ?? undefined;
-    const abort = new AbortController();
-    Promise.all(runs.map((run) => get(runApi(run, "series"), { names: names.join(",") }, abort.signal))).then(
-      (answers) => setState({ data: Object.fromEntries(runs.map((run, index) => [run, answers[index]])), error: null }),
-      (error) => !abort.signal.aborted && setState((before) => ({ ...before, error })),
-    );
-    return () => abort.abort();
-  }, [key, news]);
+  useLive(JSON.stringify([runs, names]), runs.map(newsOf).join(), async (abort) => {
+    try {
+      const ask = (run) => (names.length ? get(runApi(run, "series"), { names: names.join(",") }, abort) : {});
+      const answers = await Promise.all(runs.map(ask));
+      if (!abort.aborted) setState({ data: Object.fromEntries(runs.map((run, index) => [run, answers[index]])), error: null });
+    } catch (error) {
+      if (!abort.aborted) setState((before) => ({ ...before, error }));
+    }
+  });
   return state;
 }
 
