@@ -236,6 +236,8 @@ def test_limits_on_number_texts_and_checkpoints(tmp_path: Path, monkeypatch: pyt
             {}, {"run": "none"}, {"run": "one", "checkpoint": "../one"}, {"run": "one", "x": 1}, {"run": 1},
             {"run": "one", "chain": "none"}, {"run": "one", "turn": 1}, {"run": "one", "sampling": {"stop": ["a"]}},
             {"run": "one", "task": "7", "chain": "t1-0-0"},
+            {"run": "one", "checkpoint": "model", "chain": "t1-0-0", "turn": 9},
+            {"run": "one", "checkpoint": "model", "chain": "t1-0-0", "turn": -1},
         ):  # fmt: skip
             await client.delete(f"/api/chat/{first['session']}")
             assert (await client.post("/api/chat", json=wrong)).status_code in (400, 404), wrong

@@ -87,6 +87,9 @@ class Chats:
             checkpoint = find_checkpoint_name(folder, wish.checkpoint)
             stored = await self._library.ask(wish.run, lambda reader: find_stored(reader, wish))
             model = await self._load(folder, checkpoint)
+            if self._closed:  # while the model was loaded
+                await self._unload()
+                raise NotFound("the dashboard is closing")
             chat = Chat(wish, model, self.idle_s, self.max_s)
             chat.task = None if stored is None else stored.task
             if model.agent.env is not None and chat.task is None:
