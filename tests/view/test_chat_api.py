@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -365,3 +366,26 @@ def test_a_wish_is_checked_by_type() -> None:
     for wrong in (None, [], {"run": None}, {"run": "a", "turn": True, "chain": "c"}, {"run": "a", "sampling": {"seed": "1"}}):
         with pytest.raises(ConfigError):
             Wish.parse(wrong)
+
+
+def test_a_model_that_is_loaded_while_the_dashboard_closes_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, release = threading.Event(), threading.Event()
+    engine = ScriptedEngine(["Answer: 5"])
+
+    def build(config: Any) -> ReactAgent:
+        loading.set()
+        assert release.wait(DEADLINE_S)
+        return ReactAgent(engine, renderer=engine.renderer)
+
+    monkeypatch.setattr(chats_module, "build_agent", build)
+    make_run(tmp_path / "runs" / "one")
+
+    async def body(client: httpx.AsyncClient, dashboard: Dashboard) -> None:
+        opening = asyncio.create_task(client.post("/api/chat", json={"run": "one"}))
+        assert await asyncio.to_thread(loading.wait, DEADLINE_S)
+        await dashboard.chats.close()
+        release.set()
+        assert (await opening).status_code == 404
+        assert dashboard.chats._model is None
+
+    with_client(tmp_path / "runs", body)

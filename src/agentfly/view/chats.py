@@ -79,17 +79,13 @@ class Chats:
     async def open(self, wish: Wish) -> Chat:
         """Load the model if it is not, and start a conversation. Raises ConfigError or RolloutError."""
         async with self._opening:
-            if self._closed:
-                raise NotFound("the dashboard is closing")
+            self._refuse_if_closed()
             if len(self._chats) >= self.max_sessions:
                 raise ConfigError(f"there are {self.max_sessions} conversations already: close one")
             folder = self._library.find(wish.run)
             checkpoint = find_checkpoint_name(folder, wish.checkpoint)
             stored = await self._library.ask(wish.run, lambda reader: find_stored(reader, wish))
             model = await self._load(folder, checkpoint)
-            if self._closed:  # while the model was loaded
-                await self._unload()
-                raise NotFound("the dashboard is closing")
             chat = Chat(wish, model, self.idle_s, self.max_s)
             chat.task = None if stored is None else stored.task
             if model.agent.env is not None and chat.task is None:
@@ -141,8 +137,18 @@ class Chats:
             decoder, _, _ = open_tokenizer(folder)
             return Model(key, config, agent, decoder)
 
-        self._model = await self._library.call(load)
-        return self._model
+        model = await self._library.call(load)
+        try:
+            self._refuse_if_closed()  # `close` may have run while the model was loaded
+        except NotFound:
+            await model.agent.close()
+            raise
+        self._model = model
+        return model
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise NotFound("the dashboard is closing")
 
     def _spared_device(self) -> str | None:
         """The CPU while a run of the folder trains: it may need all memory of its device."""

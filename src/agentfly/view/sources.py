@@ -43,7 +43,7 @@ def sources_json(reader: RunReader, field: str | None) -> dict[str, Any]:
         "sources": [
             {
                 "value": value,
-                "tasks": sum(str(fields.get(chosen)) == value for fields in tasks.values()),
+                "tasks": sum(str(fields.get(chosen or "")) == value for fields in tasks.values()),
                 "points": [[step, mean(scores), len(scores)] for step, scores in by_step.items()],
             }
             for value, by_step in sorted(found.items())
