@@ -448,8 +448,8 @@ def test_a_run_of_the_first_format_has_every_page(tmp_path: Path) -> None:
         db.commit()
     before = (folder / "run.db").read_bytes()
     parts = [
-        "", "/series?names=reward/mean", "/steps", "/chains?tool=add", "/histogram?bins=2", "/groups?step=1", "/envs", "/checks",
-        "/group?step=1&task=0", "/chain/t1-0-1", "/chain/t1-0-1/tokens", "/sources", "/export",
+        "", "/series?names=reward/mean", "/steps", "/chains?tool=add", "/histogram?bins=2", "/groups?step=1", "/envs",
+        "/checks", "/group?step=1&task=0", "/chain/t1-0-1", "/chain/t1-0-1/tokens", "/sources", "/export",
     ]  # fmt: skip
     found = dict(zip(parts, ask(tmp_path / "runs", *(f"/api/runs/old{part}" for part in parts)), strict=True))
     assert {part: response.status_code for part, response in found.items()} == dict.fromkeys(parts, 200)
