@@ -23,7 +23,7 @@ from agentfly.runs import ChainFilter, RunReader
 from agentfly.view.app import Dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
-WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 780}
+WIDE, TALL, PHONE = {"width": 1280, "height": 800}, {"width": 1280, "height": 960}, {"width": 390, "height": 780}
 MAX_BYTES = 200_000
 TRAINED = (
     ("quickstart", "run.name=quickstart-seed0", "seed=0", "train.steps=14", "train.validate_every=3"),
@@ -47,8 +47,8 @@ def pictures(folder: Path) -> dict[str, tuple[str, str, dict[str, int]]]:
         "view-metrics": (f"{run}/metrics?with=quickstart-seed1,quickstart-rloo&bands=1", "light", WIDE),
         "view-chains": (f"{run}/chains?split=train&sort=-advantage", "light", WIDE),
         "view-talk": (f"{run}/chain/{chain.id}", "dark", WIDE),
-        "view-tokens": (f"{run}/chain/{chain.id}?tab=tokens&colour=entropy", "light", WIDE),
-        "view-group": (f"{run}/group/2/{group.task_id}", "light", WIDE),
+        "view-tokens": (f"{run}/chain/{chain.id}?tab=tokens&colour=entropy", "light", TALL),
+        "view-group": (f"{run}/group/2/{group.task_id}", "light", TALL),
         "view-environments": ("/run/alfworld/envs", "light", WIDE),
         "view-health": (f"{run}/checks", "dark", WIDE),
         "view-compare": ("/compare?runs=quickstart-seed0,quickstart-rloo", "light", WIDE),
@@ -101,9 +101,11 @@ async def settle(page: Any) -> None:
 
 
 def save(data: bytes, path: Path) -> None:
-    """Writes the picture with a palette, which halves the file."""
+    """Writes the picture; a large one with a palette, which halves the file."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.save(path, optimize=True)
+    if path.stat().st_size > MAX_BYTES // 2:
+        image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path}: {size // 1000} KB")
     if size > MAX_BYTES:

@@ -1,10 +1,15 @@
 // Questions to the server, and news from it.
-import { signal, useEffect, useRef, useState } from "./lib.js";
+import { effect, signal, useEffect, useRef, useState } from "./lib.js";
 
 /** Number of the newest change of each run, by name, as the server tells it. */
 export const versions = signal({});
 /** Whether pages change while a run writes (key f). */
 export const follow = signal(true);
+/** The changes that pages show: those of now, or of the moment at which they were told to stand still. */
+const shown = signal({});
+effect(() => {
+  if (follow.value) shown.value = versions.value;
+});
 /** Whether the stream of news is open. */
 export const connected = signal(true);
 
@@ -73,8 +78,8 @@ export function useLive(key, version, load) {
   }, [key, version]);
 }
 
-/** Number of the newest change of a run ("*": of any), if the page follows; it changes when the run has written. */
-export const newsOf = (run) => (!run || !follow.value ? "" : run === "*" ? Object.values(versions.value).join() : versions.value[run]);
+/** Number of the newest change of a run ("*": of any) that is shown. */
+export const newsOf = (run) => (!run ? "" : run === "*" ? Object.values(shown.value).join() : shown.value[run]);
 
 /** {data, error, loading, fresh, reload} of a GET. The data before stays while the next is fetched; `fresh` says that they belong to
  * this path and these parameters. `run`: ask again when this run has written ("*": any run). `path` null: ask nothing. */

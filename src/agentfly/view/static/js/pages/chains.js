@@ -23,7 +23,8 @@ export default function Chains({ run, about, query }) {
   const sort = query.sort ?? "-added";
   const rows = useRows(run, filter, sort);
   const { low, high, below, ...rest } = filter;
-  const histogram = useData(runApi(run, "histogram"), { ...rest, bins: 40 }, { run });
+  const whole = Boolean(filter.in && filter.q); // reading every chain takes too long for a histogram
+  const histogram = useData(whole ? null : runApi(run, "histogram"), { ...rest, bins: 40 }, { run });
   const [cursor, setCursor] = useState(null);
   useEffect(() => setCursor(null), [JSON.stringify(filter), sort]);
   const open = (index) => rows.list[index] && go(chainPath(run, rows.list[index], query));
@@ -38,7 +39,7 @@ export default function Chains({ run, about, query }) {
         <a class="button" href=${apiUrl(runApi(run, "export"), { ...filter, format: "jsonl" })} download>Export JSONL</a></div></header>
     <${Filters} about=${about} query=${query} />
     <div class="stack-y">
-      <${Card} className="histogram-card">${histogram.error ? html`<${Failure} error=${histogram.error} />` : histogram.data ? html`<${Histogram} data=${histogram.data} low=${number(low)} high=${number(high ?? below)} onPick=${pick} />` : html`<div class="histogram-space"></div>`}<//>
+      <${Card} className="histogram-card">${whole ? html`<p class="note">A search in whole chains has no histogram.</p>` : histogram.error ? html`<${Failure} error=${histogram.error} />` : histogram.data ? html`<${Histogram} data=${histogram.data} low=${number(low)} high=${number(high ?? below)} onPick=${pick} />` : html`<div class="histogram-space"></div>`}<//>
       <${Card} className="flush chain-card">
         ${rows.error ? html`<${Failure} error=${rows.error} retry=${rows.reload} />` : rows.list.length === 0 && rows.done ? html`<${Empty} title="No chain matches.">${Object.keys(filter).length ? "Loosen or clear the filter." : "Chains appear here as they end."}<//>`
           : html`<div class="chain-row chain-head" aria-hidden="true"><span>Task</span><span class="wide-only n">Step</span><span>Outcome</span><span>Reward</span><span class="n wide-only">Advantage</span><span class="wide-only">Prediction</span><span class="n wide-only">Turns</span><span class="n wide-only">Tokens</span><span class="n wide-only">Time</span></div>
