@@ -305,6 +305,20 @@ def test_closing_the_connection_stops_the_reply(tmp_path: Path, monkeypatch: pyt
     asyncio.run(work())
 
 
+def test_of_two_messages_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, lambda request: "Answer: 5")
+    make_run(tmp_path / "runs" / "one")
+
+    async def body(client: httpx.AsyncClient, dashboard: Dashboard) -> None:
+        session = (await client.post("/api/chat", json={"run": "one"})).json()["session"]
+        both = await asyncio.gather(*(client.post(f"/api/chat/{session}", json={"text": "Hello"}) for _ in range(2)))
+        lasts = [(each.status_code, events_of(each.text)[-1][0] if each.status_code == 200 else "") for each in both]
+        assert sorted(lasts) in ([(200, "end"), (200, "error")], [(200, "end"), (409, "")], [(200, "end"), (200, "end")])
+        assert len(dashboard.chats.find(session).talk.trajectory.turns) == sum(last == (200, "end") for last in lasts)
+
+    with_client(tmp_path / "runs", body)
+
+
 def test_everything_is_closed_with_the_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a reply that is under way: the dashboard does not wait for its tool."""
     scripted(monkeypatch, [call("wait")], tools=[wait])
