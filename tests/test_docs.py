@@ -158,7 +158,7 @@ def run_line(line: str) -> None:
         assert (ROOT / ".pre-commit-config.yaml").is_file()
     elif command == "cd":
         os.chdir(rest[0])
-    elif command == "agentfly" and rest[0] == "fetch":  # it would download
+    elif command == "agentfly" and rest[0] in ("fetch", "view"):  # it would download, or serve until it is stopped
         make_parser().parse_args(rest)
     elif command == "agentfly":
         run_agentfly(miniature(rest))

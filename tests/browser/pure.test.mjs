@@ -4,7 +4,7 @@ import test from "node:test";
 
 const folder = new URL("../../src/agentfly/view/static/js/", import.meta.url);
 const { clean, num, seconds, ago, signed, cut, count } = await import(new URL("format.js", folder));
-const { smooth, curve, align, band, family, at } = await import(new URL("curves.js", folder));
+const { smooth, curve, align, band, family, families, at } = await import(new URL("curves.js", folder));
 const { percentile, range, painter, modes, diverging, sequential } = await import(new URL("scales.js", folder));
 const { breakLines, visibleRows, firstDifference, bars, flatten } = await import(new URL("layout.js", folder));
 const { takeEvents } = await import(new URL("stream.js", folder));
@@ -79,6 +79,8 @@ test("runs that differ by their seed are a family", () => {
   assert.equal(family("exp/grpo-seed=3"), "exp/grpo");
   assert.equal(family("steps"), "steps");
   assert.equal(family("seed1"), "seed1");
+  const about = [{ name: "a-seed1", algorithm: "grpo" }, { name: "a-seed2", algorithm: "grpo" }, { name: "a-seed3", algorithm: "rloo" }];
+  assert.deepEqual(families(["a-seed1", "a-seed2", "a-seed3"], about), [["a", ["a-seed1", "a-seed2"]], ["a-seed3", ["a-seed3"]]]);
 });
 
 test("the colour scale ignores context and the one outlier", () => {

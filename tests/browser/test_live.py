@@ -46,6 +46,28 @@ def test_a_page_grows_while_the_run_writes(tab: Tab, site: Site) -> None:
         store.close()
 
 
+def test_news_that_come_faster_than_answers_do_not_keep_a_page_empty(open_tab: Callable[..., Tab], site: Site) -> None:
+    tab = open_tab()
+    told = iter(range(10_000))
+
+    def tell(route: Any) -> None:
+        news = "".join(f'data: {{"run": "full", "version": {next(told)}}}\n\n' for _ in range(3))
+        route.fulfill(status=200, content_type="text/event-stream", body=f"retry: 100\n\n{news}")
+
+    tab.page.route("**/api/changes", tell)
+    tab.page.add_init_script(
+        """const ask = window.fetch; window.fetch = async (...given) => { const answer = await ask(...given);
+        await new Promise((done) => setTimeout(done, 1500));
+        if (given[1]?.signal?.aborted) throw new DOMException('given up', 'AbortError'); return answer; };"""
+    )
+    page = tab.open("/run/full/checks")
+    page.get_by_role("heading", name="Where the time goes").wait_for(timeout=20_000)
+    tab.visit("/compare?runs=full,again-seed1").get_by_role("heading", name="Config difference").wait_for(timeout=20_000)
+    tab.visit("/run/full/chains").get_by_text("58 chains").wait_for(timeout=20_000)
+    assert next(told) > 3
+    page.unroute_all(behavior="ignoreErrors")
+
+
 def test_everything_can_be_reached_with_keys(tab: Tab) -> None:
     page = tab.page
     settled(page)

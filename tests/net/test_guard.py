@@ -65,3 +65,33 @@ def test_addresses() -> None:
     for text in ("host:1", "ftp://host", "http://user:pass@host", "http://host:port", "http://host:0", "http://"):
         assert not is_url(text), text
     assert url_of("ws", "::1", 80) == "ws://[::1]:80"
+
+
+def test_a_browser_shows_the_token_in_its_cookie_or_in_the_address() -> None:
+    guard = Guard("127.0.0.1", "secret-token", own_pages=True, cookie="c", cure="open the address")
+    origin = ("Origin", "http://127.0.0.1:8000")
+    assert guard.refuse([LOCAL, ("Cookie", "a=b; c=secret-token")]) is None
+    assert guard.refuse([LOCAL, ("Cookie", "a=b"), ("Cookie", "c=secret-token")]) is None
+    assert guard.refuse([LOCAL], "GET", "x=1&token=secret-token") is None
+    assert guard.in_query("token=secret-token")
+    assert not guard.in_query("token=secret-tokenx")
+    for headers, query in (
+        ([("Cookie", "c=secret-tokenx")], ""),
+        ([("Cookie", "d=secret-token")], ""),
+        ([("Cookie", "xc=secret-token")], ""),
+        ([("Cookie", "c")], ""),
+        ([], "token="),
+        ([], "tokens=secret-token"),
+    ):
+        assert (guard.refuse([LOCAL, *headers], "GET", query) or (0,))[0] == 401
+    # What can change something must come from the server's own page, or from a program that shows the token itself.
+    cookie = ("Cookie", "c=secret-token")
+    assert (guard.refuse([LOCAL, cookie], "POST") or (0,))[0] == 403
+    assert guard.refuse([LOCAL, cookie, origin], "POST") is None
+    assert guard.refuse([LOCAL, ("Authorization", "Bearer secret-token")], "POST") is None
+
+
+def test_without_a_cookie_the_token_counts_only_in_the_header() -> None:
+    guard = Guard("127.0.0.1", "secret-token")
+    assert (guard.refuse([LOCAL, ("Cookie", "c=secret-token")]) or (0,))[0] == 401
+    assert (guard.refuse([LOCAL], "GET", "token=secret-token") or (0,))[0] == 401

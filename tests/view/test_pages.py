@@ -15,7 +15,7 @@ pytest.importorskip("starlette")
 from agentfly.runs import RunStore
 from agentfly.view import live
 from agentfly.view.app import STATIC, Dashboard, StaticFiles, make_app
-from agentfly.view.chat import Chats
+from agentfly.view.chats import Chats
 from agentfly.view.library import Library
 from agentfly.view.live import Changes
 

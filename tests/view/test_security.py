@@ -14,6 +14,7 @@ pytest.importorskip("starlette")
 from agentfly.errors import ConfigError
 from agentfly.net.guard import Guard
 from agentfly.runs import RunReader, RunStore
+from agentfly.runs.bodies import packed
 from agentfly.view.app import Dashboard, cookie_name
 from agentfly.view.library import Library
 
@@ -184,10 +185,12 @@ def test_two_dashboards_do_not_share_a_cookie() -> None:
     assert cookie_name("one-token-abc") != cookie_name("two-token-abc")
 
 
-def test_a_body_that_expands_to_gigabytes_is_refused(tmp_path: Path) -> None:
+def test_a_body_that_expands_to_gigabytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a smaller limit than the real one, which takes seconds to exceed."""
+    assert packed.MAX_RECORDS <= 1 << 28
+    monkeypatch.setattr(packed, "MAX_RECORDS", 1 << 20)
     folder = make_run(tmp_path / "runs" / "one")
-    bomb = zlib.compressobj(9)
-    data = b"".join(bomb.compress(bytes(1 << 24)) for _ in range(20)) + bomb.flush()
+    data = zlib.compress(bytes(1 << 24), level=9)
     with RunStore(folder / "run.db") as store, store.transaction() as db:
         db.execute("UPDATE bodies SET body = ? WHERE key = 1", (data,))
         name = db.execute("SELECT id FROM trajectories WHERE key = 1").fetchone()[0]

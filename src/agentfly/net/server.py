@@ -37,7 +37,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class WebServer:
     """Serves `app` in the running event loop: `async with WebServer(app, guard) as server: server.url`.
 
-    `app` is the application behind the limits and the guard. `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError.
+    `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError. The
+    attribute `app` is the application behind the limits and the guard.
     """
 
     def __init__(

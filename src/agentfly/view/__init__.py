@@ -4,7 +4,7 @@
     api       the JSON of runs, chains, groups, environments, health and comparison: every shape is in its docstring
     library   runs by name and their readers; a statement is interrupted after two seconds
     live      /api/changes: which run moved
-    chat      /api/chat: conversations with a checkpoint, the only thing that can be started from the page
+    chat_api  /api/chat: conversations with a checkpoint, the only thing that a page can start (`chat` is one, `chats` are all)
     command   the command line
     static/   the pages: plain ES modules, served as they are
 

@@ -32,8 +32,8 @@ from ..errors import AgentFlyError, ConfigError
 from ..net.guard import Guard
 from ..net.server import App, Receive, Scope, Send, WebServer
 from .api import routes as api_routes
-from .chat import Chats
 from .chat_api import routes as chat_routes
+from .chats import Chats
 from .library import Library, NotFound
 from .live import Changes
 
@@ -169,7 +169,7 @@ def make_app(
     app = Starlette(
         routes=routes,
         middleware=[Middleware(GZipMiddleware, minimum_size=1000, compresslevel=4)],
-        exception_handlers={AgentFlyError: _failed, HTTPException: _failed},
+        exception_handlers={AgentFlyError: _failed, HTTPException: _failed, OSError: _failed},
     )
     app.router.redirect_slashes = False
     return _Shell(app, guard, cookie)
@@ -185,6 +185,8 @@ async def _failed(request: Request, error: Exception) -> Response:
         told = {404: "there is no such page", 405: "this address does not take such a request"}
         sentence = error.detail if error.detail not in ("Not Found", "Method Not Allowed") else told[error.status_code]
         return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)
+    if isinstance(error, OSError):  # such as a checkpoint that the trainer removes at this moment
+        return JSONResponse({"error": f"a file cannot be read: {error.strerror or error}"}, status_code=503)
     status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, ConfigError) else 503
     return JSONResponse({"error": str(error)}, status_code=status)
 

@@ -1,10 +1,5 @@
-"""Conversations with a checkpoint of a run: the only thing that a page can start.
-
-    Chats    the table of conversations, with limits on their number and time, and the one model that is loaded
-    Chat     one conversation (`rollout.chat.ChatSession`) and the task that owns it: opened, waited for and closed in one place
-
-A conversation uses the agent, tools and environment that the run's config names, so it executes the code that they name. The
-model is loaded in this process, by the local engine, whatever engine trained it. It is unloaded after its last conversation.
+"""One conversation with a checkpoint: what a page wishes for, the session (`rollout.chat.ChatSession`) and the task that owns
+it. The owner opens the session, waits for its end and closes it; `send` turns the events of a reply into JSON.
 """
 
 from __future__ import annotations
@@ -14,40 +9,28 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent
 from ..config import Config
-from ..engines import engine_options
 from ..errors import AgentFlyError, ConfigError, RolloutError
 from ..render.token_text import TokenDecoder
 from ..rollout.chat import ChatSession
 from ..rollout.setup import as_sampling
-from ..runs.directory import RunDirectory
-from ..runs.filters import ChainFilter
-from ..runs.query import RunReader
-from ..training.build import build_agent, checkpoint_config
-from ..types import Sampling, Task, Trajectory
+from ..types import Event as ChainEvent
+from ..types import Sampling, Task
 from .answers import plain
-from .chains import message_json, open_tokenizer, result_json, task_json, turn_json
-from .library import Library, NotFound
+from .chains import message_json, result_json, task_json, turn_json
+from .library import NotFound
 
-MAX_SESSIONS = 4
-IDLE_S = 900.0
-"""Seconds without a message after which a conversation is closed."""
-MAX_S = 3600.0
-"""Seconds after which a conversation is closed in any case."""
-LINGER_S = 120.0
-"""Seconds that a model stays loaded after its last conversation."""
 OPEN_S = 600.0
 """Seconds that loading a model and starting an environment may take."""
+CLOSE_S = 20.0
+"""Seconds that a reply may take to end after its conversation was closed."""
 MAX_TEXT = 20_000
-BASE = "model"
-"""The name of the model that the run began with, in place of a checkpoint."""
-KEPT_OPTIONS = ("dtype", "chat_template", "template_args", "max_context")
-"""The options of the run's engine that the local engine takes over."""
+BUSY = "the agent is still replying: wait for its answer, or stop it"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
 
 Event = tuple[str, dict[str, Any]]
@@ -95,7 +78,7 @@ class Wish:
 
 
 @dataclass(slots=True)
-class _Model:
+class Model:
     """A loaded model with its agent. `users` counts conversations."""
 
     key: tuple[Path, str]
@@ -109,7 +92,7 @@ class _Model:
 class Chat:
     """One conversation. Its owner task opens and closes it, so that environments are released where they were acquired."""
 
-    def __init__(self, wish: Wish, model: _Model, idle_s: float, max_s: float) -> None:
+    def __init__(self, wish: Wish, model: Model, idle_s: float, max_s: float) -> None:
         self.id = secrets.token_urlsafe(12)
         self.wish, self.model = wish, model
         self.session: ChatSession | None = None
@@ -117,6 +100,8 @@ class Chat:
         self.opened = self.used = time.time()
         self._idle_s, self._max_s = idle_s, max_s
         self._stop = asyncio.Event()
+        self._quiet = asyncio.Event()  # no reply is under way
+        self._quiet.set()
         self._owner: asyncio.Task[None] | None = None
 
     async def open(self, start: Callable[[], Awaitable[ChatSession]], ended: Callable[[Chat], None]) -> None:
@@ -125,7 +110,7 @@ class Chat:
         self._owner = asyncio.create_task(self._own(start, ready, ended))
         try:
             await ready
-        except asyncio.CancelledError:  # the page is gone: nobody would close the session
+        except asyncio.CancelledError:  # the page is gone, and nothing else would close the session
             self._stop.set()
             self._owner.cancel()
             raise
@@ -154,9 +139,17 @@ class Chat:
                 raise
             ready.set_exception(error if isinstance(error, Exception) else RolloutError("the conversation was cancelled"))
         finally:
+            self._stop.set()
             if self.session is not None:
+                await self._until_quiet()
                 await self.session.close()
             ended(self)
+
+    async def _until_quiet(self) -> None:
+        """Wait until the reply that is under way has noticed the end: it uses the environment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._quiet.wait()
 
     async def _until_over(self) -> None:
         while not self._stop.is_set():
@@ -213,11 +206,15 @@ class Chat:
     async def send(self, text: str | None) -> AsyncGenerator[Event, None]:
         """Say something. Yields text, reply, call, result, score, end; or error, which ends the reply, not the conversation."""
         session = self.talk
+        if not self._quiet.is_set():
+            yield "error", {"error": BUSY}
+            return
         told = len(session.trajectory.turns)
         self.used = time.time()
+        self._quiet.clear()
         try:
             async with contextlib.aclosing(session.send(text)) as events:
-                async for event in events:
+                while (event := await self._next(events)) is not None:
                     if event.kind == "text":
                         yield "text", {"text": event.data["text"]}
                         continue
@@ -237,6 +234,20 @@ class Chat:
             yield "error", {"error": str(error)}
         finally:
             self.used = time.time()
+            self._quiet.set()
+
+    async def _next(self, events: AsyncGenerator[ChainEvent, None]) -> ChainEvent | None:
+        """The next event of a reply; None after the last. Raises RolloutError if the conversation ends meanwhile."""
+        coming, stopped = asyncio.ensure_future(anext(events, None)), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([coming, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (coming, stopped):
+                task.cancel()
+            await asyncio.wait([coming, stopped])
+        if coming.cancelled():
+            raise RolloutError("the conversation is over: it was closed, or its time is up")
+        return coming.result()
 
     async def _score(self, session: ChatSession) -> AsyncGenerator[Event, None]:
         if session.scorable:
@@ -267,172 +278,3 @@ class Chat:
             "num_context": len(turn.context_ids),
             "seconds": turn.sampled_s,
         }
-
-
-class Chats:
-    """All conversations of a dashboard. `device` is where models are loaded (None: the CPU while a run trains, else the
-    engine's choice).
-    """
-
-    def __init__(
-        self,
-        library: Library,
-        *,
-        device: str | None = None,
-        max_sessions: int = MAX_SESSIONS,
-        idle_s: float = IDLE_S,
-        max_s: float = MAX_S,
-    ) -> None:
-        self.max_sessions, self.idle_s, self.max_s = max_sessions, idle_s, max_s
-        self._library, self._device = library, device
-        self._chats: dict[str, Chat] = {}
-        self._model: _Model | None = None
-        self._opening = asyncio.Lock()
-        self._closed = False
-        self._closing: set[asyncio.Task[None]] = set()
-
-    def find(self, name: str) -> Chat:
-        """Raises NotFound."""
-        if (chat := self._chats.get(name)) is None:
-            raise NotFound("there is no such conversation: it may have been closed")
-        return chat
-
-    def to_json(self) -> dict[str, Any]:
-        """Every conversation in a line, and how many there may be."""
-        return {
-            "sessions": [
-                {"session": each.id, "run": each.wish.run, "checkpoint": each.model.key[1], "opened": each.opened}
-                for each in self._chats.values()
-            ],
-            "max_sessions": self.max_sessions,
-        }
-
-    async def open(self, wish: Wish) -> Chat:
-        """Load the model if it is not, and start a conversation. Raises ConfigError or RolloutError."""
-        async with self._opening:
-            if self._closed:
-                raise NotFound("the dashboard is closing")
-            if len(self._chats) >= self.max_sessions:
-                raise ConfigError(f"there are {self.max_sessions} conversations already: close one")
-            folder = self._library.find(wish.run)
-            checkpoint = find_checkpoint_name(folder, wish.checkpoint)
-            stored = await self._library.ask(wish.run, lambda reader: find_stored(reader, wish))
-            model = await self._load(folder, checkpoint)
-            chat = Chat(wish, model, self.idle_s, self.max_s)
-            chat.task = None if stored is None else stored.task
-            if model.agent.env is not None and chat.task is None:
-                self._unload_later(model)
-                raise ConfigError(
-                    f"this agent acts in the environment {model.agent.env.name!r}, which needs a task: choose a task of the "
-                    f"run, or fork a chain"
-                )
-
-            def start() -> Awaitable[ChatSession]:
-                if wish.chain is not None and stored is not None:
-                    return ChatSession.fork(model.agent, stored, wish.turn or 0, sampling=chat.sampling)
-                return ChatSession.open(model.agent, task=chat.task, sampling=chat.sampling)
-
-            model.users += 1
-            self._chats[chat.id] = chat
-            await chat.open(start, self._ended)
-            return chat
-
-    async def close(self) -> None:
-        """End all conversations and unload the model. Idempotent."""
-        self._closed = True
-        await asyncio.gather(*(chat.close() for chat in list(self._chats.values())))
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=30)
-        await self._unload()
-
-    # ---- the model -------------------------------------------------------------------------------------------------------
-
-    async def _load(self, folder: Path, checkpoint: str) -> _Model:
-        key = folder, checkpoint
-        model = self._model
-        if model is not None and model.key == key:
-            if model.linger is not None:
-                model.linger.cancel()
-                model.linger = None
-            return model
-        if model is not None and model.users:
-            raise ConfigError(
-                f"{model.users} conversations use {model.key[0].name} {model.key[1]}: close them before another checkpoint is "
-                f"loaded"
-            )
-        await self._unload()
-
-        def load() -> _Model:
-            config = chat_config(folder, checkpoint, self._device or self._spared_device())
-            agent = build_agent(config)
-            _ = agent.engine  # loads the weights
-            decoder, _, _ = open_tokenizer(folder)
-            return _Model(key, config, agent, decoder)
-
-        self._model = await self._library.call(load)
-        return self._model
-
-    def _spared_device(self) -> str | None:
-        """The CPU while a run of the folder trains: it may need all memory of its device."""
-        return "cpu" if any(run.state == "running" for run in self._library.summaries()) else None
-
-    async def _unload(self) -> None:
-        model, self._model = self._model, None
-        if model is not None:
-            if model.linger is not None:
-                model.linger.cancel()
-            await model.agent.close()
-
-    def _ended(self, chat: Chat) -> None:
-        self._chats.pop(chat.id, None)
-        chat.model.users -= 1
-        self._unload_later(chat.model)
-
-    def _unload_later(self, model: _Model) -> None:
-        def unload() -> None:
-            if self._model is model and not model.users:
-                task = asyncio.ensure_future(self._unload())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
-
-        if not model.users and not self._closed:
-            model.linger = asyncio.get_running_loop().call_later(LINGER_S, unload)
-
-
-def find_checkpoint_name(folder: Path, wanted: str | None) -> str:
-    """The checkpoint of a run by its name; the newest, or the model of a run without checkpoints, if none is named."""
-    names = [f"step-{step:06d}" for step in RunDirectory(folder).saved_steps()]
-    if wanted is None:
-        return names[-1] if names else BASE
-    if wanted != BASE and wanted not in names:
-        raise NotFound(f"the run has no checkpoint {wanted[:80]!r}; it has {', '.join(names) or 'none'}, and {BASE!r}")
-    return wanted
-
-
-def chat_config(folder: Path, checkpoint: str, device: str | None) -> Config:
-    """The run's config with the checkpoint as its model, on the local engine."""
-    if checkpoint == BASE:
-        config = Config.load(folder / "config.toml")
-    else:
-        config = checkpoint_config(folder / "checkpoints" / checkpoint)
-    if config.agent.model.startswith("openai:"):
-        return config
-    options = {name: value for name, value in engine_options(config.agent.engine).items() if name in KEPT_OPTIONS}
-    if device is not None:
-        options["device"] = device
-    return replace(config, agent=replace(config.agent, engine=options))
-
-
-def find_stored(reader: RunReader, wish: Wish) -> Trajectory | None:
-    """The stored chain that a wish names, or one of the task that it names. Raises NotFound."""
-    if wish.chain is not None:
-        try:
-            return reader.trajectory(wish.chain)
-        except ConfigError as error:
-            raise NotFound(f"the run has no chain {wish.chain[:200]!r}") from error
-    if wish.task is not None:
-        rows, _ = reader.page(ChainFilter(task_id=wish.task), "-added", None, 1)
-        if not rows:
-            raise NotFound(f"the run has no chain of the task {wish.task[:200]!r}")
-        return reader.trajectory(rows[0].id)
-    return None

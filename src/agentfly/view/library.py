@@ -95,7 +95,10 @@ class Library:
 
     def _with_reader(self, name: str, question: Callable[[RunReader], T]) -> T:
         folder = self.find(name)
-        file = (name, (folder / "run.db").stat().st_ino)  # another file if the run was deleted and made again
+        try:
+            file = (name, (folder / "run.db").stat().st_ino)  # another file if the run was deleted and made again
+        except OSError as error:
+            raise NotFound(f"the run {name[:200]!r} is gone") from error
         with self._lock:
             reader = next((each for each, of in reversed(self._idle.items()) if of == file), None)
             if reader is not None:

@@ -1,10 +1,15 @@
 // Questions to the server, and news from it.
-import { signal, useEffect, useRef, useState } from "./lib.js";
+import { effect, signal, useEffect, useRef, useState } from "./lib.js";
 
 /** Number of the newest change of each run, by name, as the server tells it. */
 export const versions = signal({});
 /** Whether pages change while a run writes (key f). */
 export const follow = signal(true);
+/** The changes that pages show: those of now, or of the moment at which they were told to stand still. */
+const shown = signal({});
+effect(() => {
+  if (follow.value) shown.value = versions.value;
+});
 /** Whether the stream of news is open. */
 export const connected = signal(true);
 
@@ -46,29 +51,50 @@ async function value(answer) {
   throw error;
 }
 
-/** {data, error, loading, reload} of a GET. The data before stays while the next is fetched.
- * `run`: ask again when this run has written, if the page follows; "*" is any run. `path` null: ask nothing. */
+/** Calls `load(signal)` when the key changes, and again when the version does. A request that is under way is finished first: news
+ * that come faster than answers would otherwise give up every answer. `load` handles its own errors. A key of null: ask nothing. */
+export function useLive(key, version, load) {
+  const flight = useRef(null);
+  const newest = useRef(load);
+  newest.current = load;
+  useEffect(() => {
+    const mine = { abort: new AbortController(), busy: false, again: false };
+    flight.current = mine;
+    return () => mine.abort.abort();
+  }, [key]);
+  useEffect(() => {
+    const mine = flight.current;
+    mine.again = mine.busy;
+    if (key === null || mine.busy) return;
+    const ask = async () => {
+      mine.busy = true;
+      do {
+        mine.again = false;
+        await newest.current(mine.abort.signal);
+      } while (mine.again && !mine.abort.signal.aborted);
+      mine.busy = false;
+    };
+    ask();
+  }, [key, version]);
+}
+
+/** Number of the newest change of a run ("*": of any) that is shown. */
+export const newsOf = (run) => (!run ? "" : run === "*" ? Object.values(shown.value).join() : shown.value[run]);
+
+/** {data, error, loading, fresh, reload} of a GET. The data before stays while the next is fetched; `fresh` says that they belong to
+ * this path and these parameters. `run`: ask again when this run has written ("*": any run). `path` null: ask nothing. */
 export function useData(path, params = {}, { run = null } = {}) {
   const [state, setState] = useState({ data: null, error: null, loading: true, key: null });
   const [again, setAgain] = useState(0);
   const key = path && apiUrl(path, params);
-  const version = run && follow.value ? (run === "*" ? Object.values(versions.value).join() : versions.value[run]) : undefined;
-  const shown = useRef(null);
-  useEffect(() => {
-    if (!path) return undefined;
-    const abort = new AbortController();
-    setState((before) => ({ ...before, loading: true, error: shown.current === key ? before.error : null }));
-    get(path, params, abort.signal)
-      .then((data) => {
-        if (abort.signal.aborted) return;
-        shown.current = key;
-        setState({ data, error: null, loading: false, key });
-      })
-      .catch((error) => {
-        if (!abort.signal.aborted) setState((before) => ({ ...before, error, loading: false, key }));
-      });
-    return () => abort.abort();
-  }, [key, version, again]);
+  useLive(key, `${newsOf(run)}/${again}`, async (abort) => {
+    try {
+      const data = await get(path, params, abort);
+      if (!abort.aborted) setState({ data, error: null, loading: false, key });
+    } catch (error) {
+      if (!abort.aborted) setState((before) => ({ ...before, error, loading: false, key }));
+    }
+  });
   return { ...state, reload: () => setAgain(again + 1), fresh: state.key === key };
 }
 

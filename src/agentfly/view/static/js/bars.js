@@ -1,7 +1,7 @@
 // The histogram of rewards, whose bars filter.
 import { html } from "./lib.js";
 import { bars } from "./layout.js";
-import { count, num } from "./format.js";
+import { count, num, percent } from "./format.js";
 
 /** `low` and `high`: the chosen range, or null. `onPick(low, high, last)`: the last bar includes its upper end, others do not; nulls remove the range. */
 export function Histogram({ data, low = null, high = null, onPick }) {
@@ -16,6 +16,6 @@ export function Histogram({ data, low = null, high = null, onPick }) {
           onClick=${() => (on ? onPick(null, null) : onPick(bar.low, bar.high, index === all.length - 1))}>
         <i style=${{ height: `${bar.count ? Math.max(2, bar.share * 100) : 0}%` }}></i></button>`;
     })}</div>
-    <div class="bar-axis tnum"><span>${num(all[0].low, 3)}</span><span>reward</span><span>${num(all[all.length - 1].high, 3)}</span></div>
+    <div class="bar-axis tnum"><span>${num(all[0].low, 3)}</span><span>reward${data.sampled < 1 ? `, estimated from ${percent(data.sampled)} of the chains` : ""}</span><span>${num(all[all.length - 1].high, 3)}</span></div>
   </div>`;
 }

@@ -69,5 +69,16 @@ export function family(name) {
   return found && found[1] ? found[1] : name;
 }
 
+/** [[label, [run, ...]], ...]: runs that differ by their seed alone together. `about` = [{name, model, world, algorithm}] of known runs. */
+export function families(names, about = []) {
+  const found = new Map();
+  for (const name of names) {
+    const { model, world, algorithm } = about.find((run) => run.name === name) ?? {};
+    const key = JSON.stringify([family(name), model, world, algorithm]);
+    found.set(key, [...(found.get(key) ?? []), name]);
+  }
+  return [...found.values()].map((members) => [members.length > 1 ? family(members[0]) : members[0], members]);
+}
+
 /** The values that a log axis can show: others become null. */
 export const positive = (values) => values.map((value) => (value > 0 ? value : null));

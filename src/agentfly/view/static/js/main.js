@@ -110,6 +110,8 @@ function App() {
     </main>${helpOpen.value && html`<${Help} />`}</div>`;
 }
 
+const first = route(location.pathname);
+if (first) import(`./pages/${first.module}.js`).then((made) => loaded.set(first.module, made.default), () => null);
 catchLinks();
 startKeys();
 const root = document.getElementById("app");

@@ -54,7 +54,7 @@ function Call({ call, result, time }) {
   const bad = call.error || result?.error;
   return html`<details class=${`call ${bad ? "bad" : ""}`} open>
     <summary><span class="mono strong">${clean(call.name)}</span>
-      ${time !== undefined && html`<span class="faint tnum">${seconds(time)}</span>`}${bad && html`<${Chip} kind="bad">${clean(result?.error ?? "not parsed")}<//>`}
+      ${time > 0 && html`<span class="faint tnum">${seconds(time)}</span>`}${bad && html`<${Chip} kind="bad">${clean(result?.error ?? "not parsed")}<//>`}
       ${result?.reward ? html`<span class="tnum">reward ${signed(result.reward)}</span>` : ""}${result?.done && html`<${Chip}>done<//>`}</summary>
     <pre class="arguments"><${Text}>${json(call.arguments)}<//></pre>
     ${call.error && html`<p class="bad-text"><${Text}>${call.error}<//></p>`}

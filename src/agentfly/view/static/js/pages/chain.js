@@ -16,7 +16,7 @@ export default function Chain({ run, params, query }) {
   const chain = useData(runApi(run, `chain/${encodeURIComponent(id)}`));
   const tab = TABS.some(([name]) => name === query.tab) ? query.tab : "talk";
   const data = chain.fresh ? chain.data : null;
-  const siblings = data?.siblings ?? [];
+  const siblings = chain.data?.siblings ?? []; // of the chain before while the next is loaded: keys may be pressed fast
   const at = siblings.findIndex((each) => each.id === id);
   const sibling = (by) => siblings[at + by] && go(address(runPath(run, "chain", siblings[at + by].id), query), { replace: true });
   const open = (name) => address(place.value.path, { ...query, tab: name === "talk" ? null : name });

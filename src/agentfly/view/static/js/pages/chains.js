@@ -1,6 +1,6 @@
 // All chains of a run: filters, a histogram whose bars filter, and a list that loads as one scrolls.
 import { html, useEffect, useRef, useState } from "../lib.js";
-import { apiUrl, follow, get, runApi, useData, versions } from "../api.js";
+import { apiUrl, get, newsOf, runApi, useData, useLive } from "../api.js";
 import { address, go, runPath, setQuery } from "../router.js";
 import { Advantage, Card, Chip, Empty, Failure, OutcomeChip, Reward, Select } from "../parts.js";
 import { Histogram } from "../bars.js";
@@ -9,7 +9,7 @@ import { useKeys } from "../keys.js";
 import { clean, count, cut, num, seconds, words } from "../format.js";
 
 export const FILTERS = ["step", "split", "task", "outcome", "tool", "low", "high", "below", "q", "in", "min_tokens", "max_tokens", "draw", "trained", "failed"];
-const PAGE = 200;
+const PAGE = 100;
 const SORTS = [
   ["-added", "newest"], ["added", "oldest"], ["-reward", "highest reward"], ["reward", "lowest reward"], ["-advantage", "highest advantage"],
   ["advantage", "lowest advantage"], ["-tokens", "most tokens"], ["-turns", "most turns"], ["-seconds", "slowest"], ["-calls", "most calls"],
@@ -23,7 +23,8 @@ export default function Chains({ run, about, query }) {
   const sort = query.sort ?? "-added";
   const rows = useRows(run, filter, sort);
   const { low, high, below, ...rest } = filter;
-  const histogram = useData(runApi(run, "histogram"), { ...rest, bins: 40 }, { run });
+  const whole = Boolean(filter.in && filter.q); // reading every chain takes too long for a histogram
+  const histogram = useData(whole ? null : runApi(run, "histogram"), { ...rest, bins: 40 }, { run });
   const [cursor, setCursor] = useState(null);
   useEffect(() => setCursor(null), [JSON.stringify(filter), sort]);
   const open = (index) => rows.list[index] && go(chainPath(run, rows.list[index], query));
@@ -38,7 +39,7 @@ export default function Chains({ run, about, query }) {
         <a class="button" href=${apiUrl(runApi(run, "export"), { ...filter, format: "jsonl" })} download>Export JSONL</a></div></header>
     <${Filters} about=${about} query=${query} />
     <div class="stack-y">
-      <${Card} className="histogram-card">${histogram.error ? html`<${Failure} error=${histogram.error} />` : histogram.data ? html`<${Histogram} data=${histogram.data} low=${number(low)} high=${number(high ?? below)} onPick=${pick} />` : html`<div class="histogram-space"></div>`}<//>
+      <${Card} className="histogram-card">${whole ? html`<p class="note">A search in whole chains has no histogram.</p>` : histogram.error ? html`<${Failure} error=${histogram.error} />` : histogram.data ? html`<${Histogram} data=${histogram.data} low=${number(low)} high=${number(high ?? below)} onPick=${pick} />` : html`<div class="histogram-space"></div>`}<//>
       <${Card} className="flush chain-card">
         ${rows.error ? html`<${Failure} error=${rows.error} retry=${rows.reload} />` : rows.list.length === 0 && rows.done ? html`<${Empty} title="No chain matches.">${Object.keys(filter).length ? "Loosen or clear the filter." : "Chains appear here as they end."}<//>`
           : html`<div class="chain-row chain-head" aria-hidden="true"><span>Task</span><span class="wide-only n">Step</span><span>Outcome</span><span>Reward</span><span class="n wide-only">Advantage</span><span class="wide-only">Prediction</span><span class="n wide-only">Turns</span><span class="n wide-only">Tokens</span><span class="n wide-only">Time</span></div>
@@ -69,7 +70,7 @@ function Filters({ about, query }) {
   const type = (value) => {
     setText(value);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => setQuery({ q: value || null }), 120);
+    timer.current = setTimeout(() => setQuery({ q: value || null }), 60);
   };
   const choices = (values, any) => [["", any], ...(values ?? []).map((value) => [value, words(value)])];
   const box = (name, label, width) => html`<label class="field"><span>${label}</span><input type="text" class=${width} inputmode=${name === "task" ? undefined : "decimal"} value=${query[name] ?? ""} onChange=${(event) => setQuery({ [name]: event.target.value.trim() || null })} /></label>`;
@@ -97,24 +98,26 @@ function useRows(run, filter, sort) {
   const busy = useRef(false);
   const newest = useRef(key);
   newest.current = key;
-  const version = follow.value ? versions.value[run] : undefined;
   const [again, setAgain] = useState(0);
   const load = async (cursor, abort) => {
-    const answer = await get(runApi(run, "chains"), { ...filter, sort, limit: PAGE, cursor, count: cursor ? 0 : null }, abort);
-    if (newest.current !== key) return;
+    const answer = await get(runApi(run, "chains"), { ...filter, sort, limit: PAGE, cursor, count: 0 }, abort);
+    if (newest.current !== key || abort?.aborted) return;
     setState((before) => {
       const list = cursor ? [...before.list, ...answer.rows] : answer.rows;
-      const [total, exact] = cursor ? [before.total, before.exact] : [answer.total, answer.exact];
+      const counted = before.key === key || !answer.next;
+      const [total, exact] = answer.next ? (counted ? [before.total, before.exact] : [null, true]) : [list.length, true];
       return { key, list, next: answer.next, total, exact, done: !answer.next, error: null };
     });
+    // Counting may take longer than the first rows, so it comes after them.
+    if (cursor || !answer.next) return;
+    const counted = await get(runApi(run, "chains"), { ...filter, limit: 1 }, abort);
+    if (newest.current === key && !abort?.aborted) setState((before) => ({ ...before, total: counted.total, exact: counted.exact }));
   };
-  useEffect(() => {
+  useLive(key, `${newsOf(run)}/${again}`, async (abort) => {
     // A list that the reader has scrolled through is not thrown away by news.
-    if (state.key === key && state.list.length > PAGE) return undefined;
-    const abort = new AbortController();
-    load(null, abort.signal).catch((error) => !abort.signal.aborted && setState({ ...fresh, error }));
-    return () => abort.abort();
-  }, [key, version, again]);
+    if (state.key === key && state.list.length > PAGE) return;
+    await load(null, abort).catch((error) => !abort.aborted && setState({ ...fresh, error }));
+  });
   const more = () => {
     if (busy.current || !state.next || state.key !== key) return;
     busy.current = true;

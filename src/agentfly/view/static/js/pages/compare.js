@@ -1,11 +1,10 @@
 // Several runs: curves laid over each other, config difference, results, and a paired test over the same held-out tasks.
 import { html, useMemo } from "../lib.js";
-import { get, useData, runApi } from "../api.js";
-import { useEffect, useState } from "../lib.js";
+import { useData } from "../api.js";
 import { address, runPath, setQuery } from "../router.js";
 import { Card, Chip, Choice, Empty, Failure, Loaded, StateDot } from "../parts.js";
 import { Chart } from "../chart.js";
-import { plot } from "./metrics.js";
+import { plot, useSeries } from "./metrics.js";
 import { DifferenceTable } from "./config.js";
 import { theme } from "../theme.js";
 import { clean, count, num, signed } from "../format.js";
@@ -24,18 +23,11 @@ export default function Compare({ query }) {
 }
 
 function Curves({ names, query }) {
-  const [state, setState] = useState({ data: null, error: null });
-  useEffect(() => {
-    const abort = new AbortController();
-    Promise.all(names.map((name) => get(runApi(name, "series"), { names: METRICS.join(",") }, abort.signal))).then(
-      (answers) => setState({ data: Object.fromEntries(names.map((name, index) => [name, answers[index]])), error: null }),
-      (error) => !abort.signal.aborted && setState({ data: null, error }),
-    );
-    return () => abort.abort();
-  }, [names.join()]);
+  const known = useData("/api/runs").data ?? [];
+  const state = useSeries(names, METRICS);
   const smooth = Number(query.smooth ?? 0);
   const axis = query.x === "time" ? "time" : "step";
-  const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run: names[0], theme: theme.value };
+  const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run: names[0], theme: theme.value, about: known.map(({ name, model, world, algorithm }) => ({ name, model, world, algorithm })) };
   return html`<div class="filter-bar">
       <label class="field"><span>Smoothing ${smooth ? smooth.toFixed(2) : "off"}</span><input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: Number(event.target.value) || null })} /></label>
       <div class="field"><span>Axis</span><${Choice} label="Axis" value=${axis} options=${[["step", "Step"], ["time", "Wall time"]]} onPick=${(x) => setQuery({ x: x === "step" ? null : x })} /></div>

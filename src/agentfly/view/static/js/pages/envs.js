@@ -18,7 +18,8 @@ export default function Environments({ run, query }) {
 }
 
 function Body({ run, data, query }) {
-  const kinds = [...new Set([...Object.keys(data.pools), ...Object.keys(data.steps)])];
+  const all = [...new Set([...Object.keys(data.pools), ...Object.keys(data.steps)])];
+  const kinds = all.length > 1 ? all.filter((kind) => kind !== "total") : all; // the sum of one pool is that pool
   const by = query.by === "step" || !Object.keys(data.pools).length ? "step" : "time";
   return html`<div class="stack-y">
     ${kinds.length ? html`<div class="grid two">${kinds.map((kind) => html`<${Pool} key=${kind} kind=${kind} by=${by} over=${(by === "time" ? data.pools : data.steps)[kind] ?? {}} latest=${{ ...last(data.steps[kind]), ...last(data.pools[kind]) }}

@@ -1,10 +1,10 @@
 // All metrics of a run, other runs laid over them, with smoothing, bands over seeds, log axes, and step or wall time.
 import { html, useEffect, useMemo, useState } from "../lib.js";
-import { get, runApi, useData, versions, follow } from "../api.js";
+import { get, newsOf, runApi, useData, useLive } from "../api.js";
 import { go, runPath, setQuery } from "../router.js";
 import { Card, Choice, Empty, Failure, Loading } from "../parts.js";
 import { Chart, faded } from "../chart.js";
-import { align, band, curve, family, positive } from "../curves.js";
+import { align, band, curve, families, positive } from "../curves.js";
 import { seriesColour, theme } from "../theme.js";
 import { clean, words } from "../format.js";
 
@@ -22,11 +22,13 @@ export default function Metrics({ run, about, query }) {
   useEffect(() => setMost(SHOWN), [query.q]);
   const shown = names.slice(0, most);
   const { data, error } = useSeries(runs, shown.map((metric) => metric.name));
-  const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run, theme: theme.value };
+  const known = useData("/api/runs").data ?? [];
+  const kinds = known.map(({ name, model, world, algorithm }) => ({ name, model, world, algorithm }));
+  const options = { axis, smooth, log: query.log === "1", bands: query.bands === "1", run, theme: theme.value, about: kinds, height: names.length > 2 ? 170 : 320 };
   return html`<header class="page-head"><div><h1>Metrics</h1><p class="sub">${runs.length > 1 ? `${runs.map(clean).join(", ")}` : "Click a point to open that step's chains."}</p></div></header>
     <div class="filter-bar">
       <label class="field grow"><span>Metric</span><input type="search" data-search placeholder="reward, validation, entropy …" value=${query.q ?? ""} onInput=${(event) => setQuery({ q: event.target.value })} /></label>
-      <${OverlayPicker} run=${run} others=${others} />
+      <${OverlayPicker} names=${known.map((each) => each.name).filter((name) => name !== run && !others.includes(name))} others=${others} />
       <label class="field"><span>Smoothing ${smooth ? smooth.toFixed(2) : "off"}</span>
         <input type="range" min="0" max="0.98" step="0.02" value=${smooth} onInput=${(event) => setQuery({ smooth: Number(event.target.value) || null })} /></label>
       <div class="field"><span>Axis</span><${Choice} label="Axis" value=${axis} options=${[["step", "Step"], ["time", "Wall time"]]} onPick=${(x) => setQuery({ x: x === "step" ? null : x })} /></div>
@@ -35,7 +37,7 @@ export default function Metrics({ run, about, query }) {
     </div>
     ${error ? html`<${Failure} error=${error} />` : !data ? html`<${Loading} />` : !names.length ? html`<${Card}><${Empty} title=${all.length ? "No metric has this name." : "No metrics yet."} /><//>`
       : sections(shown).map(([title, group]) => html`<section key=${title} class="metric-group"><h3>${title}</h3>
-          <div class="grid">${group.map((metric) => html`<${MetricCard} key=${metric.name} metric=${metric} runs=${runs} data=${data} options=${options} />`)}</div></section>`)}
+          <div class=${`grid ${names.length > 2 ? "" : "few"}`}>${group.map((metric) => html`<${MetricCard} key=${metric.name} metric=${metric} runs=${runs} data=${data} options=${options} />`)}</div></section>`)}
     ${data && names.length > most && html`<button class="button" onClick=${() => setMost(most + SHOWN)}>Show ${Math.min(SHOWN, names.length - most)} more of ${names.length}</button>`}`;
 }
 
@@ -58,26 +60,22 @@ function sections(metrics) {
   return [...found];
 }
 
-/** {run: {metric: points}} of several runs. A run that goes on is asked only for what is new. */
-function useSeries(runs, names) {
+/** {data: {run: {metric: points}}, error} of several runs. */
+export function useSeries(runs, names) {
   const [state, setState] = useState({ data: null, error: null });
-  const key = JSON.stringify([runs, names]);
-  const news = follow.value ? runs.map((run) => versions.value[run]).join() : "";
-  useEffect(() => {
-    if (!names.length) return setState({ data: {}, error: null }) ?? undefined;
-    const abort = new AbortController();
-    Promise.all(runs.map((run) => get(runApi(run, "series"), { names: names.join(",") }, abort.signal))).then(
-      (answers) => setState({ data: Object.fromEntries(runs.map((run, index) => [run, answers[index]])), error: null }),
-      (error) => !abort.signal.aborted && setState((before) => ({ ...before, error })),
-    );
-    return () => abort.abort();
-  }, [key, news]);
+  useLive(JSON.stringify([runs, names]), runs.map(newsOf).join(), async (abort) => {
+    try {
+      const ask = (run) => (names.length ? get(runApi(run, "series"), { names: names.join(",") }, abort) : {});
+      const answers = await Promise.all(runs.map(ask));
+      if (!abort.aborted) setState({ data: Object.fromEntries(runs.map((run, index) => [run, answers[index]])), error: null });
+    } catch (error) {
+      if (!abort.aborted) setState((before) => ({ ...before, error }));
+    }
+  });
   return state;
 }
 
-function OverlayPicker({ run, others }) {
-  const runs = useData("/api/runs");
-  const names = (runs.data ?? []).map((each) => each.name).filter((name) => name !== run && !others.includes(name));
+function OverlayPicker({ names, others }) {
   const change = (next) => setQuery({ with: next.map(encodeURIComponent).join(",") || null });
   return html`<div class="field"><span>Overlay runs</span><div class="tools">
     ${others.map((name) => html`<button key=${name} class="chip accent" title="Remove" onClick=${() => change(others.filter((each) => each !== name))}><span class="chip-value">${clean(name)}</span> ×</button>`)}
@@ -90,11 +88,11 @@ function MetricCard({ metric, runs, data, options }) {
   if (!made) return null;
   const open = (x, index) => go(runPath(options.run, "steps", made.stepAt(x, index)));
   return html`<${Card} title=${clean(metric.name)} note=${clean(metric.description ?? "")}>
-    <${Chart} ...${made} log=${options.log} time=${options.axis === "time"} height=${170} label=${`${metric.name} over ${options.axis}`} onPick=${open} /><//>`;
+    <${Chart} ...${made} log=${options.log} time=${options.axis === "time"} height=${options.height} label=${`${metric.name} over ${options.axis}`} onPick=${open} /><//>`;
 }
 
 /** What Chart needs for one metric of several runs; null if no run has it. */
-export function plot(name, runs, data, { axis, smooth, log, bands: banded, run }) {
+export function plot(name, runs, data, { axis, smooth, log, bands: banded, run, about }) {
   const usable = (values) => (log ? positive(values) : values);
   const curves = runs.map((each) => [each, curve(data[each]?.[name], axis, smooth)]).filter(([, line]) => line.x.length);
   if (!curves.length) return null;
@@ -103,16 +101,17 @@ export function plot(name, runs, data, { axis, smooth, log, bands: banded, run }
     const nearest = own.x.reduce((best, each, index) => (Math.abs(each - x) < Math.abs(own.x[best] - x) ? index : best), 0);
     return own.steps[nearest];
   };
-  const families = new Map();
-  for (const [each, line] of curves) families.set(banded ? family(each) : each, [...(families.get(banded ? family(each) : each) ?? []), line]);
+  const lineOf = new Map(curves);
+  const grouped = banded ? families([...lineOf.keys()], about) : curves.map(([each]) => [each, [each]]);
   const columns = [];
   const lines = [];
   const bands = [];
-  [...families].forEach(([label, members], index) => {
+  grouped.forEach(([label, runsOfIt], index) => {
     const colour = seriesColour(index);
+    const members = runsOfIt.map((each) => lineOf.get(each));
     if (members.length === 1) {
       if (smooth) {
-        const raw = curve(data[curves.find(([, line]) => line === members[0])[0]][name], axis);
+        const raw = curve(data[runsOfIt[0]][name], axis);
         columns.push({ x: raw.x, y: usable(raw.y) });
         lines.push({ label: "not smoothed", colour: faded(colour, 0.28), thin: true, points: false });
       }
