@@ -142,6 +142,7 @@ EXTRAS = {
     "webshop": "the lemmatizer that WebShop's published data needs",
     "math-verify": "the reward `math_verify`",
     "hub": "data sets of the Hugging Face hub (`hf://...`)",
+    "browser": "tests that drive a real Chromium",
     "docs": "building this documentation",
     "all": "what most users need of the above",
     "dev": "tests, linters and types",

@@ -416,7 +416,7 @@ def test_show_says_what_the_learner_recorded_and_not_what_it_might_have_done(
                 TokenRecord("t1-0-0", -0.5, sum(sizes)),  # all tokens
                 TokenRecord("t1-0-1", 1.0, 3, {"trained": ("B", partly)}),  # a lag limit left the others out
                 TokenRecord("t1-0-2", 0.0, 0),  # none: its advantage is 0
-                TokenRecord("t1-1-0", 0.5, 0),  # none, for another reason
+                TokenRecord("t1-1-0", 0.5, 0),  # none: all are too old
             ],
         )
     assert "and trained on" in out(capsys, "show", run, "--id", "t1-0-0")
@@ -426,7 +426,7 @@ def test_show_says_what_the_learner_recorded_and_not_what_it_might_have_done(
     assert "┆ Answer: 1" in partial and "┆ sampled by the policy, left out of the loss" in partial
     assert "advantage 1.000" in partial
     assert "not trained on: its advantage is 0" in out(capsys, "show", run, "--id", "t1-0-2")
-    assert "not trained on: the learner left all its tokens out" in out(capsys, "show", run, "--id", "t1-1-0")
+    assert "not trained on: its tokens were older than rollout.max_lag versions" in out(capsys, "show", run, "--id", "t1-1-0")
     assert "not trained on: the chain ended in world_failure" in out(capsys, "show", run, "--id", "t1-1-2")
     (row,) = lines_of(out(capsys, "show", run, "--id", "t1-0-1", "--json"))
     assert [turn["trained"] for turn in row["turns"]] == [3, 0]

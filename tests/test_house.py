@@ -78,7 +78,7 @@ HEAVY = {
     "trackio": ("ext/trackio_tracker.py",),
     "opentelemetry": ("ext/opentelemetry_tracker.py",),
     "matplotlib": ("ext/matplotlib_chart.py",),
-    "pandas": ("display.py",),
+    "pandas": ("display/",),
     "pydantic": ("tools/",),
     "numpy": ("types.py", "learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
     "gguf": ("engines/local",),

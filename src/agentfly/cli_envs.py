@@ -99,12 +99,12 @@ def run_list(arguments: argparse.Namespace) -> int:
 
     worlds = [describe_world(name) for name in plugins.names("envs")]
     if getattr(arguments, "json", False):
-        rows = [
+        found = [
             {"name": w.name, "summary": w.summary, "tasks": list(w.tasks), "tools": list(w.tools), "needs": w.needs,
              "problem": w.problem}
             for w in worlds
         ]  # fmt: skip
-        print(json.dumps(rows, indent=1, default=str))
+        print(json.dumps(found, indent=1, default=str))
         return 0
     width = max((len(world.name) for world in worlds), default=0)
     for world in worlds:

@@ -183,7 +183,9 @@ class RunSettings:
 
     dir: str = setting("runs", "folder of all runs")
     name: str | None = setting(None, "name of this run's folder; algorithm, model and time when not set")
-    trackers: list[str] = setting(["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb, mlflow, trackio, opentelemetry")
+    trackers: list[str] = setting(
+        ["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb, mlflow, trackio, opentelemetry"
+    )
     threads: int | None = setting(None, "torch threads; torch's choice when not set")
 
 

@@ -166,7 +166,12 @@ RECORDS: dict[str, tuple[str, str, str]] = {
     "a check that failed": ("ledger", "its check lag failed", "UPDATE checks SET ok = 0 WHERE step = 2 AND name = 'lag'"),
     "more tokens trained than sampled": ("trained", "999 of", first("num_trained = 999")),
     "a record of the learner lost": ("trained", "6 trainable chains, but", first("num_trained = NULL")),
-    "a value of the learner lost": ("trained", "values of trainer_logprob", "UPDATE tokens SET blob = x'00' WHERE dtype = 'f'"),
+    "a series of the learner cut": ("trained", "is cut", "UPDATE tokens SET blob = x'00' WHERE dtype = 'f'"),
+    "values of the learner lost": (
+        "trained",
+        "1 values of trainer_logprob",
+        "UPDATE tokens SET blob = x'00000000' WHERE dtype = 'f'",
+    ),
     "a failed chain trained": ("trained", "ended in world_f", first("outcome = 'world_failure', num_trained = 1")),
     "another total reward": ("rewards", "add up", "UPDATE trajectories SET total_reward = 7.5 WHERE id = 't1-0-0'"),
     "a total reward lost": ("rewards", "nan", "UPDATE trajectories SET total_reward = NULL WHERE id = 't1-0-0'"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import agentfly
+from agentfly import reward
 from agentfly.errors import InvariantError
 from agentfly.runs import ChainFilter, RunReader, find_runs
 from agentfly.runs.trained import training_of
@@ -91,6 +94,30 @@ def test_every_chain_has_times_and_the_tokens_that_were_trained(folder: Path) ->
         assert (look.name, look.errors) == ("look", 0)
         assert look.p95_s is not None
     assert diagnose(folder).ok
+
+
+def test_a_chain_can_be_seen_before_its_step_is_complete(folder: Path, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    @reward(name="patient")
+    async def patient(trajectory: Any) -> float:
+        if trajectory.chain == 2 and trajectory.id.startswith("t1-0"):
+            async with asyncio.timeout(60):
+                while not seen:
+                    await asyncio.sleep(0.01)
+                    with RunReader(tmp_path / "run") as reader:
+                        rows, _ = reader.page(ChainFilter(step=1, split="train"))
+                        seen.extend([len(rows)] if rows else [])
+        return float(trajectory.chain)
+
+    agentfly.train(
+        tiny_agent(folder.parent.parent / "model", reward=patient), ROWS, steps=1, num_tasks=2, num_chains=3, threads=1,
+        validation_count=2, sampling={"max_tokens": 6}, run={"dir": str(tmp_path), "name": "run"},
+    )  # fmt: skip
+    assert 1 <= seen[0] <= 5
+    with RunReader(tmp_path / "run") as reader:
+        rows = reader.page(ChainFilter(step=1, split="train"))[0]
+        assert sorted(row.id for row in rows) == [f"t1-{task}-{chain}" for task in (0, 1) for chain in (0, 1, 2)]
 
 
 def test_a_check_that_fails_is_in_the_store_with_its_value(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -236,6 +237,8 @@ def test_limits_on_number_texts_and_checkpoints(tmp_path: Path, monkeypatch: pyt
             {}, {"run": "none"}, {"run": "one", "checkpoint": "../one"}, {"run": "one", "x": 1}, {"run": 1},
             {"run": "one", "chain": "none"}, {"run": "one", "turn": 1}, {"run": "one", "sampling": {"stop": ["a"]}},
             {"run": "one", "task": "7", "chain": "t1-0-0"},
+            {"run": "one", "checkpoint": "model", "chain": "t1-0-0", "turn": 9},
+            {"run": "one", "checkpoint": "model", "chain": "t1-0-0", "turn": -1},
         ):  # fmt: skip
             await client.delete(f"/api/chat/{first['session']}")
             assert (await client.post("/api/chat", json=wrong)).status_code in (400, 404), wrong
@@ -302,6 +305,20 @@ def test_closing_the_connection_stops_the_reply(tmp_path: Path, monkeypatch: pyt
     asyncio.run(work())
 
 
+def test_of_two_messages_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, lambda request: "Answer: 5")
+    make_run(tmp_path / "runs" / "one")
+
+    async def body(client: httpx.AsyncClient, dashboard: Dashboard) -> None:
+        session = (await client.post("/api/chat", json={"run": "one"})).json()["session"]
+        both = await asyncio.gather(*(client.post(f"/api/chat/{session}", json={"text": "Hello"}) for _ in range(2)))
+        lasts = [(each.status_code, events_of(each.text)[-1][0] if each.status_code == 200 else "") for each in both]
+        assert sorted(lasts) in ([(200, "end"), (200, "error")], [(200, "end"), (409, "")], [(200, "end"), (200, "end")])
+        assert len(dashboard.chats.find(session).talk.trajectory.turns) == sum(last == (200, "end") for last in lasts)
+
+    with_client(tmp_path / "runs", body)
+
+
 def test_everything_is_closed_with_the_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a reply that is under way: the dashboard does not wait for its tool."""
     scripted(monkeypatch, [call("wait")], tools=[wait])
@@ -363,3 +380,26 @@ def test_a_wish_is_checked_by_type() -> None:
     for wrong in (None, [], {"run": None}, {"run": "a", "turn": True, "chain": "c"}, {"run": "a", "sampling": {"seed": "1"}}):
         with pytest.raises(ConfigError):
             Wish.parse(wrong)
+
+
+def test_a_model_that_is_loaded_while_the_dashboard_closes_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, release = threading.Event(), threading.Event()
+    engine = ScriptedEngine(["Answer: 5"])
+
+    def build(config: Any) -> ReactAgent:
+        loading.set()
+        assert release.wait(DEADLINE_S)
+        return ReactAgent(engine, renderer=engine.renderer)
+
+    monkeypatch.setattr(chats_module, "build_agent", build)
+    make_run(tmp_path / "runs" / "one")
+
+    async def body(client: httpx.AsyncClient, dashboard: Dashboard) -> None:
+        opening = asyncio.create_task(client.post("/api/chat", json={"run": "one"}))
+        assert await asyncio.to_thread(loading.wait, DEADLINE_S)
+        await dashboard.chats.close()
+        release.set()
+        assert (await opening).status_code == 404
+        assert dashboard.chats._model is None
+
+    with_client(tmp_path / "runs", body)

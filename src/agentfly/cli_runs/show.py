@@ -85,17 +85,17 @@ def explain(reader: RunReader, row: ChainRow) -> tuple[Trajectory, list[bool] | 
     The learner's record decides. A run that has none, because an older version stored it, is judged by its outcomes, rewards
     and metrics.
     """
+    from ..runs.trained import training_of
     from ..watch.tables import why_untrained
 
     trajectory = reader.trajectory(row.id)
-    trained = reader.token_series(row.id).trained
+    found = training_of(reader, row, trajectory)
+    if found.turns is not None:
+        flags = [flag for turn in found.turns for flag in turn]
+        return trajectory, flags, None if any(flags) else found.reason
     skipped = {step: value or 0.0 for step, _, value in reader.series(["train/skipped"])["train/skipped"]}
-    if trained is not None and any(trained):
-        return trajectory, trained, None
-    reason = why_untrained(trajectory, row.split, row.step, skipped) or _why_no_advantage(reader, row)
-    if trained is not None and reason is None:
-        reason = "its advantage is 0" if row.advantage == 0 else "the learner left all its tokens out"
-    return trajectory, trained, reason
+    reason = found.reason or why_untrained(trajectory, row.split, row.step, skipped) or _why_no_advantage(reader, row)
+    return trajectory, None, reason
 
 
 def _why_no_advantage(reader: RunReader, row: ChainRow) -> str | None:

@@ -24,7 +24,7 @@ class TrackioTracker:
     def __init__(self, directory: str | Path, config: Mapping[str, Any] | None = None, name: str = "") -> None:
         project = os.environ.get("TRACKIO_PROJECT", "agentfly")
         with contextlib.redirect_stdout(io.StringIO()):  # it prints a greeting
-            self._run = trackio.init(
+            self._run: Any = trackio.init(
                 project=project,
                 name=name or Path(directory).name,
                 config=dict(config or {}),

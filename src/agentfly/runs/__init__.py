@@ -1,4 +1,4 @@
-"""The folder of a run: its layout, and the SQLite store of its metrics and trajectories."""
+"""The folder of a run: its layout, and the SQLite store of everything that is recorded of it, with the queries of the views."""
 
 from __future__ import annotations
 

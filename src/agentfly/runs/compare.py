@@ -97,7 +97,7 @@ def sign_test(better: int, worse: int) -> float:
     """The two-sided p-value of so many wins and losses if both are equally likely. Ties are left out by the caller."""
     total = better + worse
     tail = sum(math.comb(total, count) for count in range(min(better, worse) + 1))
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, 2 * tail / (1 << total))
 
 
 def permutation_test(differences: Sequence[float], *, seed: int = 0) -> float:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..display import Displayed, data_frame
+from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
@@ -353,18 +354,12 @@ class RunReader(Displayed):
 
     def to_pandas(self, what: Literal["metrics", "chains"] = "metrics") -> Any:
         """A pandas.DataFrame: the metrics with a row per step, or the summaries of all chains. Raises MissingExtra."""
-        from .overview import chain_rows, metric_rows
-
         return data_frame(metric_rows(self) if what == "metrics" else chain_rows(self))
 
     def __repr__(self) -> str:
-        from .overview import describe
-
         return f"<RunReader {describe(self)}>"
 
     def _repr_html_(self) -> str:
-        from .overview import reader_html
-
         return reader_html(self)
 
     # ---- over time -------------------------------------------------------------------------------------------------------
@@ -403,7 +398,8 @@ class RunReader(Displayed):
 
     def tools(self, step: int | None = None, split: str | None = None) -> list[ToolRow]:
         """The tools of a step, or of the whole run, the slowest first (by `p95_s`). Quantiles are accurate to a tenth."""
-        where, values = ["step = ?"], [WHOLE_RUN if step is None else step]
+        where = ["step = ?"]
+        values: list[Any] = [WHOLE_RUN if step is None else step]
         if split is not None:
             where, values = [*where, "split = ?"], [*values, split]
         merged: dict[str, ToolCounts] = {}

@@ -288,10 +288,13 @@ def step_stats(chains: Sequence[tuple[str, float | None]]) -> tuple[int, int, fl
 
 
 def unpack_values(dtype: str, blob: bytes) -> list[float]:
-    """The numbers of a stored series: float32 "f", float16 "e", bytes "B". Raises StorageError for another type."""
+    """The numbers of a stored series: float32 "f", float16 "e", bytes "B". Raises StorageError if it holds something else."""
     if dtype not in ("f", "e", "B"):
         raise StorageError(f"a series of tokens has the unknown type {dtype!r}")
-    return list(struct.unpack(f"<{len(blob) // struct.calcsize('<' + dtype)}{dtype}", blob))
+    count, rest = divmod(len(blob), struct.calcsize(f"<{dtype}"))
+    if rest:
+        raise StorageError(f"a series of tokens is cut: {len(blob)} bytes of type {dtype!r}")
+    return list(struct.unpack(f"<{count}{dtype}", blob))
 
 
 def tool_row(row: Sequence[Any]) -> tuple[str, ToolCounts]:

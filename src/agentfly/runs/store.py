@@ -78,7 +78,7 @@ class LearnedRow:
     id: str
     step: int
     outcome: str
-    scored: int
+    scored: bool
     num_tokens: int
     num_trained: int | None
     series: dict[str, tuple[str, bytes]]
@@ -329,7 +329,8 @@ class RunStore:
             held = self._fetch("SELECT key, name, dtype, blob FROM tokens WHERE key BETWEEN ? AND ?", (found[0][0], last))
             for key, name, dtype, blob in held:
                 series.setdefault(key, {})[name] = (dtype, blob)
-            yield from (LearnedRow(*row, series.get(key, {})) for key, *row in found)
+            for key, name, step, outcome, scored, num_tokens, num_trained in found:
+                yield LearnedRow(name, step, outcome, bool(scored), num_tokens, num_trained, series.get(key, {}))
 
     def checks(self) -> list[tuple[int, str, bool]]:
         """Step, name and result of every invariant that was checked. Empty for a run of format 1."""

@@ -171,6 +171,7 @@ class Trainer:
         self.stream: GroupStream | None = None  # from the start of `run`
         self._drawn: dict[str, Any] | None = None  # the draws that a resumed run goes on with
         self._recorded: dict[str, float] = {}  # what the store holds of the step that the run was resumed at
+        self._stored: set[str] = set()  # chains of the running step that the writer has
         self._batch_at = time.perf_counter()  # when the last batch was complete
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -382,8 +383,11 @@ class Trainer:
         )
         total = rollout.num_tasks * rollout.num_chains
 
-        def show(group: Group, _: Trajectory) -> None:
+        def show(group: Group, trajectory: Trajectory) -> None:
             self.progress.chains(min(stream.finished_chains, total), total)
+            if not self.overlaps:  # else the step that trains it is not known yet
+                self.writer.put_trajectories(group.step, "train", [trajectory])
+                self._stored.add(trajectory.id)
 
         stream = GroupStream(self.plan, pace, draw=self.cursor.draw, seeded=self._seeded, on_chain=show)
         if self._drawn is None:
@@ -394,7 +398,7 @@ class Trainer:
         return stream
 
     async def _collect(self, step: int) -> list[list[Trajectory]]:
-        """Wait for one step's chains. Finished chains are stored even if the step fails."""
+        """Wait for one step's chains. Each is stored as it ends if its step is known, and even if the step fails."""
         assert self.stream is not None
         finished: list[list[Trajectory]] = []
         try:
@@ -404,7 +408,9 @@ class Trainer:
             return finished
         finally:
             finished = finished or as_groups(self.stream.in_flight)
-            await self.writer.add_trajectories(step, "train", [each for group in finished for each in group], replace=True)
+            left = [each for group in finished for each in group if each.id not in self._stored]
+            await self.writer.add_trajectories(step, "train", left, replace=not self._stored)
+            self._stored.clear()
 
     async def _validate(self) -> Evaluation:
         settings = self.config.train

@@ -59,6 +59,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
         TIME         {steps, total_s, busy_share?, parts: [{name: metric or "other", label, description, seconds, share}], the
                       largest first, beside: [{name, label, description, seconds}], slowest: [{step, seconds, times_median,
                       reason}], by_step: [[step, {name: seconds}]]}
+    /api/runs/N/sources?field=    {fields: [names of task fields that divide the held-out tasks], field?: the one that was used,
+                               whole: bool, sources: [{value, tasks, points: [[step, mean reward, chains]]}]}    of validations
     /api/runs/N/config        {text: the file, config: {...nested}}
     /api/compare?runs=a,b     {runs: [{name, state, ...as in /api/runs}], config: [{key, values: [value? per run]}],
                                results: [{metric, values: [number? per run]}], pairs: [PAIR per further run],
@@ -97,6 +99,7 @@ from .compare import compare_json
 from .health import checks_json, environments_json, live_json
 from .library import Library, NotFound
 from .live import Changes
+from .sources import sources_json
 
 FILTER = (
     "step", "step_low", "step_high", "split", "task", "draw", "outcome", "tool", "low", "high", "below", "min_tokens",
@@ -151,7 +154,7 @@ class _RunRoutes:
     """The handlers of one run. Each reads its parameters, then asks a reader in a thread."""
 
     PARTS = (
-        "series", "steps", "chains", "histogram", "groups", "group", "envs", "events", "checks", "config", "export",
+        "series", "steps", "chains", "histogram", "groups", "group", "envs", "events", "checks", "sources", "config", "export",
     )  # fmt: skip
 
     def __init__(self, library: Library) -> None:
@@ -253,6 +256,10 @@ class _RunRoutes:
     async def checks(self, request: Request) -> Response:
         Parameters(request, ())
         return await self._ask(request, checks_json)
+
+    async def sources(self, request: Request) -> Response:
+        field = Parameters(request, ("field",)).text("field")
+        return await self._ask(request, lambda reader: sources_json(reader, field))
 
     async def config(self, request: Request) -> Response:
         Parameters(request, ())

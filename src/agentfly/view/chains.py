@@ -20,6 +20,7 @@ from ..runs.catalog import read_config
 from ..runs.directory import RunDirectory
 from ..runs.query import RunReader
 from ..runs.rows import ChainRow, TokenSeries
+from ..runs.trained import training_of
 from ..types import Message, Task, ToolResult, Trajectory, Turn
 from ..watch.tables import sampled_turns, why_untrained
 from .answers import plain
@@ -34,7 +35,6 @@ BUNDLED = {"pocket": model_dir, "pocket-worlds": worlds_dir}
 def chain_json(reader: RunReader, id: str) -> dict[str, Any]:  # noqa: A002 - the name of the field
     """What the page of a chain shows."""
     row, trajectory = reader.row(id), reader.trajectory(id)
-    skipped = {step: value or 0.0 for step, _, value in reader.series(["train/skipped"])["train/skipped"]}
     siblings = reader.group(row.step, row.task_id, row.draw, row.split)[:MAX_SIBLINGS]
     place = {number: index for index, (number, _) in sampled_turns(trajectory).items()}
     return {
@@ -48,19 +48,18 @@ def chain_json(reader: RunReader, id: str) -> dict[str, Any]:  # noqa: A002 - th
             "waited_s": trajectory.waited_s,
             "scored_s": trajectory.scored_s,
         },
-        "untrained": _why_untrained(row, trajectory, skipped),
+        "untrained": _why_untrained(reader, row, trajectory),
         "siblings": [{"id": each.id, "chain": each.chain, "score": each.score, "outcome": each.outcome} for each in siblings],
     }
 
 
-def _why_untrained(row: ChainRow, trajectory: Trajectory, skipped: Mapping[int, float]) -> str | None:
-    """Why the chain changed no weights; None if it did. What the learner recorded wins over what can be derived."""
-    if row.num_trained:
-        return None
-    reason = why_untrained(trajectory, row.split, row.step, skipped)
-    if reason is None and row.num_trained == 0:
-        return "no token of it was in the loss: its advantage is 0, or its tokens were masked"
-    return reason
+def _why_untrained(reader: RunReader, row: ChainRow, trajectory: Trajectory) -> str | None:
+    """Why no token of the chain was trained, or only some; None if all were. Derived for a run that did not record it."""
+    training = training_of(reader, row, trajectory)
+    if training.turns is not None or training.reason is not None:
+        return training.reason
+    skipped = {step: value or 0.0 for step, _, value in reader.series(["train/skipped"])["train/skipped"]}
+    return why_untrained(trajectory, row.split, row.step, skipped)
 
 
 def task_json(task: Task) -> dict[str, Any]:

@@ -30,6 +30,7 @@ OPEN_S = 600.0
 CLOSE_S = 20.0
 """Seconds that a reply may take to end after its conversation was closed."""
 MAX_TEXT = 20_000
+BUSY = "the agent is still replying: wait for its answer, or stop it"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
 
 Event = tuple[str, dict[str, Any]]
@@ -109,7 +110,7 @@ class Chat:
         self._owner = asyncio.create_task(self._own(start, ready, ended))
         try:
             await ready
-        except asyncio.CancelledError:  # the page is gone: nobody would close the session
+        except asyncio.CancelledError:  # the page is gone, and nothing else would close the session
             self._stop.set()
             self._owner.cancel()
             raise
@@ -205,6 +206,9 @@ class Chat:
     async def send(self, text: str | None) -> AsyncGenerator[Event, None]:
         """Say something. Yields text, reply, call, result, score, end; or error, which ends the reply, not the conversation."""
         session = self.talk
+        if not self._quiet.is_set():
+            yield "error", {"error": BUSY}
+            return
         told = len(session.trajectory.turns)
         self.used = time.time()
         self._quiet.clear()

@@ -34,7 +34,7 @@ from starlette.routing import Route
 from ..errors import ConfigError
 from ..net.json_body import load_json
 from .answers import EventStream, answer, dumps
-from .chat import MAX_TEXT, Chat, Wish
+from .chat import BUSY, MAX_TEXT, Chat, Wish
 from .chats import Chats
 
 
@@ -55,7 +55,7 @@ def routes(chats: Chats) -> list[Route]:
         chat = chats.find(request.path_params["id"])
         text = parse_text(await _body(request))
         if chat.talk.busy:
-            return answer({"error": "the agent is still replying: wait for its answer, or stop it"}, 409)
+            return answer({"error": BUSY}, 409)
         return EventStream(_stream(chat, text))
 
     async def closed(request: Request) -> Response:

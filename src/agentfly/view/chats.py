@@ -79,8 +79,7 @@ class Chats:
     async def open(self, wish: Wish) -> Chat:
         """Load the model if it is not, and start a conversation. Raises ConfigError or RolloutError."""
         async with self._opening:
-            if self._closed:
-                raise NotFound("the dashboard is closing")
+            self._refuse_if_closed()
             if len(self._chats) >= self.max_sessions:
                 raise ConfigError(f"there are {self.max_sessions} conversations already: close one")
             folder = self._library.find(wish.run)
@@ -138,8 +137,18 @@ class Chats:
             decoder, _, _ = open_tokenizer(folder)
             return Model(key, config, agent, decoder)
 
-        self._model = await self._library.call(load)
-        return self._model
+        model = await self._library.call(load)
+        try:
+            self._refuse_if_closed()  # `close` may have run while the model was loaded
+        except NotFound:
+            await model.agent.close()
+            raise
+        self._model = model
+        return model
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise NotFound("the dashboard is closing")
 
     def _spared_device(self) -> str | None:
         """The CPU while a run of the folder trains: it may need all memory of its device."""

@@ -56,8 +56,9 @@ def draw_text(panel: Panel, width: int = 72, height: int = 14, *, ascii_only: bo
     for row in range(height):
         pieces: Row = [(f"{labels.get(row, ''):>{margin}} |", None)]
         for column in range(columns):
-            dots, owner = cells.get((row, column), (None, None))
-            mark = " " if owner is None else MARKS[owner % len(MARKS)] if ascii_only else chr(0x2800 + (dots or 0))
+            cell = cells.get((row, column))
+            owner = None if cell is None else cell[1]
+            mark = " " if cell is None else MARKS[cell[1] % len(MARKS)] if ascii_only else chr(0x2800 + cell[0])
             if len(pieces) > 1 and pieces[-1][1] == owner:
                 pieces[-1] = (pieces[-1][0] + mark, owner)
             else:

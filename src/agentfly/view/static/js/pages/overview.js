@@ -8,6 +8,7 @@ import { align, curve } from "../curves.js";
 import { seriesColour, theme } from "../theme.js";
 import { clean, num, percent, seconds, words } from "../format.js";
 import { PHASES, phaseParts } from "../phases.js";
+import { Sources } from "../sources.js";
 
 const NAMES = [
   "reward/mean", "rollout/success", "validation/success", "validation/reward", "rollout/reply_tokens", "rollout/turns", "rollout/tokens_per_s",
@@ -26,6 +27,7 @@ export default function Overview({ run, about }) {
       <${Loaded} from=${series}>${(data) => html`<${Numbers} data=${data} about=${about} steps=${rows(steps.data)} />`}<//>
       ${about.state === "running" && html`<${Now} steps=${rows(steps.data)} about=${about} />`}
       <${Loaded} from=${series}>${(data) => html`<${Charts} run=${run} data=${data} />`}<//>
+      <${Sources} run=${run} validations=${rows(steps.data).filter((each) => each.split === "validation").length} />
       <div class="grid two">
         <${Card} title="How chains end" note="Each column is a step. Click one to open it."><${Loaded} from=${steps}>${(all) => html`<${Outcomes} run=${run} steps=${rows(all)} />`}<//><//>
         <${Card} title="Where the time goes" note="The newest steps, by what the step waited for."><${Loaded} from=${series}>${(data) => html`<${Times} data=${data} />`}<//><//>

@@ -1,4 +1,4 @@
-"""A run in one look: as a line, as HTML for a notebook, and as rows for a data frame. Reads it through a `RunReader`."""
+"""A run in one look: as a line, as HTML for a notebook, and as rows for a data frame. Reads it through a `runs.RunReader`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ..display import run_html
 from ..errors import AgentFlyError
+from . import run_html
 
 SHOWN = (
     "reward/mean",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from .errors import MissingExtra
+from ..errors import MissingExtra
 
 MAX_BYTES = 200_000
 MAX_TEXT = 6_000
