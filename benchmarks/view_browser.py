@@ -3,9 +3,9 @@
     python benchmarks/view.py --chains 100000 --keep runs/large
     python benchmarks/view_browser.py runs/large [--json PATH] [--repeats 5]
 
-Needs `pip install 'agentfly[view,browser]'` and Chromium. First paint is the browser's own `first-contentful-paint`; the others are
-measured in the page, from the event to the second animation frame after the new content is in the document. `cpu` is the time that
-the page's main thread and this process (the server and the driver of the browser) computed for it: other programs do not change it.
+Needs `pip install 'agentfly[view,browser]'` and Chromium. First paint is the browser's own `first-contentful-paint`; the others
+are measured in the page, from the event to the animation frame after the new content is in the document. `cpu` is the time that
+the page's main thread and this process (the server and the driver of the browser) computed: other programs do not change it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ async def measure(run: Path, repeats: int) -> dict[str, float]:
             ):
                 await page.goto(address)
                 await page.locator(ready).first.wait_for()
-                note(figures, f"first paint {name}", await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+                note(
+                    figures,
+                    f"first paint {name}",
+                    await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"),
+                )
                 note(figures, f"usable {name}", await page.evaluate("performance.now()"))
             note(figures, "nodes chains", await page.evaluate("document.querySelectorAll('*').length"))
             sent = "performance.getEntriesByType('resource').reduce((sum, each) => sum + each.transferSize, 0)"

@@ -1,7 +1,7 @@
 """Makes the pictures of the dashboard in docs/assets: python scripts/view/screenshots.py [--runs DIR] [--out docs/assets]
 
-Needs `pip install 'agentfly[view,browser]'`, Pillow and Chromium (apt-get install chromium fonts-inter). Without `--runs` it first
-trains three short runs of the bundled models on the CPU, which takes a few minutes.
+Needs `pip install 'agentfly[view,browser]'`, Pillow and Chromium (apt-get install chromium fonts-inter). Without `--runs` it
+first trains short runs of the bundled models on the CPU, which takes a few minutes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,12 @@ def pictures(folder: Path) -> dict[str, tuple[str, str, dict[str, int]]]:
     chain = max((row for row in rows if row.advantage), key=lambda row: row.num_tokens)
     run = "/run/quickstart-seed0"
     return {
-        "view-runs": ("/", "light", WIDE),
         "view-overview": ("/run/alfworld", "light", WIDE),
-        "view-overview-dark": ("/run/alfworld", "dark", WIDE),
         "view-metrics": (f"{run}/metrics?with=quickstart-seed1,quickstart-rloo&bands=1", "light", WIDE),
         "view-chains": (f"{run}/chains?split=train&sort=-advantage", "light", WIDE),
         "view-talk": (f"{run}/chain/{chain.id}", "dark", WIDE),
         "view-tokens": (f"{run}/chain/{chain.id}?tab=tokens&colour=entropy", "light", TALL),
         "view-group": (f"{run}/group/2/{group.task_id}", "light", TALL),
-        "view-environments": ("/run/alfworld/envs", "light", WIDE),
         "view-health": (f"{run}/checks", "dark", WIDE),
         "view-compare": ("/compare?runs=quickstart-seed0,quickstart-rloo", "light", WIDE),
         "view-phone": (f"{run}/chain/{chain.id}?tab=tokens&colour=advantage", "light", PHONE),
@@ -101,11 +98,9 @@ async def settle(page: Any) -> None:
 
 
 def save(data: bytes, path: Path) -> None:
-    """Writes the picture; a large one with a palette, which halves the file."""
+    """Writes the picture with a palette of its own colours, which halves the file."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
-    image.save(path, optimize=True)
-    if path.stat().st_size > MAX_BYTES // 2:
-        image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path}: {size // 1000} KB")
     if size > MAX_BYTES:

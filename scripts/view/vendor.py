@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "src/agentfly/view/static/vendor"
-PACKAGES = {"preact": "11.2.0", "@preact/signals": "2.11.4", "@preact/signals-core": "1.14.5", "htm": "3.1.1", "uplot": "1.6.32"}
+PACKAGES = {
+    "preact": "11.2.0",
+    "@preact/signals": "2.11.4",
+    "@preact/signals-core": "1.14.5",
+    "htm": "3.1.1",
+    "uplot": "1.6.32",
+}
 ESBUILD = "0.28.2"
 PREACT = """
 export { h, Fragment, render, createContext } from "preact";

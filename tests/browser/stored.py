@@ -96,8 +96,8 @@ def make_chain(
     ]
     components = {} if reward is None else {"exact_match": reward}
     made = Trajectory(
-        name, Task(task, (messages[1],), {"question": say, "answer": "89"}), chain, messages, turns, outcome, error, answer, reward,
-        components, seconds=1.8,
+        name, Task(task, (messages[1],), {"question": say, "answer": "89"}), chain, messages, turns, outcome, error, answer,
+        reward, components, seconds=1.8,
     )  # fmt: skip
     made.started = START + chain
     return made
@@ -112,8 +112,8 @@ def step_chains(step: int, *, tasks: int = 4, siblings: int = 4, words: int = 0)
             found.append(
                 make_chain(
                     f"t{step}-{task}-{chain}", f"task-{task}", chain, 1.0 if right else 0.0, version=step - 1,
-                    answer="89" if right else str(80 + chain), first="Thought: multiply first" if right else "Thought: add first",
-                    words=words,
+                    answer="89" if right else str(80 + chain), words=words,
+                    first="Thought: multiply first" if right else "Thought: add first",
                 )
             )  # fmt: skip
     return found
@@ -139,18 +139,22 @@ def add_step(store: RunStore, step: int, *, words: int = 0, lift: float = 0.0) -
     store.add_trajectories(step, "train", chains)
     store.add_tokens(step, records(chains))
     store.add_checks(step, {"logprob_gap": (True, 1e-6 * step, 0.05), "lag": (step != 2, float(step == 2), 0.0)})
-    store.add_gauges(START + 10 * step, {"resources/house/allocated": 4.0 * step, "resources/house/waiting": 1.0, "chains/running": 8.0})
+    store.add_gauges(
+        START + 10 * step, {"resources/house/allocated": 4.0 * step, "resources/house/waiting": 1.0, "chains/running": 8.0}
+    )
     store.add_metrics(
         step,
         {
-            "reward/mean": 0.2 * step + lift, "rollout/success": 0.2 * step + lift, "rollout/turns": 2.0, "train/entropy": 1.0 / step,
-            "train/logprob_gap": 1e-6, "time/step_s": 4.0, "time/decode_s": 2.5, "time/learn_s": 1.0, "time/tools_s": 0.5,
+            "reward/mean": 0.2 * step + lift, "rollout/success": 0.2 * step + lift, "rollout/turns": 2.0,
+            "train/entropy": 1.0 / step, "train/logprob_gap": 1e-6, "time/step_s": 4.0, "time/decode_s": 2.5, "time/learn_s": 1.0, "time/tools_s": 0.5,
             "train/skipped": 0.0,
         },
     )  # fmt: skip
 
 
-def make_run(folder: Path, *, steps: int = 3, algorithm: str = "grpo", seed: int = 0, lr: str = "2e-4", lift: float = 0.0) -> Path:
+def make_run(
+    folder: Path, *, steps: int = 3, algorithm: str = "grpo", seed: int = 0, lr: str = "2e-4", lift: float = 0.0
+) -> Path:
     """A finished run of `steps` steps with validations, pools, checks and one failed chain."""
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG.format(algorithm=algorithm, seed=seed, steps=steps, lr=lr))

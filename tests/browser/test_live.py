@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from . import stored
@@ -122,7 +121,9 @@ def test_links_and_controls_have_a_place_in_the_tab_order(tab: Tab) -> None:
     page.locator("body").click(position={"x": 1, "y": 1})
     for _ in range(60):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent).trim()"))
+        reached.add(
+            page.evaluate("(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent).trim()")
+        )
     for name in ("Overview", "Light or dark", "Split", "Outcome", "Sort", "Export JSONL", "Chains"):
         assert name in reached, (name, sorted(reached))
 
@@ -189,8 +190,13 @@ def test_the_policy_stops_inline_script_and_style(tab: Tab) -> None:
     page = tab.page
     settled(page)
     page.evaluate(
-        """() => { const box = document.createElement('div'); box.innerHTML = '<img src=x onerror="window.pwned=1"><b style="color:red">b</b>';
-        document.body.append(box); const s = document.createElement('script'); s.textContent = 'window.pwned=2'; document.body.append(s); }"""
+        """() => {
+            const box = document.createElement('div');
+            box.innerHTML = '<img src=x onerror="window.pwned=1"><b style="color:red">b</b>';
+            const code = document.createElement('script');
+            code.textContent = 'window.pwned=2';
+            document.body.append(box, code);
+        }"""
     )
     page.wait_for_timeout(300)
     assert page.evaluate("window.pwned") is None

@@ -1,4 +1,4 @@
-"""The files of the dashboard without a browser: vendored hashes, syntax, pure functions, and what the content policy forbids."""
+"""The files of the dashboard without a browser: vendored hashes, syntax, pure functions, and what the policy forbids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_modules_are_small_and_import_files_that_exist() -> None:
 
 def test_nothing_writes_html_or_runs_text() -> None:
     """Texts of models reach the page through text nodes alone."""
-    forbidden = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySetInnerHTML|\beval\(|new Function|srcdoc")
+    forbidden = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySetInnerHTML|\beval\(|new Function|srcdoc"
+    )
     for path in MODULES:
         assert not forbidden.search(path.read_text(encoding="utf-8")), path.name
 
@@ -81,7 +83,8 @@ def test_git_and_the_wheel_leave_no_file_out() -> None:
 def test_every_module_is_valid() -> None:
     """One process parses them all; `node --check` would need one for each."""
     assert NODE is not None
-    parse = "import fs from 'fs'; import vm from 'vm'; for (const path of process.argv.slice(1)) new vm.SourceTextModule(fs.readFileSync(path, 'utf8'), {identifier: path});"
+    parse = """import fs from 'fs'; import vm from 'vm';
+        for (const path of process.argv.slice(1)) new vm.SourceTextModule(fs.readFileSync(path, 'utf8'), {identifier: path});"""
     checked = subprocess.run(
         [NODE, "--experimental-vm-modules", "--input-type=module", "-e", parse, "--", *map(str, MODULES)],
         capture_output=True, text=True, check=False,
@@ -93,7 +96,11 @@ def test_every_module_is_valid() -> None:
 def test_the_pure_functions() -> None:
     assert NODE is not None
     ran = subprocess.run(
-        [NODE, "--test", str(Path(__file__).with_name("pure.test.mjs"))], capture_output=True, text=True, check=False, timeout=120
+        [NODE, "--test", str(Path(__file__).with_name("pure.test.mjs"))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stdout[-4000:]
     assert re.search(r"pass [1-9]\d*", ran.stdout)

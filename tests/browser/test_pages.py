@@ -11,9 +11,11 @@ from .conftest import PHONE, Tab
 
 PATHS = [
     "/", "/run/full", "/run/full/metrics", "/run/full/steps/2", "/run/full/chains", "/run/full/chain/t2-0-0",
-    "/run/full/chain/t2-0-0?tab=tokens", "/run/full/chain/t2-0-0?tab=times", "/run/full/chain/t2-0-0?tab=raw", "/run/full/group/2/task-0",
-    "/run/full/envs", "/run/full/checks", "/run/full/config", "/run/full/chat", "/compare?runs=full,again-seed1",
+    "/run/full/chain/t2-0-0?tab=tokens", "/run/full/chain/t2-0-0?tab=times", "/run/full/chain/t2-0-0?tab=raw",
+    "/run/full/group/2/task-0", "/run/full/envs", "/run/full/checks", "/run/full/config", "/run/full/chat",
+    "/compare?runs=full,again-seed1",
 ]  # fmt: skip
+NAMED = "bg panel sunken text soft faint accent good warn bad good-soft warn-soft bad-soft accent-soft"
 
 
 def settled(page: Any) -> None:
@@ -250,13 +252,22 @@ def test_text_is_readable_in_both_themes(open_tab: Callable[..., Tab]) -> None:
     for scheme in ("light", "dark"):
         page = open_tab(scheme=scheme).page
         colours = page.evaluate(
-            """() => Object.fromEntries(["bg", "panel", "sunken", "text", "soft", "faint", "accent", "good", "warn", "bad", "good-soft",
-            "warn-soft", "bad-soft", "accent-soft"].map((name) => [name, getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim()]))"""
+            """names => Object.fromEntries(names.map((name) =>
+                [name, getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim()]))""",
+            NAMED.split(),
         )
         pairs = [(text, ground) for text in ("text", "soft", "faint") for ground in ("bg", "panel")]
-        pairs += [(name, f"{name}-soft") for name in ("good", "warn", "bad", "accent")] + [("accent", "panel"), ("soft", "sunken")]
+        pairs += [(name, f"{name}-soft") for name in ("good", "warn", "bad", "accent")] + [
+            ("accent", "panel"),
+            ("soft", "sunken"),
+        ]
         for text, ground in pairs:
-            assert contrast(colours[text], colours[ground]) >= 4.5, (scheme, text, ground, contrast(colours[text], colours[ground]))
+            assert contrast(colours[text], colours[ground]) >= 4.5, (
+                scheme,
+                text,
+                ground,
+                contrast(colours[text], colours[ground]),
+            )
 
 
 def contrast(one: str, other: str) -> float:
