@@ -4,6 +4,7 @@
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
     agentfly runs | show | export | doctor                        (see cli_runs.py)
+    agentfly verl print-config | plan                             (see cli_scale.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2
@@ -26,7 +27,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, cli_envs, cli_runs, plugins
+from . import __version__, cli_envs, cli_runs, cli_scale, plugins
 from .envs.search.serve.command import add_command as add_search_server
 from .errors import AgentFlyError, ConfigError
 
@@ -114,6 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     sft.set_defaults(run=_sft)
 
     cli_runs.add_parsers(commands)
+    cli_scale.add_parsers(commands)
 
     recipes = commands.add_parser("recipes", help="list the recipes, or print one")
     recipes.add_argument("name", nargs="?", default="list", help="print this recipe: agentfly recipes quickstart > mine.toml")
@@ -184,7 +186,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         if arguments.profile:
             raise ConfigError("--profile measures a training, and --dry-run does not train: remove one of them")
-        return _dry_run(config)
+        return _dry_run(config) if config.backend == "local" else cli_scale.print_verl(config)
     from rich.console import Console
 
     from .training import train
@@ -203,6 +205,9 @@ def _train(arguments: argparse.Namespace) -> int:
         _profile(console, progress.directory, sampler)
         console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+    if config.backend == "verl":
+        cli_scale.verl_closing(result)
+        return 0
     _closing(console, config, result, str(path or result.directory / "config.toml"), sampler)
     return 0
 

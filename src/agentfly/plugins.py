@@ -32,6 +32,7 @@ EXTRAS = {
     "gguf": "smollm2",
     "scienceworld": "scienceworld",
     "vllm": "vllm",
+    "verl": "verl",
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",
