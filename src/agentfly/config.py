@@ -200,7 +200,9 @@ class VerlSettings:
     workers: int = setting(
         1, "processes in which chains run; limits of [resources] and rollout.max_concurrency are divided by it", low=1
     )
-    offload: bool = setting(False, "keep the learner's weights and optimizer state in the host's memory while chains are sampled")
+    offload: bool = setting(
+        False, "keep the learner's weights and optimizer state in the host's memory while chains are sampled"
+    )
     overrides: list[str] = setting([], "further hydra overrides of verl, as key=value; they come last and are not checked")
 
     def __post_init__(self) -> None:

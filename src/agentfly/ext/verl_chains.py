@@ -89,7 +89,13 @@ class ServerEngine:
     reads: Literal["ids", "messages"] = "ids"
 
     def __init__(
-        self, client: Any, tokenizer: Any, stop_ids: frozenset[int], base: Mapping[str, Any], settings: LoopSettings, version: int
+        self,
+        client: Any,
+        tokenizer: Any,
+        stop_ids: frozenset[int],
+        base: Mapping[str, Any],
+        settings: LoopSettings,
+        version: int,
     ) -> None:
         self.version, self.max_context = version, settings.max_context
         self.newest: int | None = None
@@ -205,7 +211,9 @@ class SessionRunner:
 
     async def _run(self, client: Any, parameters: Mapping[str, Any], row: Mapping[str, Any], session: str) -> list[Row]:
         validates = row.get(SPLIT) == "validation"
-        uid = str(row["uid"]) if "session_id" in row else session  # without a session id, verl runs every chain as its own group
+        uid = (
+            str(row["uid"]) if "session_id" in row else session
+        )  # without a session id, verl runs every chain as its own group
         group = self._join(uid, row, validates)
         trajectory = None
         step = int(row.get("global_steps", 0))

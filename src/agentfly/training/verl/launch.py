@@ -86,7 +86,9 @@ def train_verl(config: Config, resume: str | Path | None = None, progress: Progr
     progress = progress or Progress(config.train.steps)
     directory = open_directory(config, resume)
     if resume is None and any(directory.checkpoints.glob("global_step_*")):
-        raise ConfigError(f"{directory.path} is not empty: resume it with --resume {directory.path}, or choose another run.name")
+        raise ConfigError(
+            f"{directory.path} is not empty: resume it with --resume {directory.path}, or choose another run.name"
+        )
     with directory.lock():
         progress.directory = directory.path
         overrides = write_run(config, directory, progress, resumes=resume is not None)

@@ -475,9 +475,7 @@ TABLE: dict[str, Rule] = {
         "critic.optim.lr",
         critic(lambda value, job: {"critic.optim.lr": value or CRITIC_LR * job.config.train.lr}),
     ),
-    "train.critic_epochs": made(
-        "critic.ppo_epochs", critic(lambda value, job: {"critic.ppo_epochs": value or CRITIC_EPOCHS})
-    ),
+    "train.critic_epochs": made("critic.ppo_epochs", critic(lambda value, job: {"critic.ppo_epochs": value or CRITIC_EPOCHS})),
     "train.critic_minibatches": made("critic.ppo_mini_batch_size", critic(critic_minibatches)),
     "train.critic_warmup_steps": made("trainer.critic_warmup", critic(critic_warmup)),
     "train.betas": made("actor.optim.betas", lambda value, job: optimizer("betas", list(value), job)),
@@ -520,9 +518,7 @@ TABLE: dict[str, Rule] = {
     "verl.strategy": made("actor.strategy, critic.strategy or model_engine", strategy),
     "verl.engine": to(f"{ROLLOUT}.name"),
     "verl.nodes": to("trainer.nnodes"),
-    "verl.gpus_per_node": made(
-        "trainer.n_gpus_per_node", lambda value, job: {"trainer.n_gpus_per_node": job.gpus_per_node}
-    ),
+    "verl.gpus_per_node": made("trainer.n_gpus_per_node", lambda value, job: {"trainer.n_gpus_per_node": job.gpus_per_node}),
     "verl.tensor_parallel": to(f"{ROLLOUT}.tensor_model_parallel_size"),
     "verl.memory_fraction": to(f"{ROLLOUT}.gpu_memory_utilization"),
     "verl.workers": to(f"{ROLLOUT}.agent.num_workers"),

@@ -13,11 +13,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...config import Config, keys
 from ...engines import check_trained_sampling, engine_options
-from ...engines.copies import LearnerCopy
 from ...errors import ConfigError, InvariantError
 from ...ext.verl_chains import LoopSettings, ServerEngine
 from ...learn.algorithms import find_algorithm
@@ -25,6 +24,9 @@ from ...rollout import Plan, make_plan, open_task
 from ...types import Message, Task
 from ..build import build_agent, build_tasks
 from .table import AGGREGATIONS, ESTIMATORS, TABLE, Job, Refusal
+
+if TYPE_CHECKING:
+    from ...engines.copies import LearnerCopy
 
 UNSET_CONTEXT = 16384
 """Tokens of a chain if neither agent.max_context nor the model says less: verl must fit the longest row into one micro batch."""
@@ -56,6 +58,8 @@ class Prepared:
 
 def open_copy(config: Config, model: str | None = None) -> LearnerCopy:
     """The tokenizer, renderer and limits of the config's model, or of a folder with the same tokenizer; weights on demand."""
+    from ...engines.copies import LearnerCopy  # late: torch
+
     options = {name: value for name, value in engine_options(config.agent.engine).items() if name in RENDERING}
     return LearnerCopy(model or config.agent.model, **options)
 

@@ -46,7 +46,9 @@ async def open_session_runner(run: str) -> SessionRunner:
 async def _open(run: Path, folder: Path) -> SessionRunner:
     path = folder / SETTINGS
     if not path.is_file():
-        raise ConfigError(f"{path} is not on {socket.gethostname()}: a run of several machines needs run.dir in a shared folder")
+        raise ConfigError(
+            f"{path} is not on {socket.gethostname()}: a run of several machines needs run.dir in a shared folder"
+        )
     content = json.loads(path.read_text(encoding="utf-8"))
     directory = Path(content["directory"])
     if not directory.is_dir():
