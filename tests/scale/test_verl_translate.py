@@ -189,8 +189,8 @@ def test_lengths_are_those_of_the_data() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [([], ""), (["algorithm=cispo"], ""), (["algorithm=rloo"], "rloo"), (["algorithm=ppo"], "ppo"), (["algorithm=opo"], "opo"),
-     (["algorithm=dr_grpo"], "seq-mean-token-sum-norm"), (["algorithm=gspo"], "GSPO"), (["loss.correction=sequence"], "sequence"),
-     (["loss.kl_coef=0.1", "loss.kl_in=reward"], "KL")],
+     (["algorithm=dr_grpo"], "seq-mean-token-sum-norm"), (["algorithm=gspo"], "GSPO"),
+     (["loss.correction=sequence"], "sequence"), (["loss.kl_coef=0.1", "loss.kl_in=reward"], "KL")],
 )  # fmt: skip
 def test_rewritten_history_is_allowed_only_where_verl_counts_chains(overrides: list[str], reason: str) -> None:
     config = config_of(*overrides)
@@ -238,7 +238,7 @@ def test_gpus_come_from_verls_keys() -> None:
 
 
 def test_own_overrides_come_last_and_unchanged() -> None:
-    config = config_of('verl.overrides=["a.b=[1, {c: 2}]", "+d=\'x=y\'"]')
+    config = config_of("algorithm=rloo", 'verl.overrides=["a.b=[1, {c: 2}]", "+d=\'x=y\'"]')
     words = [str(each) for each in translate(dataclasses.replace(base_job(), config=config, flat=flatten(config)))]
     assert words[-2:] == ["a.b=[1, {c: 2}]", "+d='x=y'"]
     with pytest.raises(ConfigError, match=r"verl\.overrides holds key=value"):

@@ -1,4 +1,4 @@
-"""Chains on verl's servers: `ServerEngine` samples from them, `SessionRunner` plays one session of a group and returns its rows.
+"""Chains on verl's servers: `ServerEngine` samples from them, `SessionRunner` plays a session and returns its rows.
 
 A session of verl is one chain. All sessions of a prompt run in one worker process, so a session waits here for its siblings:
 a group of which one chain or none is left cannot be compared, and verl would train the raw reward of the one. This module
@@ -80,10 +80,10 @@ class Row:
 class ServerEngine:
     """Samples one chain's replies from verl's servers, token ids in and out. Implements `types.Engine`.
 
-    `client` is verl's LLMServerClient; one request id for all turns keeps a chain on the server that holds its cache. `base` are
-    the sampling parameters that verl passes (they differ between training and validation). `version` labels tokens if a server
-    does not say which weights drew them. A reply that spans several versions is labelled with the oldest: verl reports the
-    oldest and the newest of a reply, not those of single tokens.
+    `client` is verl's LLMServerClient; one request id for all turns keeps a chain on the server that holds its cache. `base`
+    are the sampling parameters that verl passes (they differ between training and validation). `version` labels tokens if a
+    server does not say which weights drew them. A reply that spans several versions is labelled with the oldest: verl reports
+    the oldest and the newest of a reply, not those of single tokens.
     """
 
     reads: Literal["ids", "messages"] = "ids"
@@ -174,8 +174,8 @@ class _Group:
 class SessionRunner:
     """The state of one worker process: the plan with its environments, the open groups, and the share of lost chains.
 
-    `stop_file` is written once if the run must stop: verl turns every error of a session into a failed group and goes on, so the
-    launcher watches for this file.
+    `stop_file` is written once if the run must stop: verl turns every error of a session into a failed group and goes on, so
+    the launcher watches for this file.
     """
 
     def __init__(

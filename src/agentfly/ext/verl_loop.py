@@ -1,7 +1,7 @@
 """The agent loop that verl calls (verl 0.9): one instance per session, all of them on one `SessionRunner` per process.
 
-verl makes the instance from the YAML file that the launcher writes: `folder` is the run's folder, `build` names the function that
-opens the runner there ("module:function"), so that this room needs to know nothing of configs and training.
+verl makes the instance from the YAML file that the launcher writes: `folder` is the run's folder, `build` names the function
+that opens the runner there ("module:function"), so that this room needs to know nothing of configs and training.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ must stop the run, and the launcher ends verl then.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -224,10 +225,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End the process group: ask first, then kill what is left."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            pass
     _signal(process, signal.SIGKILL)  # children that verl left behind are in its group
     process.wait()
 

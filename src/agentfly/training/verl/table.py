@@ -1,8 +1,8 @@
 """What becomes of every config key in verl: one rule per key.
 
 A rule sets keys of verl (`to`, `made`), is read by the agent loop in verl's workers (`LOOP`), is used before verl starts
-(`BEFORE`), or refuses every value but the default (`refused`). A function of a rule raises `Refusal` for a value that verl cannot
-run. `tests/scale/test_verl_translate.py` fails if a key has no rule.
+(`BEFORE`), or refuses every value but the default (`refused`). A function of a rule raises `Refusal` for a value that verl
+cannot run. `tests/scale/test_verl_translate.py` fails if a key has no rule.
 """
 
 from __future__ import annotations

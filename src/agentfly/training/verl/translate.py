@@ -1,7 +1,7 @@
 """Config -> Job -> hydra overrides of verl. Reads the data and the model's tokenizer, and needs no verl.
 
-`make_job` renders every prompt, so that verl's length limits are those of the data. `translate` applies the table; what verl cannot
-run raises one ConfigError that names each key.
+`make_job` renders every prompt, so that verl's length limits are those of the data. `translate` applies the table; what verl
+cannot run raises one ConfigError that names each key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...engines.copies import LearnerCopy
 
 UNSET_CONTEXT = 16384
-"""Tokens of a chain if neither agent.max_context nor the model says less: verl must fit the longest row into one micro batch."""
+"""Tokens of a chain if neither agent.max_context nor the model says less: the longest row must fit into one micro batch."""
 OWN = "verl.overrides"
 RENDERING = ("chat_template", "template_args", "stop_ids")
 

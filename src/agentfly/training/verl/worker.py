@@ -1,7 +1,7 @@
 """In verl's worker processes: opens the agent of a run's folder with its environments.
 
-`ext.verl_loop` calls `open_session_runner` once per process. Limits of the host ([resources], rollout.max_concurrency) are divided
-by the number of workers.
+`ext.verl_loop` calls `open_session_runner` once per process. Limits of the host ([resources], rollout.max_concurrency) are
+divided by the number of workers.
 """
 
 from __future__ import annotations
@@ -44,26 +44,28 @@ async def open_session_runner(run: str) -> SessionRunner:
 
 
 async def _open(run: Path, folder: Path) -> SessionRunner:
-    path = folder / SETTINGS
-    if not path.is_file():
-        raise ConfigError(
-            f"{path} is not on {socket.gethostname()}: a run of several machines needs run.dir in a shared folder"
-        )
-    content = json.loads(path.read_text(encoding="utf-8"))
-    directory = Path(content["directory"])
-    if not directory.is_dir():
-        raise ConfigError(f"{directory} is not on {socket.gethostname()}: start the run in a folder that all machines share")
-    os.chdir(directory)  # files of the recipe are named relative to it
+    content = _read_settings(folder / SETTINGS)
     config = Config.load(run / "config.toml")
     settings = LoopSettings(**content["loop"])
     copy = open_copy(config, content["model"])
     plan = open_plan(share(config), copy, settings)
     stack = AsyncExitStack()
     wanted = config.rollout.max_concurrency or config.rollout.num_tasks * config.rollout.num_chains
-    together = math.ceil(wanted / config.verl.workers)
     agent: Any = plan.agent
-    plan = await stack.enter_async_context(open_environments(agent, plan, together))
+    plan = await stack.enter_async_context(open_environments(agent, plan, math.ceil(wanted / config.verl.workers)))
     return SessionRunner(plan, settings, copy.tokenizer, copy.stop_ids, stop_file=folder / STOPPED, stack=stack)
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Read the settings and change to the folder in which the run was started: files of a recipe are relative to it."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is not on {socket.gethostname()}: with several machines, run.dir must be a shared folder")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    directory = Path(content["directory"])
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is not on {socket.gethostname()}: start the run in a folder that all machines share")
+    os.chdir(directory)
+    return content
 
 
 def share(config: Config) -> Config:
