@@ -43,9 +43,7 @@ def test_a_worker_plays_the_recipe_of_the_folder(tmp_path: Path, monkeypatch: py
         from agentfly.types import Message
 
         task = Task("t", (Message("user", "What is 3 + 4?"),), {"answer": "7"})
-        rows = [
-            {"uid": "u", "session_id": chain, "global_steps": 1, TASK: encode(task), SPLIT: "train"} for chain in range(2)
-        ]
+        rows = [{"uid": "u", "session_id": chain, "global_steps": 1, TASK: encode(task), SPLIT: "train"} for chain in range(2)]
         found = await asyncio.gather(*(runner.run(client, {"temperature": 1.0}, row, f"u-{row['session_id']}") for row in rows))
         assert [each[0].reward for each in found] == [1.0, 1.0]
         assert tokenizer.decode(found[0][0].response_ids[:-1]) == "Answer: 7"

@@ -348,10 +348,10 @@ def offload(value: bool, job: Job) -> Mapping[str, Any]:
     if not value:
         return {}
     parts = ("param_offload", "optimizer_offload")
-    if job.megatron:
-        return {f"{ACTOR}.megatron.{part}": True for part in (*parts, "grad_offload")}
-    found = {f"{ACTOR}.fsdp_config.{part}": True for part in parts}
-    return found | ({f"critic.fsdp.{part}": True for part in parts} if job.algorithm.needs_critic else {})
+    owners = [f"{ACTOR}.megatron" if job.megatron else f"{ACTOR}.fsdp_config"]
+    if job.algorithm.needs_critic:
+        owners.append("critic.megatron" if job.megatron else "critic.fsdp")
+    return {f"{owner}.{part}": True for owner in owners for part in parts}
 
 
 def model(value: str, job: Job) -> Mapping[str, Any]:
