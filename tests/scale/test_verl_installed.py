@@ -410,7 +410,7 @@ def test_the_default_trainer_reads_our_rows_from_transfer_queue(tmp_path: Path, 
         totals = [scores.sum().item() for scores in data["rm_scores"].unbind()]
         assert totals == [float(chain) for _, chain, _ in order]
         assert all(mask[-1] == 1 for mask in data["response_mask"].unbind())
-        extra = SimpleNamespace(**list(data["extra_fields"])[0])
+        extra = SimpleNamespace(**next(iter(data["extra_fields"])))
         assert extra.agentfly_outcome == "finished"
         assert set(extra.reward_extra_info) == {"acc", "sampled_tokens", "tool_calls", "invalid_calls"}
         assert all(tag["min_global_steps"] == tag["max_global_steps"] == 0 for tag in taken.tags)

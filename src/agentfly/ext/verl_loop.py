@@ -22,7 +22,7 @@ _runners: dict[tuple[str, int], asyncio.Task[SessionRunner]] = {}
 """Per run folder and event loop. verl makes a new loop instance per session, so what sessions share is kept here."""
 
 
-class TrainingRow(AgentLoopOutput):
+class TrainingRow(AgentLoopOutput):  # type: ignore[misc]
     """An output whose rewards stand on the tokens that earned them. verl itself puts the sum on the last token."""
 
     token_rewards: list[float]
@@ -34,7 +34,7 @@ class TrainingRow(AgentLoopOutput):
         return fields
 
 
-class AgentFlyLoop(AgentLoopBase):
+class AgentFlyLoop(AgentLoopBase):  # type: ignore[misc]
     """Plays one chain of the recipe in `folder` over verl's servers."""
 
     def __init__(self, *args: Any, folder: str, build: str, **kwargs: Any) -> None:

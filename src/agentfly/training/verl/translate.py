@@ -200,7 +200,8 @@ def translate(job: Job) -> list[Override]:
         why.append("warm_start.demos: with lora.rank, train the demonstrations first (agentfly sft) and set agent.model")
     if why:
         raise ConfigError('backend = "verl" cannot run ' + "; ".join(why))
-    return [*found.values(), *(Override(*word.split("=", 1), OWN) for word in job.config.verl.overrides)]
+    words = (word.partition("=") for word in job.config.verl.overrides)
+    return [*found.values(), *(Override(name, value, OWN) for name, _, value in words)]
 
 
 def hydra_value(value: Any) -> str:
