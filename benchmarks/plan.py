@@ -147,9 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for point in content["points"]:
         error = point["predicted"] / point["measured"] - 1
         held = "held back" if point["held_back"] else ""
-        print(
-            f"{point['part']:<7} {point['name']:<44} {point['measured']:>12.1f} {point['predicted']:>12.1f} {error:>7.1%} {held}"
-        )
+        values = f"{point['measured']:>12.1f} {point['predicted']:>12.1f} {error:>7.1%}"
+        print(f"{point['part']:<7} {point['name']:<44} {values} {held}")
     print(content["parameters"])
     TARGET.write_text(text)
     return 0

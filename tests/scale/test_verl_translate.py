@@ -229,6 +229,7 @@ def test_warm_up_has_no_step_of_rate_zero() -> None:
 def test_gpus_come_from_verls_keys() -> None:
     found = overrides_of("verl.nodes=2", "verl.gpus_per_node=8", "verl.tensor_parallel=2", "verl.workers=4")
     assert (found["trainer.nnodes"], found["trainer.n_gpus_per_node"]) == (2, 8)
+    assert found["transfer_queue.backend.SimpleStorage.num_data_storage_units"] == 4
     assert found["actor_rollout_ref.rollout.tensor_model_parallel_size"] == 2
     assert found["actor_rollout_ref.rollout.agent.num_workers"] == 4
     if "learner.ranks" in {key for key, *_ in keys()}:

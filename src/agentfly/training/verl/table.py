@@ -344,6 +344,11 @@ def strategy(value: str, job: Job) -> Mapping[str, Any]:
     return {f"{ACTOR}.strategy": value, **({"critic.strategy": value} if job.algorithm.needs_critic else {})}
 
 
+def nodes(value: int, job: Job) -> Mapping[str, Any]:
+    # verl's 8 storage units take a core each, and wait for ever on a machine with fewer.
+    return {"trainer.nnodes": value, "transfer_queue.backend.SimpleStorage.num_data_storage_units": 2 * value}
+
+
 def offload(value: bool, job: Job) -> Mapping[str, Any]:
     if not value:
         return {}
@@ -517,7 +522,7 @@ TABLE: dict[str, Rule] = {
     "run.threads": refused("verl's processes choose theirs (OMP_NUM_THREADS)"),
     "verl.strategy": made("actor.strategy, critic.strategy or model_engine", strategy),
     "verl.engine": to(f"{ROLLOUT}.name"),
-    "verl.nodes": to("trainer.nnodes"),
+    "verl.nodes": made("trainer.nnodes, and two storage units of TransferQueue for each", nodes),
     "verl.gpus_per_node": made("trainer.n_gpus_per_node", lambda value, job: {"trainer.n_gpus_per_node": job.gpus_per_node}),
     "verl.tensor_parallel": to(f"{ROLLOUT}.tensor_model_parallel_size"),
     "verl.memory_fraction": to(f"{ROLLOUT}.gpu_memory_utilization"),
