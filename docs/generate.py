@@ -132,6 +132,7 @@ EXTRAS = {
     "plot": "`agentfly plot` to .png and .pdf files (.svg needs nothing)",
     "pandas": "`to_pandas()` of results and runs",
     "vllm": "vLLM as the sampler, in this process",
+    "verl": 'verl as the backend (`backend = "verl"`); see [scale.md](scale.md) for the wheels',
     "smollm2": "the model SmolLM2-135M",
     "scienceworld": "the world ScienceWorld, with its Java runtime",
     "search": "a Redis cache for the web search of the world search",
@@ -201,6 +202,50 @@ def _meaning(action: argparse.Action) -> str:
     return text or "-"
 
 
+def verl_table() -> str:
+    """Every config key and what becomes of it in verl."""
+    from agentfly.training.verl.table import TABLE
+
+    words = {"verl": "{}", "loop": "{}", "before": "{}", "refused": "only the default: {}"}
+    rows = (
+        [code(key), words[rule.kind].format(rule.text)] for key, rule in TABLE.items() if key in {name for name, *_ in keys()}
+    )
+    return table(("key", "in verl"), rows)
+
+
+def plan_table() -> str:
+    """Memory of one GPU per size, with and without LoRA, as `agentfly plan` computes it."""
+    from agentfly.planning import memory_of
+    from agentfly.planning.shapes import SHAPES
+
+    rows = []
+    for size in ("3B", "7B", "32B", "70B"):
+        for lora in (0, 32):
+            cells = [
+                memory_of(
+                    SHAPES[size], ranks=ranks, lora_rank=lora, batch_tokens=8192, again=True,
+                    sampler_gpus=min(ranks, 4 if size == "70B" else 2 if size == "32B" else 1),
+                ).total
+                for ranks in (1, 8, 64)
+            ]  # fmt: skip
+            rows.append([size, "LoRA 32" if lora else "all weights", *(f"{cell:.0f} GiB" for cell in cells)])
+    return table(("model", "trained", "1 GPU", "8 GPUs", "64 GPUs"), rows)
+
+
+def fit_table() -> str:
+    """Every point of the throughput model: measured, predicted, and whether the fit saw it."""
+    from agentfly.planning.throughput import read_fit
+
+    rows = (
+        [
+            point["part"], point["name"], f"{point['measured']:,.1f}", f"{point['predicted']:,.1f}",
+            f"{point['predicted'] / point['measured'] - 1:+.0%}", "held back" if point["held_back"] else "fitted",
+        ]
+        for point in read_fit()["points"]
+    )  # fmt: skip
+    return table(("part", "point", "measured", "predicted", "error", ""), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "config": config_table,
     "extras": extras_table,
@@ -216,6 +261,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "from_agentfly": foreign_table("AgentFly (original)"),
     "from_trl": foreign_table("transformers", "PEFT", "TRL"),
     "from_verl": foreign_table("verl"),
+    "verl_keys": verl_table,
+    "plan_memory": plan_table,
+    "plan_fit": fit_table,
     "from_others": foreign_table("OpenRLHF", "verifiers"),
     **{kind: names_table(kind) for kind in ("tools", "rewards", "tasks")},
 }

@@ -5,6 +5,7 @@
     agentfly sft [CONFIG] [key=value ...]
     agentfly runs | show | compare | plot | export | query | chat | doctor     (see cli_runs)
     agentfly view [RUNS_DIR]                                      (see view/command.py)
+    agentfly verl print-config | plan                             (see cli_scale.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2
@@ -30,7 +31,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, cli_envs, cli_runs, plugins
+from . import __version__, cli_envs, cli_runs, cli_scale, plugins
 from .envs.search.serve.command import add_command as add_search_server
 from .errors import AgentFlyError, ConfigError
 from .view.command import Beside
@@ -125,6 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     cli_runs.add_parsers(commands)
     add_view(commands)
+    cli_scale.add_parsers(commands)
 
     recipes = commands.add_parser("recipes", help="list the recipes, or print one")
     recipes.add_argument("name", nargs="?", default="list", help="print this recipe: agentfly recipes quickstart > mine.toml")
@@ -199,7 +201,7 @@ def _train(arguments: argparse.Namespace) -> int:
         for option in ("profile", "view"):
             if getattr(arguments, option):
                 raise ConfigError(f"--{option} looks at a training, and --dry-run does not train: remove one of them")
-        return _dry_run(config)
+        return _dry_run(config) if config.backend == "local" else cli_scale.print_verl(config)
     from rich.console import Console
 
     from .training import train
@@ -219,6 +221,9 @@ def _train(arguments: argparse.Namespace) -> int:
         _profile(console, progress.directory, sampler)
         console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
+    if config.backend == "verl":
+        cli_scale.verl_closing(result)
+        return 0
     _closing(console, config, result, str(path or result.directory / "config.toml"), sampler)
     return 0
 

@@ -190,6 +190,31 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerlSettings:
+    """What only verl's trainer has (`backend = "verl"`)."""
+
+    strategy: Literal["fsdp2", "fsdp", "megatron"] = setting("fsdp2", "how verl shards the learner")
+    engine: Literal["vllm", "sglang"] = setting("vllm", "the servers that verl samples from")
+    nodes: int = setting(1, "machines of the Ray cluster", low=1)
+    gpus_per_node: int | None = setting(None, "GPUs of each machine; when not set, learner.ranks divided by nodes", low=1)
+    tensor_parallel: int = setting(1, "GPUs of one server", low=1)
+    memory_fraction: float = setting(0.5, "share of a GPU's memory for the server that shares it", above=0, high=1)
+    workers: int = setting(
+        1, "processes in which chains run; limits of [resources] and rollout.max_concurrency are divided by it", low=1
+    )
+    offload: bool = setting(
+        False, "keep the learner's weights and optimizer state in the host's memory while chains are sampled"
+    )
+    overrides: list[str] = setting([], "further hydra overrides of verl, as key=value; they come last and are not checked")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "verl.")
+        for word in self.overrides:
+            if "=" not in word:
+                raise ConfigError(f"verl.overrides holds key=value words, not {word!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole config of one run."""
 
@@ -197,6 +222,9 @@ class Config:
         "grpo", "a name of `agentfly algorithms list`, file.py:NAME or module:NAME; in Python also an `Algorithm`"
     )
     seed: int = setting(0, "seed of the data order, of sampling and of fresh weights")
+    backend: Literal["local", "verl"] = setting(
+        "local", "what trains: local (this package) or verl (its distributed trainer; docs/scale.md)"
+    )
     agent: AgentSettings = field(default_factory=AgentSettings)
     data: DataSettings = field(default_factory=DataSettings)
     warm_start: WarmStartSettings = field(default_factory=WarmStartSettings)
@@ -207,6 +235,7 @@ class Config:
     train: TrainSettings = field(default_factory=TrainSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    verl: VerlSettings = field(default_factory=VerlSettings)
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -245,6 +274,8 @@ class Config:
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         config = dataclasses.replace(config, loss=algorithm.settings(loss))
         config.loss.check_lag(config.rollout.max_lag)
+        if config.backend != "verl" and (changed := _changed(config.verl)):
+            raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")
@@ -266,7 +297,15 @@ class Config:
             del tree["warm_start"]
         if not self.lora.rank:
             del tree["lora"]
+        if self.backend != "verl":
+            del tree["verl"]
         return to_toml(tree)
+
+
+def _changed(section: Any) -> list[str]:
+    """The names of the fields that differ from a section's defaults."""
+    default = type(section)()
+    return [item.name for item in dataclasses.fields(section) if getattr(section, item.name) != getattr(default, item.name)]
 
 
 SECTIONS = tuple(name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint))

@@ -37,6 +37,7 @@ EXTRAS = {
     "gguf": "smollm2",
     "scienceworld": "scienceworld",
     "vllm": "vllm",
+    "verl": "verl",
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",

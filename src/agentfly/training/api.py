@@ -25,6 +25,7 @@ from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, s
 from .loop import Trainer, TrainResult, adapt_model, trainable_engine
 from .stopping import StopSignals
 from .supervised import warm_start
+from .verl import train_verl
 
 
 def train(
@@ -47,12 +48,16 @@ def train(
     if isinstance(agent, Config):
         if data is not None or validation is not None or settings:
             raise ConfigError("train(config) takes everything from the config: set data and the rest there")
+        if agent.backend == "verl":
+            return train_verl(agent, resume, progress)
         config, agent = agent, build_agent(agent)
         train_tasks, validation_tasks = build_tasks(config)
     else:
         if not isinstance(agent, BaseAgent):
             raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
         config = config_for(agent, data, settings)
+        if config.backend == "verl":
+            raise ConfigError('backend = "verl" builds the agent in each of its processes: pass a Config, not an agent')
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
         train_tasks, validation_tasks = build_tasks(config, data, validation)

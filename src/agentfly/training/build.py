@@ -15,12 +15,15 @@ from ..data import has_splits, is_file_name, load_tasks, row_key, row_of, split_
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
 from ..runs import RunDirectory
-from ..types import Task
+from ..types import Engine, Renderer, Task
 from .checkpoint import latest_checkpoint
 
 
-def build_agent(config: Config) -> BaseAgent:
-    """Returns the agent of a config. Names are resolved here; the model is opened on first use."""
+def build_agent(config: Config, engine: Engine | None = None, renderer: Renderer | None = None) -> BaseAgent:
+    """Returns the agent of a config. Names are resolved here; the model is opened on first use.
+
+    An open engine and its renderer take the place of `agent.model` and `agent.engine`.
+    """
     settings = config.agent
     kind = plugins.resolve("agents", settings.kind)
     own = {item.name: getattr(settings, item.name) for item in fields(settings)}
@@ -29,11 +32,13 @@ def build_agent(config: Config) -> BaseAgent:
         "sampling": config.sampling,
         "resources": {key: value for key, value in asdict(config.resources).items() if value is not None},
     }
+    if engine is not None:
+        arguments |= {"engine": None, "renderer": renderer}
     clash = set(settings.options) & (set(arguments) | {"model"})
     if clash:
         raise ConfigError(f"agent.options.{sorted(clash)[0]} is a config key: write agent.{sorted(clash)[0]}")
     try:
-        agent = kind(settings.model, **arguments, **settings.options)
+        agent = kind(settings.model if engine is None else engine, **arguments, **settings.options)
     except TypeError as error:
         raise ConfigError(f"agent.options does not fit the agent {settings.kind!r}: {error}") from error
     if not isinstance(agent, BaseAgent):

@@ -1,0 +1,85 @@
+"""Beyond one device: `agentfly plan` says what a run would take, `agentfly verl print-config` what verl would run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Config
+    from .training import TrainResult
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the commands to the command line."""
+    verl = commands.add_parser("verl", help='show what backend = "verl" would run')
+    verl.add_argument("verb", choices=("print-config",))
+    _takes_config(verl)
+    verl.set_defaults(run=_verl)
+
+    plan = commands.add_parser("plan", help="memory, seconds of a step and bottleneck on a number of GPUs")
+    _takes_config(plan)
+    plan.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs altogether")
+    plan.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs of one machine")
+    plan.add_argument("--gpu", default="H200", help="the card: H200, H100 or A100")
+    plan.add_argument(
+        "--model-size", metavar="SIZE", help="135M, 0.5B, 1.5B, 3B, 7B, 8B, 14B, 32B or 70B; without, the recipe's model"
+    )
+    plan.add_argument("--turns", type=float, help="turns of a chain, on average; without, agent.max_turns")
+    plan.add_argument(
+        "--reply-tokens", type=float, metavar="N", help="tokens of a reply, on average; without, sampling.max_tokens"
+    )
+    plan.add_argument("--row-tokens", type=float, metavar="N", help="tokens of a whole chain, on average")
+    plan.add_argument("--tool-s", type=float, default=0.1, metavar="S", help="seconds between two replies of a chain")
+    plan.add_argument("--turn-cpu-s", type=float, default=0.001, metavar="S", help="CPU seconds of the environment per turn")
+    plan.add_argument("--cores", type=int, metavar="N", help="CPU cores for environments; without, two per GPU")
+    plan.set_defaults(run=_plan)
+
+
+def _takes_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a .toml file or the name of a recipe (agentfly recipes)")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
+
+
+def _verl(arguments: argparse.Namespace) -> int:
+    from .config import Config
+
+    return print_verl(Config.load(arguments.config, ['backend="verl"', *arguments.overrides]))
+
+
+def print_verl(config: Config) -> int:
+    """Print verl's command with its overrides, each with the config key that it comes from."""
+    from .training.verl import show_verl
+
+    print(show_verl(config), end="")
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from .config import Config
+    from .planning import make_plan, show_plan
+
+    made = make_plan(
+        Config.load(arguments.config, arguments.overrides),
+        arguments.gpus,
+        arguments.model_size,
+        card=arguments.gpu,
+        per_node=arguments.gpus_per_node,
+        turns=arguments.turns,
+        reply_tokens=arguments.reply_tokens,
+        row_tokens=arguments.row_tokens,
+        tool_s=arguments.tool_s,
+        turn_cpu_s=arguments.turn_cpu_s,
+        cores=arguments.cores,
+    )
+    print(show_plan(made), end="")
+    return 0
+
+
+def verl_closing(result: TrainResult) -> None:
+    """Print where a run with verl left its results."""
+    print(f"run folder: {result.directory}")
+    if result.checkpoint is not None:
+        model = Path(result.checkpoint) / "actor" / "huggingface"
+        print(f"try next:\n  agentfly eval {result.directory / 'config.toml'} --model {model}")

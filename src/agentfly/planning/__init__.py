@@ -1,0 +1,21 @@
+"""Planning a run on more or larger devices: memory per device, expected seconds of a step, and what limits it.
+
+    shapes      sizes of published models
+    memory      what a device holds
+    throughput  how long the parts of a step take, with parameters that are fitted on measured points (fitted.json)
+    report      a recipe, a number of GPUs and a model -> the printed plan
+
+`benchmarks/plan.py` makes fitted.json from benchmarks/results.
+"""
+
+from __future__ import annotations
+
+from .memory import Memory, memory_of
+from .report import Plan, make_plan, show_plan
+from .shapes import SHAPES, ModelShape, find_shape
+from .throughput import CARDS, Card, Fit, Step, fitted, step_of
+
+__all__ = [
+    "CARDS", "SHAPES", "Card", "Fit", "Memory", "ModelShape", "Plan", "Step", "find_shape", "fitted", "make_plan", "memory_of",
+    "show_plan", "step_of",
+]  # fmt: skip
