@@ -173,6 +173,16 @@ def test_a_search_in_whole_chains_goes_on_where_its_time_was_up(reader: RunReade
         reader.page(chosen, "-reward")
 
 
+def test_a_search_in_summaries_goes_on_where_its_time_was_up(reader: RunReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [stored[2].id for stored in CHAINS if says("forty")(stored)]
+    monkeypatch.setattr("agentfly.runs.query._RANGE", 7)
+    monkeypatch.setattr("agentfly.runs.query.time.monotonic", iter(range(10**6)).__next__)
+    chosen = ChainFilter(text="forty")
+    assert reader.page(chosen, "added")[1] is not None, "the time was up"
+    assert ids(reader, chosen, "added", 1000) == wanted
+    assert ids(reader, chosen, "-added", 3) == wanted[::-1]
+
+
 def test_a_query_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run.db") as store:
         store.add_trajectories(1, "train", [chain(f"c{number}") for number in range(3000)])

@@ -56,6 +56,7 @@ SAMPLE_ABOVE = 1_000_000
 """A histogram of more chains reads every second, third, ... of them."""
 _RARE = 2_000  # a tool or an outcome of fewer chains than this selects by its own list of chains
 _PART = 250_000  # keys that are counted between two looks at the clock
+_RANGE = 20_000  # keys whose summaries are searched between two looks at the clock
 _SCAN = 512  # chains whose bodies are searched between two looks at the clock
 Point = tuple[int, float | None, float | None]
 """Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
@@ -211,16 +212,41 @@ class RunReader(Displayed):
         limit = max(1, min(limit, 1000))
         if chosen.text and chosen.in_body:
             return self._search(chosen, order, start, limit)
+        if chosen.text and order.column == "key":
+            return self._search_summaries(chosen, order, start, limit)
         where, values = self._where(chosen, order)
         rows: list[ChainRow] = []
         # A text may match few chains: to look for it in the order of an index would read the table in random order.
-        terms = order.sql(by_index=order.column == "key" or not chosen.text)
+        terms = order.sql(by_index=not chosen.text)
         for condition, more in order.ranges(start):
             # The inner statement sorts keys, not whole rows.
             inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {terms} LIMIT ?"
             rows += self._rows(f"key IN ({inner}) ORDER BY {order.sql()}", (*more, *values, limit + 1 - len(rows)))
             if len(rows) > limit:
                 return rows[:limit], self._cursor(order, rows[limit - 1])
+        return rows, None
+
+    def _search_summaries(
+        self, chosen: ChainFilter, order: Order, start: Cursor | None, limit: int
+    ) -> tuple[list[ChainRow], str | None]:
+        """A page of the chains whose summaries hold a text: reads one range of keys after the other until the time is up."""
+        where, values = self._where(chosen)
+        first, last = self._fetch("SELECT min(key), max(key) FROM trajectories")[0]
+        if first is None:
+            return [], None
+        sign = -1 if order.descending else 1
+        at = (last if order.descending else first) if start is None else start.key + sign
+        ends, rows = time.monotonic() + self.timeout_s, list[ChainRow]()
+        while first <= at <= last:
+            beyond = at + sign * _RANGE  # the first key of the next range
+            bounds = (beyond + 1, at) if order.descending else (at, beyond - 1)
+            condition = _all(["key BETWEEN ? AND ?", *where])
+            rows += self._rows(f"{condition} ORDER BY {order.sql()} LIMIT ?", (*bounds, *values, limit - len(rows)))
+            if len(rows) == limit:
+                return rows, Cursor(None, rows[-1].key).text
+            at = beyond
+            if time.monotonic() > ends and first <= at <= last:
+                return rows, Cursor(None, at - sign).text
         return rows, None
 
     def _search(self, chosen: ChainFilter, order: Order, start: Cursor | None, limit: int) -> tuple[list[ChainRow], str | None]:
