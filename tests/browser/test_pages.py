@@ -80,6 +80,14 @@ def test_curves_are_smoothed_overlaid_and_banded_and_a_point_opens_its_step(tab:
     assert page.url.endswith("/run/full/steps/3")
 
 
+def test_validation_is_shown_for_each_source(tab: Tab) -> None:
+    page = tab.visit("/run/full")
+    card = page.locator("section.card", has=page.get_by_role("heading", name="Validation by source"))
+    card.locator("canvas").wait_for()
+    assert "easy (2)" in card.inner_text()
+    assert "hard (1)" in card.inner_text()
+
+
 def test_a_step_shows_rewards_and_the_group_that_teaches_nothing(tab: Tab) -> None:
     page = tab.open("/run/full/steps/2")
     row = page.locator(".group-row", has_text="task-3")
