@@ -167,8 +167,8 @@ def make_run(
         for step in range(1, steps + 1):
             add_step(store, step, words=5 * step, lift=lift)
             held = [
-                make_chain(f"v{step}-{task}-0", f"held-{task}", 0, float(task < step), source=("easy", "hard")[task == 2])
-                for task in range(3)
+                make_chain(f"v{step}-{task}-0", f"held-{task}", 0, float(task < step), source=("easy", "hard")[task // 2])
+                for task in range(4)
             ]
             store.add_trajectories(step, "validation", held)
             store.add_metrics(step, {"validation/success": step / 3, "validation/reward": step / 3})
