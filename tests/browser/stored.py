@@ -79,6 +79,7 @@ def make_chain(
     result: str = "84",
     tool: str = "multiply",
     words: int = 0,
+    source: str | None = None,
 ) -> Trajectory:
     """A chain of two turns. `words` makes the last reply longer."""
     call = ToolCall(tool, {"a": 12, "b": 7})
@@ -94,9 +95,10 @@ def make_chain(
         Message("tool", result, name=tool),
         Message("assistant", replies[1]),
     ]
+    fields = {"question": say, "answer": "89"} | ({} if source is None else {"source": source})
     components = {} if reward is None else {"exact_match": reward}
     made = Trajectory(
-        name, Task(task, (messages[1],), {"question": say, "answer": "89"}), chain, messages, turns, outcome, error, answer,
+        name, Task(task, (messages[1],), fields), chain, messages, turns, outcome, error, answer,
         reward, components, seconds=1.8,
     )  # fmt: skip
     made.started = START + chain
@@ -146,7 +148,8 @@ def add_step(store: RunStore, step: int, *, words: int = 0, lift: float = 0.0) -
         step,
         {
             "reward/mean": 0.2 * step + lift, "rollout/success": 0.2 * step + lift, "rollout/turns": 2.0,
-            "train/entropy": 1.0 / step, "train/logprob_gap": 1e-6, "time/step_s": 4.0, "time/decode_s": 2.5, "time/learn_s": 1.0, "time/tools_s": 0.5,
+            "train/entropy": 1.0 / step, "train/logprob_gap": 1e-6, "time/step_s": 4.0,
+            "time/decode_s": 2.5, "time/learn_s": 1.0, "time/tools_s": 0.5,
             "train/skipped": 0.0,
         },
     )  # fmt: skip
@@ -163,7 +166,10 @@ def make_run(
         store.set_meta({"status": "finished", "kind": "train", "started": START, **about})
         for step in range(1, steps + 1):
             add_step(store, step, words=5 * step, lift=lift)
-            held = [make_chain(f"v{step}-{task}-0", f"held-{task}", 0, float(task < step)) for task in range(3)]
+            held = [
+                make_chain(f"v{step}-{task}-0", f"held-{task}", 0, float(task < step), source=("easy", "hard")[task // 2])
+                for task in range(4)
+            ]
             store.add_trajectories(step, "validation", held)
             store.add_metrics(step, {"validation/success": step / 3, "validation/reward": step / 3})
         broken = make_chain("t1-9-0", "task-9", 0, None, outcome=Outcome.WORLD_FAILURE, error="WorldError: the house fell down")

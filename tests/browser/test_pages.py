@@ -80,6 +80,14 @@ def test_curves_are_smoothed_overlaid_and_banded_and_a_point_opens_its_step(tab:
     assert page.url.endswith("/run/full/steps/3")
 
 
+def test_validation_is_shown_for_each_source(tab: Tab) -> None:
+    page = tab.visit("/run/full")
+    card = page.locator("section.card", has=page.get_by_role("heading", name="Validation by source"))
+    card.locator("canvas").wait_for()
+    assert "easy (2)" in card.inner_text()
+    assert "hard (2)" in card.inner_text()
+
+
 def test_a_step_shows_rewards_and_the_group_that_teaches_nothing(tab: Tab) -> None:
     page = tab.open("/run/full/steps/2")
     row = page.locator(".group-row", has_text="task-3")
@@ -95,7 +103,7 @@ def test_a_step_shows_rewards_and_the_group_that_teaches_nothing(tab: Tab) -> No
 
 def test_every_filter_narrows_the_list_and_stands_in_the_address(tab: Tab) -> None:
     page = tab.open("/run/full/chains")
-    page.get_by_text("58 chains").wait_for()
+    page.get_by_text("61 chains").wait_for()
     page.get_by_label("Split", exact=True).select_option("train")
     page.get_by_text("49 chains match").wait_for()
     page.get_by_label("Outcome", exact=True).select_option("world_failure")
@@ -116,9 +124,9 @@ def test_every_filter_narrows_the_list_and_stands_in_the_address(tab: Tab) -> No
     page.reload()
     page.get_by_text("2 chains match").wait_for()
     page.get_by_role("link", name="Clear filter").click()
-    page.get_by_text("58 chains").wait_for()
+    page.get_by_text("61 chains").wait_for()
     page.get_by_label("Tool").select_option("multiply")
-    page.get_by_text("58 chains match").wait_for()
+    page.get_by_text("61 chains match").wait_for()
 
 
 def test_the_selection_can_be_exported(tab: Tab) -> None:
@@ -133,7 +141,7 @@ def test_the_selection_can_be_exported(tab: Tab) -> None:
 
 def test_a_search_in_whole_chains_finds_what_was_said(tab: Tab) -> None:
     page = tab.open("/run/full/chains")
-    page.get_by_text("58 chains").wait_for()
+    page.get_by_text("61 chains").wait_for()
     page.get_by_label("Whole chains").check()
     page.get_by_label("Text").fill("add first")
     page.get_by_text(re.compile(r"30 chains match")).wait_for()

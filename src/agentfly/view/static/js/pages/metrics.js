@@ -7,6 +7,7 @@ import { Chart, faded } from "../chart.js";
 import { align, band, curve, families, positive } from "../curves.js";
 import { seriesColour, theme } from "../theme.js";
 import { clean, words } from "../format.js";
+import { Sources } from "../sources.js";
 
 const GROUPS = [["reward", "Reward"], ["validation", "Validation"], ["rollout", "Rollout"], ["train", "Training"], ["time", "Time"], ["resources", "Environments"]];
 const SHOWN = 24;
@@ -38,6 +39,7 @@ export default function Metrics({ run, about, query }) {
     ${error ? html`<${Failure} error=${error} />` : !data ? html`<${Loading} />` : !names.length ? html`<${Card}><${Empty} title=${all.length ? "No metric has this name." : "No metrics yet."} /><//>`
       : sections(shown).map(([title, group]) => html`<section key=${title} class="metric-group"><h3>${title}</h3>
           <div class=${`grid ${names.length > 2 ? "" : "few"}`}>${group.map((metric) => html`<${MetricCard} key=${metric.name} metric=${metric} runs=${runs} data=${data} options=${options} />`)}</div></section>`)}
+    ${data && !query.q && all.some((metric) => metric.name.startsWith("validation/")) && html`<${Sources} run=${run} validations=${1} field=${query.source} />`}
     ${data && names.length > most && html`<button class="button" onClick=${() => setMost(most + SHOWN)}>Show ${Math.min(SHOWN, names.length - most)} more of ${names.length}</button>`}`;
 }
 

@@ -15,11 +15,12 @@ const NAMES = [
   "train/logprob_gap", "train/entropy", "train/zero_advantage_groups", "time/step_s", ...PHASES.map(([name]) => name),
 ];
 
-export default function Overview({ run, about }) {
+export default function Overview({ run, about, query }) {
   const series = useData(runApi(run, "series"), { names: NAMES.join(",") }, { run });
   const steps = useData(runApi(run, "steps"), {}, { run });
   const checks = useData(runApi(run, "checks"), {}, { run });
   const meta = about.meta ?? {};
+  const held = rows(steps.data).filter((each) => each.split === "validation").length; // a new validation is asked for anew
   return html`<header class="page-head"><div><h1>${clean(run)}</h1>
       <p class="sub">${[about.model ?? meta.model, about.world ?? meta.world, about.algorithm ?? meta.algorithm].filter(Boolean).map(clean).join(" · ")}</p></div>
       ${about.state && html`<${StateDot} state=${about.state} />`}</header>
@@ -27,7 +28,7 @@ export default function Overview({ run, about }) {
       <${Loaded} from=${series}>${(data) => html`<${Numbers} data=${data} about=${about} steps=${rows(steps.data)} />`}<//>
       ${about.state === "running" && html`<${Now} steps=${rows(steps.data)} about=${about} />`}
       <${Loaded} from=${series}>${(data) => html`<${Charts} run=${run} data=${data} />`}<//>
-      <${Sources} run=${run} validations=${rows(steps.data).filter((each) => each.split === "validation").length} />
+      <${Sources} key=${held} run=${run} validations=${held} field=${query.source} />
       <div class="grid two">
         <${Card} title="How chains end" note="Each column is a step. Click one to open it."><${Loaded} from=${steps}>${(all) => html`<${Outcomes} run=${run} steps=${rows(all)} />`}<//><//>
         <${Card} title="Where the time goes" note="The newest steps, by what the step waited for."><${Loaded} from=${series}>${(data) => html`<${Times} data=${data} />`}<//><//>
