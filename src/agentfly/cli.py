@@ -197,6 +197,8 @@ def _train(arguments: argparse.Namespace) -> int:
     if path is None and arguments.resume is not None:
         path = Path(arguments.resume) / "config.toml"
     config = Config.load(path, arguments.overrides)
+    if config.backend == "verl" and arguments.profile:
+        raise ConfigError("--profile measures the local trainer; verl writes its times to metrics.jsonl (timing_s/...)")
     if arguments.dry_run:
         for option in ("profile", "view"):
             if getattr(arguments, option):
@@ -218,7 +220,8 @@ def _train(arguments: argparse.Namespace) -> int:
     except (KeyboardInterrupt, SystemExit) as stop:
         if progress.directory is None:
             raise
-        _profile(console, progress.directory, sampler)
+        if config.backend == "local":
+            _profile(console, progress.directory, sampler)
         console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     if config.backend == "verl":

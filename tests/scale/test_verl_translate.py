@@ -305,7 +305,20 @@ def test_another_release_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(launch.importlib.metadata, "version", lambda name: "0.7.1")
     with pytest.raises(ConfigError, match=r"0\.7\.1 is installed"):
-        launch.check_verl()
+        launch.check_verl(config_of())
+
+
+def test_more_gpus_than_the_machine_has_are_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentfly.engines.local import load
+
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(launch.importlib.metadata, "version", lambda name: "0.9.1")
+    monkeypatch.setattr(load, "count_gpus", lambda: 2)
+    launch.check_verl(config_of("verl.gpus_per_node=2"))
+    with pytest.raises(ConfigError, match=r"verl\.gpus_per_node asks for 4 GPUs, and PyTorch sees 2"):
+        launch.check_verl(config_of("verl.gpus_per_node=4"))
+    launch.check_verl(config_of("verl.gpus_per_node=4", "verl.nodes=2"))  # Ray counts those of the cluster
+    launch.check_verl(config_of("verl.gpus_per_node=4", 'verl.overrides=["+ray_kwargs.ray_init.address=auto"]'))
 
 
 def test_an_agent_object_cannot_be_handed_over() -> None:
@@ -433,6 +446,26 @@ def test_ctrl_c_reaches_verl(tmp_path: Path) -> None:
     assert (tmp_path / "stopped").exists()
 
 
+def test_a_stopped_run_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "check_verl", lambda config: None)
+    monkeypatch.setattr(launch, "run_verl", stopped)
+    (tmp_path / "r.toml").write_text(config_of("run.name=r").to_toml())
+    assert main(["train", "r.toml"]) == 143
+    assert "to continue: agentfly train --resume runs/r" in capsys.readouterr().out
+    monkeypatch.setattr(launch, "run_verl", lambda *_: (tmp_path / "runs" / "r" / "checkpoints" / "global_step_3").mkdir())
+    assert main(["train", "--resume", "runs/r"]) == 0
+    assert "global_step_3/actor/huggingface" in capsys.readouterr().out
+    assert "trainer.resume_mode=auto" in (tmp_path / "runs" / "r" / "verl" / "overrides.txt").read_text()
+    assert main(["train", "r.toml", "--profile"]) == 2
+    assert "timing_s" in capsys.readouterr().err
+
+
 def test_verls_metrics_are_the_history(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "data": {"val/x": 1}}\n{"step": 1, "data": {"a": 2.0, "text": "b"}}\n')
@@ -441,7 +474,7 @@ def test_verls_metrics_are_the_history(tmp_path: Path) -> None:
 
 
 def test_a_run_of_verl_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "check_verl", lambda: None)
+    monkeypatch.setattr(launch, "check_verl", lambda config: None)
     (tmp_path / "r" / "checkpoints" / "global_step_2").mkdir(parents=True)
     with pytest.raises(ConfigError, match="resume it"):
         train(config_of(f"run.dir={tmp_path}", "run.name=r"))

@@ -84,6 +84,11 @@ def end_ids(*holders: Any) -> set[int]:
     return {token for ids in named if ids is not None for token in ([ids] if isinstance(ids, int) else ids)}
 
 
+def count_gpus() -> int:
+    """The CUDA devices that PyTorch sees."""
+    return torch.cuda.device_count()
+
+
 def context_of(config: Any) -> int:
     """The number of tokens that a model was made for."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 4096)

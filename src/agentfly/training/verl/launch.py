@@ -43,7 +43,7 @@ from ..loop import TrainResult
 from ..stopping import StopSignals
 from ..supervised import warm_start
 from .table import TABLE
-from .translate import Override, Prepared, make_job, open_copy, translate
+from .translate import Override, Prepared, flatten, make_job, open_copy, translate
 from .worker import STOPPED, write_settings
 
 VERSIONS = ("0.9.",)
@@ -83,7 +83,7 @@ def train_verl(config: Config, resume: str | Path | None = None, progress: Progr
 
     Raises MissingExtra without verl, ConfigError for a recipe that verl cannot run, and InvariantError if verl fails.
     """
-    check_verl()
+    check_verl(config)
     progress = progress or Progress(config.train.steps)
     directory = open_directory(config, resume)
     if resume is None and any(directory.checkpoints.glob("global_step_*")):
@@ -99,13 +99,27 @@ def train_verl(config: Config, resume: str | Path | None = None, progress: Progr
     return TrainResult(directory.path, config.train.steps, history=history, checkpoint=_newest(directory))
 
 
-def check_verl() -> None:
-    """Raises MissingExtra if verl is not installed, ConfigError for another release."""
+def check_verl(config: Config) -> None:
+    """Raises MissingExtra if verl is not installed, ConfigError for another release or if this machine has too few GPUs."""
     if importlib.util.find_spec("verl") is None:
         raise missing_extra('backend = "verl"', "verl")
     found = importlib.metadata.version("verl")
     if not found.startswith(VERSIONS):
         raise ConfigError(f'backend = "verl" knows verl {VERSIONS[0]}*, and {found} is installed: pip install "verl==0.9.1"')
+    _check_devices(config)
+
+
+def _check_devices(config: Config) -> None:
+    """On a cluster that is up, Ray counts the GPUs; verl would wait for ever for those that this machine does not have."""
+    flat = flatten(config)
+    remote = flat.get("cluster.address") is not None or any("ray_init.address" in word for word in config.verl.overrides)
+    if remote or config.verl.nodes > 1:
+        return
+    from ...engines.local.load import count_gpus  # late: torch
+
+    wanted, found = config.verl.gpus_per_node or int(flat.get("learner.ranks", 1)), count_gpus()
+    if wanted > found:
+        raise ConfigError(f"verl.gpus_per_node asks for {wanted} GPUs, and PyTorch sees {found} on this machine")
 
 
 def write_run(config: Config, directory: RunDirectory, progress: Progress, *, resumes: bool) -> list[Override]:
