@@ -8,6 +8,7 @@
     |   `-- TemplateError    a chat template doubles or loses marks of a reply; the message names them
     |-- InvariantError       a guarantee of the framework does not hold, for example about training data; stops the run
     |-- StorageError         a file of the run cannot be written or read, as on a full disk; stops the run, checkpoints stay
+    |-- RankError            a rank of the learner was lost; the supervisor restarts all ranks from the last checkpoint
     |-- RewardError          a reward function raised, or returned no valid score; stops the run
     |-- ToolError            raised by a tool as a message to the model; the chain continues
     `-- RolloutError         something outside the model failed; ends one chain, which is not trained on
@@ -54,6 +55,10 @@ class InvariantError(AgentFlyError):
 
 class StorageError(AgentFlyError):
     """A file of the run cannot be written or read, for example because the disk is full."""
+
+
+class RankError(AgentFlyError):
+    """A rank of the learner was lost, or the ranks are not at the same point any more."""
 
 
 class RewardError(AgentFlyError):
