@@ -3,7 +3,7 @@
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--profile] [--dry-run]   CONFIG: a .toml file or a recipe's name
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
-    agentfly runs | show | export | doctor                        (see cli_runs.py)
+    agentfly runs | show | export | export-model | doctor         (see cli_runs.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, cli_envs, cli_runs, plugins
 from .envs.search.serve.command import add_command as add_search_server
-from .errors import AgentFlyError, ConfigError
+from .errors import AgentFlyError, ConfigError, RankError
 
 if TYPE_CHECKING:
     from .config import Config
@@ -56,7 +56,9 @@ KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
-    arguments, more = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments, more = parser.parse_known_args(words)
+    arguments.words = words
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
         parser.error(f"unrecognized argument: {stray[0]}")
@@ -70,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RankError as error:
+        from .training.supervisor import RANK_LOST
+
+        print(f"RankError: {error}", file=sys.stderr)
+        return RANK_LOST
     except AgentFlyError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -170,7 +177,10 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 def _train(arguments: argparse.Namespace) -> int:
     from .config import Config
+    from .learn.ranks.environment import read_place
+    from .training.supervisor import report_to_supervisor, supervise
 
+    report_to_supervisor()
     _separate_config(arguments)
     if arguments.config is None and arguments.resume is None and not arguments.overrides:
         raise ConfigError(
@@ -185,6 +195,11 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.profile:
             raise ConfigError("--profile measures a training, and --dry-run does not train: remove one of them")
         return _dry_run(config)
+    place = read_place()
+    if place is None and config.learner.ranks > 1:
+        return supervise(arguments.words, config.learner.ranks, config.fault.restarts, config.run.threads)
+    if place is not None and place.rank > 0:
+        return _follow(config)
     from rich.console import Console
 
     from .training import train
@@ -204,6 +219,17 @@ def _train(arguments: argparse.Namespace) -> int:
         console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     _closing(console, config, result, str(path or result.directory / "config.toml"), sampler)
+    return 0
+
+
+def _follow(config: Config) -> int:
+    """Take part in a training that rank 0 leads. Its errors are rank 0's, unless they happened here only."""
+    from .training import train
+
+    try:
+        train(config)
+    except RankError:
+        return 1  # rank 0 was lost or has failed, and says why
     return 0
 
 

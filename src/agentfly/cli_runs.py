@@ -3,6 +3,7 @@
 agentfly runs [DIR]
 agentfly show RUN [--step N] [--outcome NAME] [--split SPLIT] [--limit N]
 agentfly export RUN FILE [--split SPLIT]       FILE: .jsonl for the trajectories, .csv for the metrics, a row per step
+agentfly export-model RUN FOLDER               the model of a run or checkpoint, as one folder that from_pretrained loads
 agentfly doctor RUN [--json]                   exit status 1 if something is wrong with the run
 """
 
@@ -26,7 +27,7 @@ COMPARES_SIBLINGS = ("grpo", "dr_grpo", "rloo")
 
 
 def add_parsers(commands: Any) -> None:
-    """Add `runs`, `show`, `export` and `doctor` to the command line."""
+    """Add `runs`, `show`, `export`, `export-model` and `doctor` to the command line."""
     runs = commands.add_parser("runs", help="list runs with their steps and their held-out success, before and after")
     runs.add_argument("folder", nargs="?", default="runs", help="the folder of the runs (default: runs)")
     runs.set_defaults(run=run_list)
@@ -44,6 +45,11 @@ def add_parsers(commands: Any) -> None:
     export.add_argument("file", help="FILE.jsonl: one trajectory a line; FILE.csv: the metrics, one row a step")
     export.add_argument("--split", choices=SPLITS, help="only trajectories of this split")
     export.set_defaults(run=run_export)
+
+    model = commands.add_parser("export-model", help="write the model of a run's newest checkpoint to a folder of its own")
+    model.add_argument("run_dir", metavar="RUN", help="the folder of the run, or of one of its checkpoints")
+    model.add_argument("folder", help="the folder to write, which from_pretrained, vLLM and others load")
+    model.set_defaults(run=run_export_model)
 
     doctor = commands.add_parser("doctor", help="check a finished or running training run from its folder alone")
     doctor.add_argument("run_dir", metavar="RUN", help="the folder of the run")
@@ -147,6 +153,14 @@ def run_export(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
     print(f"{count} {what} in {path}")
+    return 0
+
+
+def run_export_model(arguments: argparse.Namespace) -> int:
+    """Copy the model of a checkpoint."""
+    from .training.checkpoint import export_model
+
+    print(f"{arguments.folder}: the model of {export_model(Path(arguments.run_dir), Path(arguments.folder))}")
     return 0
 
 

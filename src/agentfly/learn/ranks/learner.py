@@ -118,7 +118,7 @@ class RankLearner(PolicyLearner):
 
     def _update(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> dict[str, float]:
         experience = self._gather(groups, window)
-        with self._leading("update", announces=self._changing is not None):
+        with self._ranks.leading("update", announces=self._changing is not None):
             self._ranks.broadcast(pack_experience(experience))
             return self._improve(experience)
 
@@ -265,12 +265,28 @@ class RankLearner(PolicyLearner):
     # -- other commands --------------------------------------------------------------------------------------------------------
 
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        with self._leading("logprobs"):
-            self._ranks.broadcast(encode([list(map(int, prompt_ids)), list(map(int, token_ids))]))
-            return super().logprobs(prompt_ids, token_ids)
+        return self._lead_scores(prompt_ids, token_ids, self._scorer.temperature)
+
+    def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Returns the log-prob of every id from the second on."""
+        return self._lead_scores(ids[:1], ids[1:], temperature)
+
+    def _lead_scores(self, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float) -> list[float]:
+        arguments = [list(map(int, prompt_ids)), list(map(int, token_ids)), float(temperature)]
+        with self._ranks.leading("logprobs"):
+            self._ranks.broadcast(encode(arguments))
+            return self._scores(*arguments)
+        raise AssertionError("unreachable: `leading` raises")
 
     def _follow_logprobs(self) -> None:
-        super().logprobs(*decode(self._ranks.broadcast(None)))
+        self._scores(*decode(self._ranks.broadcast(None)))
+
+    def _scores(self, prompt_ids: Any, token_ids: Any, temperature: Any) -> list[float]:
+        former, self._scorer.temperature = self._scorer.temperature, temperature
+        try:
+            return super().logprobs(prompt_ids, token_ids)
+        finally:
+            self._scorer.temperature = former
 
     def _score_row(self, row: Rows) -> list[float]:
         batch = row.tensors([0], self.device) if self._shape == "padded" else row.packed([0], self.device)
@@ -280,7 +296,7 @@ class RankLearner(PolicyLearner):
     def weights(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the whole weights in buckets, on rank 0. Each bucket is one command; the other ranks keep nothing of it."""
         for number in range(len(self._buckets)):
-            with self._leading("weights", bucket=number):
+            with self._ranks.leading("weights", bucket=number):
                 bucket = self._gather_bucket(number)
             yield bucket
 
@@ -337,7 +353,7 @@ class RankLearner(PolicyLearner):
         The other ranks write their shards to the folder `staging` in the meantime, from where the function moves them.
         """
         weights = {name: tensor.to("cpu", copy=True) for bucket in self.weights() for name, tensor in bucket}
-        with self._leading("save", staging=str(staging)):
+        with self._ranks.leading("save", staging=str(staging)):
             adapter = self._gather_adapter()
             shards = {path: shard_of(tensor) for path, tensor in self._tensors().items()}
 
@@ -364,7 +380,7 @@ class RankLearner(PolicyLearner):
         return {name: whole(part, self._dtype).to("cpu", copy=True) for name, part in adapter_weights(self.model).items()}
 
     def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        with self._leading("load", checkpoint=str(checkpoint)), self._ranks.together():
+        with self._ranks.leading("load", checkpoint=str(checkpoint)), self._ranks.together():
             self._load(checkpoint, state)
 
     def _follow_load(self, checkpoint: str) -> None:
@@ -447,9 +463,6 @@ class RankLearner(PolicyLearner):
         optimizer.load_state_dict({**saved, "adam": adam, "masters": []})
 
     # -- the other ranks -------------------------------------------------------------------------------------------------------
-
-    def _leading(self, name: str, **arguments: Any) -> Any:
-        return self._ranks.leading(name, **arguments)
 
     def follow(self) -> None:
         """Run the commands of rank 0 until it stops. Raises RankError if it is lost."""

@@ -11,6 +11,7 @@ master weights exist.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,6 +50,8 @@ def shard_model(root: nn.Module, group: RankGroup, *, dtype: torch.dtype, reduce
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    # Values are a view of the value head's output, which nothing changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     half = dtype if dtype in HALF else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce, cast_forward_inputs=False)
     mesh = init_device_mesh(group.device.type, (group.size,))
