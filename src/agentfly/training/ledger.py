@@ -143,11 +143,14 @@ class Ledger:
             )
         return {"ledger/probe_gap": gap}
 
-    def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
-        """Check after publishing that the engine samples from the learner's weights."""
+    def check_published(self, engine: TrainableEngine, learner: Learner, *, copied: bool = False) -> None:
+        """Check after publishing that the engine samples from the learner's weights.
+
+        `copied` says that the engine loads what `Learner.weights` yields into its own module.
+        """
         if engine.version != learner.version:
             raise InvariantError(f"the engine samples from version {engine.version}, but the learner is at {learner.version}")
-        if engine.model is not learner.model:
+        if engine.model is not learner.model and not copied:
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
         if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
             raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")

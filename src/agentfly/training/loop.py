@@ -100,6 +100,7 @@ class Trainer:
             self.engine.at_update = config.rollout.at_update
         plan = make_plan(agent, sampling=config.sampling)
         self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
+        self.ranks = ranks
         if ranks is None:
             learner = build_learner(config, self.engine.model, exact=self.engine.shares_weights)
         else:
@@ -243,7 +244,7 @@ class Trainer:
         self.sound = False
         learned = await finish_in_thread(self._learn, groups, reply, metrics)
         with timed(metrics, "time/ledger_s"):
-            self.ledger.check_published(self.engine, self.learner)
+            self.ledger.check_published(self.engine, self.learner, copied=self.ranks is not None)
         if self.overlaps:
             self.probe.ask(self.engine, step)
         self.stream.advance(step)
