@@ -1,17 +1,9 @@
-"""The cases that one process and several ranks must compute alike, and what a rank process does with them.
-
-Run as `python -m tests.scale.rank_cases FOLDER RANK PORT`: one of four ranks, which runs every case with 2 and with 4 ranks and
-leaves what rank 0 found in FOLDER.
-"""
+"""The cases that one process and several ranks must compute alike."""
 
 from __future__ import annotations
 
-import os
 import random
-import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(settings: dict[str, Any]) -> Any:
+def make_model(settings: dict[str, Any], device: str = "cpu") -> Any:
     model = tiny_llama(VOCABULARY, seed=settings.get("seed", 0))
     if settings.get("tied"):
         model.config.tie_word_embeddings = True
@@ -82,7 +74,7 @@ def make_model(settings: dict[str, Any]) -> Any:
     model = model.to(settings.get("dtype", torch.float32))
     if settings["lora"]:
         adapt(model, LoraSettings(rank=settings["lora"]), seed=3)
-    return model
+    return model.to(device)
 
 
 def make_learner(settings: dict[str, Any], model: Any, ranks: Any = None, algorithm: Any = None) -> Any:
@@ -106,7 +98,7 @@ def make_learner(settings: dict[str, Any], model: Any, ranks: Any = None, algori
 
 def weights_of(learner: Any) -> Weights:
     """Returns a copy of the learner's weights."""
-    return {name: tensor.detach().clone() for bucket in learner.weights() for name, tensor in bucket}
+    return {name: tensor.detach().to("cpu", copy=True) for bucket in learner.weights() for name, tensor in bucket}
 
 
 def groups_of(settings: dict[str, Any], update: int) -> list[Any]:
@@ -126,9 +118,9 @@ def groups_of(settings: dict[str, Any], update: int) -> list[Any]:
     return groups
 
 
-def run_case(settings: dict[str, Any], ranks: Any = None) -> dict[str, Any]:
+def run_case(settings: dict[str, Any], ranks: Any = None, device: str = "cpu") -> dict[str, Any]:
     """Returns metrics, weights and scores after some updates."""
-    learner = make_learner(settings, make_model(settings), ranks)
+    learner = make_learner(settings, make_model(settings, device), ranks)
     if ranks is not None and not ranks.leads:
         learner.follow()
         return {}
@@ -138,50 +130,7 @@ def run_case(settings: dict[str, Any], ranks: Any = None) -> dict[str, Any]:
         found["metrics"].append(learner.update(groups, found["measured"].append, None, settings["window"]))
     found["weights"] = weights_of(learner)
     found["logprobs"] = learner.logprobs([1, 2, 3], [4, 5, 6, 7])
-    found["version"] = learner.version
+    found["version"], found["path"] = learner.version, learner.path
     if ranks is not None:
         learner.stop()
     return found
-
-
-def main(folder: Path, rank: int, port: int) -> None:
-    from agentfly.learn.ranks.environment import Place, read_place
-    from agentfly.learn.ranks.group import RankGroup
-    from tests.scale.rank_checks import CHECKS
-
-    torch.set_num_threads(1)
-    only = os.environ.get("ONLY")
-    import faulthandler
-
-    faulthandler.dump_traceback_later(int(os.environ.get("DUMP", "400")), exit=True)
-    for number, size in enumerate(eval(os.environ.get("SIZES", "SIZES"))):
-        if rank >= size:
-            continue
-        os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port + number}"}
-        place = read_place()
-        assert isinstance(place, Place)
-        group = RankGroup.join(place, "cpu", 120.0)
-        for name, settings in CASES.items():
-            if only and not re.search(only, name):
-                continue
-            if group.leads:
-                print(size, name, flush=True)
-            found = run_case(settings, group)
-            group.broken = None
-            if group.leads:
-                torch.save(found, folder / f"{size}-{name.replace('/', '_')}.pt")
-        for name, check in CHECKS.items():
-            if only and not re.search(only, name):
-                continue
-            if group.leads:
-                print(size, name, flush=True)
-            told = check(group, folder)
-            group.broken = None
-            if group.leads:
-                torch.save(told, folder / f"{size}-{name}.pt")
-        group.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

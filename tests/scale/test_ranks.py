@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +12,10 @@ from agentfly.learn.model.storage import load_state
 from agentfly.training.checkpoint import STATE, broken_files
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, weights_of
 from tests.scale.rank_checks import SAVED, go_on, save
+from tests.scale.rank_pool import run_pool
 
-ROOT = Path(__file__).parent.parent.parent
 DIVISION = {"train/padding_waste"}
 """Metrics of the division into micro batches, which is another one on several ranks."""
-
-
-def free_ports(count: int) -> int:
-    """Returns the first of some adjacent free ports."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-        try:
-            for number in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + number))
-        except OSError:
-            continue
-        return int(port)
-    raise AssertionError("no adjacent free ports")
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
         learner = make_learner(CASES[name], make_model(CASES[name]))
         learner.update(groups_of(CASES[name], 0))
         save(learner, folder, f"1-ranks-{name}")
-    port = free_ports(len(SIZES))
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.scale.rank_cases", str(folder)]
-    pool = [subprocess.Popen([*command, f"{rank}", f"{port}"], cwd=ROOT, env=environ) for rank in range(max(SIZES))]
-    try:
-        deadline = time.monotonic() + 500.0
-        while any(process.poll() is None for process in pool) and time.monotonic() < deadline:
-            if any(process.poll() for process in pool):  # the others would wait for it
-                break
-            time.sleep(0.1)
-        assert [process.poll() for process in pool] == [0] * max(SIZES)
-    finally:
-        for process in pool:
-            process.kill()
-            process.wait()
+    run_pool(folder, SIZES)
     return folder
 
 

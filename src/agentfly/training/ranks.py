@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..learn.ranks.group import RankGroup
     from ..learn.ranks.learner import RankLearner
 
-PROOF_LIMIT = 0.15
-"""Nats that the engine's log-probs may differ from the learner's: rounding of half precision alone gives 0.04."""
+PROOF_LIMIT, PROOF_LIMIT_HALF = 0.05, 0.15
+"""Nats that the engine's log-probs may differ from the learner's, in float32 and in half precision."""
 GRACE_S = 25.0
 """Seconds after a signal in which rank 0 finishes its update and saves, before another rank ends by itself."""
 
@@ -85,7 +85,8 @@ def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
     if config.lora.rank:
         adapt(model, config.lora, config.seed)
     with ignoring_signals():
-        build_learner(config, model, exact=True, ranks=ranks).follow()
+        if ranks.receive()[0] == "start":  # rank 0 may load data or run a warm start for longer than a collective waits
+            build_learner(config, model, exact=True, ranks=ranks).follow()
     ranks.close()
 
 
@@ -96,6 +97,7 @@ def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> Ran
 
     if not isinstance(engine, LocalEngine):
         raise ConfigError(f"a learner over several ranks needs the local engine, not {type(engine).__name__}")
+    ranks.send("start")
     learner: RankLearner = build_learner(config, copy.deepcopy(engine.model), exact=True, ranks=ranks)
     merge_adapters(engine.model)
     proof = CopyProof(learner, engine)
@@ -131,7 +133,8 @@ class CopyProof:
         self._copy, self._engine = Copy(), engine
 
     def __call__(self, version: int) -> Proof:
-        return self._copy.prove(version, self._ask, PROOF_LIMIT)
+        whole = next(self._engine.model.parameters()).dtype.itemsize >= 4
+        return self._copy.prove(version, self._ask, PROOF_LIMIT if whole else PROOF_LIMIT_HALF)
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
         from ..engines.copies import Probe, score_ids

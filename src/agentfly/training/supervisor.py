@@ -208,6 +208,8 @@ def start_ranks(arguments: Sequence[str], ranks: int, threads: int | None) -> li
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": f"{_free_port()}",
     }
+    if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
+        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if threads is None:  # as many as cores, over all ranks
         environ.setdefault("OMP_NUM_THREADS", f"{max(1, _cores() // ranks)}")
     group: list[Rank] = []

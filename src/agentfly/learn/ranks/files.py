@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...errors import ConfigError
 
-FOLDER = "shards"
+FOLDER, STATE = "shards", "trainer.pt"
+"""The names in a checkpoint of the folder with the shards and of the trainer's state."""
 POLL_S = 0.05
 _NAME = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 

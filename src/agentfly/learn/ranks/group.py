@@ -21,6 +21,7 @@ from torch import Tensor
 from ... import errors
 from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
+from ...kernels import launching_on
 from .environment import Place
 
 WAIT_S = 5.0
@@ -118,7 +119,7 @@ class RankGroup:
 
         An error that all ranks agreed on is raised as it is. Any other one leaves the ranks at different points: RankError.
         """
-        with self._lock:
+        with self._lock, launching_on(self.device):
             self.send(name, **arguments)
             try:
                 yield
@@ -187,7 +188,8 @@ class RankGroup:
     def _compare_software(self) -> None:
         from ... import __version__
 
-        own = f"agentfly {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+        python = ".".join(platform.python_version_tuple()[:2])
+        own = f"agentfly {__version__}, torch {torch.__version__}, Python {python}"
         wanted = self.broadcast(own.encode() if self.leads else None).decode()
         problem = None
         if own != wanted:

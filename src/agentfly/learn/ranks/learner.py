@@ -36,6 +36,7 @@ from ..optim import Optimizer
 from .division import rank_batches
 from .files import (
     FOLDER,
+    STATE,
     PlainFiles,
     ShardFiles,
     collect_shards,
@@ -388,7 +389,7 @@ class RankLearner(PolicyLearner):
             path = Path(checkpoint)
             if not path.is_dir():
                 raise ConfigError(f"{path} is not there: the run's folder must be shared by all machines")
-            self._load(path, load_state(path / "trainer.pt", mapped=True)["learner"])
+            self._load(path, load_state(path / STATE, mapped=True)["learner"])
 
     def _load(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Load a checkpoint that any number of ranks has saved."""
@@ -465,7 +466,7 @@ class RankLearner(PolicyLearner):
     # -- the other ranks -------------------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Run the commands of rank 0 until it stops. Raises RankError if it is lost."""
+        """Run the commands of rank 0 until it stops. Raises RankError if it is lost, ConfigError if the memory is full."""
         handlers: dict[str, Callable[..., None]] = {
             name: getattr(self, f"_follow_{name}") for name in ("update", "logprobs", "weights", "save", "load")
         }
@@ -478,6 +479,11 @@ class RankLearner(PolicyLearner):
                     handlers[name](**arguments)
             except RankError:
                 raise
+            except torch.OutOfMemoryError as error:
+                raise ConfigError(
+                    f"rank {self._ranks.rank} ran out of memory during {name!r}: set train.max_tokens_per_batch to less, or "
+                    "use more ranks"
+                ) from error
             except AgentFlyError as error:  # all ranks have raised it, and rank 0 reports it
                 log.info("rank %d: %s: %s", self._ranks.rank, name, error)
         if self._writing is not None:
