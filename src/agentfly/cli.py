@@ -161,7 +161,10 @@ def _separate_config(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace) -> Config:
     from .config import Config
+    from .learn.ranks.environment import read_place
 
+    if read_place() is not None:
+        raise ConfigError(f"agentfly {arguments.command} runs in one process: start it without torchrun")
     _separate_config(arguments)
     if arguments.config is None and not arguments.overrides:
         raise ConfigError(f"agentfly {arguments.command} needs a config file, the name of a recipe, or key=value words")

@@ -85,6 +85,19 @@ def failing(algorithm: Any, *, check: Any = None, changing: Any = None, **optim:
     return run
 
 
+def budgets_differ(group: Any, folder: Path) -> Any:
+    """The ranks have measured different free memory: all take the smallest micro batch."""
+    learner = make_learner(PLAIN, make_model(PLAIN), group)
+    learner._budget.tokens = 16 * (1 + group.rank)
+    if not group.leads:
+        learner.follow()
+        return None
+    metrics = learner.update(groups_of(PLAIN, 0))
+    found = {"metrics": metrics, "tokens": learner._budget.tokens, "weights": weights_of(learner)}
+    learner.stop()
+    return found
+
+
 def save(learner: Any, folder: Path, name: str, step: int = 1) -> Path:
     """Write a checkpoint as the trainer does."""
     place = folder / name
@@ -142,5 +155,6 @@ CHECKS: dict[str, Callable[[Any, Path], Any]] = {
     "a loss raises on one rank": failing(_own(_raises)),
     "a loss is not finite on one rank": failing(_own(_not_finite)),
     "a later step is not finite": failing(_own(_not_finite_later), epochs=3),
+    "budgets differ": budgets_differ,
     **{f"saved {name}": saving(name) for name in SAVED},
 }

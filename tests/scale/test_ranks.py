@@ -11,7 +11,7 @@ import torch
 from agentfly.learn.model.storage import load_state
 from agentfly.training.checkpoint import STATE, broken_files
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, weights_of
-from tests.scale.rank_checks import SAVED, go_on, save
+from tests.scale.rank_checks import PLAIN, SAVED, go_on, save
 from tests.scale.rank_pool import run_pool
 
 DIVISION = {"train/padding_waste"}
@@ -82,6 +82,16 @@ def test_an_error_after_the_first_step_leaves_half_an_update(size: int, found: P
     assert told["half_updated"]
     assert not told["unchanged"]
     assert told["version"] == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_agree_on_the_size_of_micro_batches(size: int, found: Path) -> None:
+    told = torch.load(found / f"{size}-budgets differ.pt", weights_only=True)
+    learner = make_learner(PLAIN, make_model(PLAIN))
+    metrics = learner.update(groups_of(PLAIN, 0))
+    assert told["tokens"] == 16
+    assert told["metrics"]["train/grad_norm"] == pytest.approx(metrics["train/grad_norm"], rel=1e-5)
+    assert_near(told["weights"], weights_of(learner), 1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)

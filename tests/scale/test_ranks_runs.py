@@ -181,9 +181,10 @@ def test_ctrl_c_saves_and_torchrun_goes_on_with_it(recipe: Path, alone: dict[str
 @linux
 def test_nothing_is_left_when_the_supervisor_is_killed(recipe: Path, ended: list[Any]) -> None:
     run, log = recipe.parent / "orphaned", recipe.parent / "orphaned.log"
-    process = start(agentfly("train", str(recipe), "run.name=orphaned", "learner.ranks=2", "train.steps=500"), log)
+    more = ["algorithm=ppo", "lora.rank=2", "rollout.max_lag=1", "train.steps=500"]  # and other parts of a run meanwhile
+    process = start(agentfly("train", str(recipe), "run.name=orphaned", "learner.ranks=2", *more), log)
     ended.append(process)
-    wait_for(lambda: saved(run, 1), process)
+    wait_for(lambda: saved(run, 3), process)
     ranks = children(process.pid)
     assert sorted(map(rank_of, ranks)) == ["0", "1"]
     process.kill()

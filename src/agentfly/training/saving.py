@@ -75,7 +75,11 @@ class Saver:
 
         await self.wait()
         self._last = time.monotonic()
-        tree = await self._tree(step, state)
+        try:
+            tree = await self._tree(step, state)
+        except StorageError as error:
+            self.warn(f"{error}. Training goes on")
+            return
         copied = self._snapshot is not None or num_bytes(tree) <= MEMORY_SHARE * available_memory()
         if copied and self._snapshot is None:
             try:

@@ -80,8 +80,6 @@ def collect_shards(source: Path, folder: Path, size: int, timeout_s: float) -> N
                 )
             time.sleep(POLL_S)
         os.replace(source / name, folder / name)
-    if source.is_dir():
-        source.rmdir()
 
 
 class ShardFiles:

@@ -8,9 +8,10 @@ loss is multiplied by the number of ranks. Advantages are computed on rank 0 and
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -304,10 +305,11 @@ class RankLearner(PolicyLearner):
     def _follow_weights(self, bucket: int) -> None:
         self._gather_bucket(bucket)
 
-    @property
+    @cached_property
     def _buckets(self) -> list[list[str]]:
-        return in_buckets([(name, tensor.numel() * self._dtype.itemsize) for name, tensor in self._plain_names().items()])
+        return in_buckets([(name, tensor.numel() * self._dtype.itemsize) for name, tensor in self._plain_names.items()])
 
+    @cached_property
     def _plain_names(self) -> dict[str, Tensor]:
         """Returns the tensors of the model without adapters by name; their data is not there."""
         from ...engines.local.load import merged_weights
@@ -359,10 +361,13 @@ class RankLearner(PolicyLearner):
             shards = {path: shard_of(tensor) for path, tensor in self._tensors().items()}
 
         def write(folder: Path) -> None:
-            save_checkpoint_model(self._meta, None, folder, {"model": weights, "adapter": adapter})
-            (folder / FOLDER).mkdir()
-            write_shards(folder / FOLDER / file_name(0, self._size), shards)
-            collect_shards(staging, folder / FOLDER, self._size, self._timeout_s)
+            try:
+                save_checkpoint_model(self._meta, None, folder, {"model": weights, "adapter": adapter})
+                (folder / FOLDER).mkdir()
+                write_shards(folder / FOLDER / file_name(0, self._size), shards)
+                collect_shards(staging, folder / FOLDER, self._size, self._timeout_s)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
 
         return write
 
@@ -418,7 +423,7 @@ class RankLearner(PolicyLearner):
             ]
         else:
             tensors = [(names[id(p)], p) for p in self.model.parameters()]
-            tensors += [(name, b) for name, b in self.model.named_buffers() if name in self._plain_names()]
+            tensors += [(name, b) for name, b in self.model.named_buffers() if name in self._plain_names]
         for name, tensor in tensors:
             files.check(name, tuple(tensor.shape))
             assign(tensor, partial(files.rows, name))
