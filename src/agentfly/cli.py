@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RankError as error:
-        from .training.supervisor import RANK_LOST
+        from .training.ranks.supervisor import RANK_LOST
 
         print(f"RankError: {error}", file=sys.stderr)
         return RANK_LOST
@@ -181,7 +181,7 @@ def _load(arguments: argparse.Namespace) -> Config:
 def _train(arguments: argparse.Namespace) -> int:
     from .config import Config
     from .learn.ranks.environment import read_place
-    from .training.supervisor import report_to_supervisor, supervise
+    from .training.ranks.supervisor import report_to_supervisor, supervise
 
     report_to_supervisor()
     _separate_config(arguments)

@@ -14,6 +14,7 @@ from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_m
 from tests.scale.rank_checks import PLAIN, SAVED, go_on, save
 from tests.scale.rank_pool import run_pool
 
+pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch four times
 DIVISION = {"train/padding_waste"}
 """Metrics of the division into micro batches, which is another one on several ranks."""
 

@@ -18,12 +18,13 @@ import torch
 from agentfly.cli import main
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.training.checkpoint import latest_checkpoint
-from agentfly.training.supervisor import resuming
+from agentfly.training.ranks.supervisor import resuming
 from tests.tiny import ROWS, save_tiny_model
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 240.0
 STEPS = 6
+pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch six times
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 

@@ -20,7 +20,7 @@ from agentfly.learn.ranks.environment import Place, read_place
 from agentfly.learn.ranks.files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.group import choose_device
 from agentfly.training import checkpoint
-from agentfly.training.ranks import find_place
+from agentfly.training.ranks.roles import find_place
 from agentfly.types import Sample
 
 GOOD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -24,10 +24,10 @@ from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory
 from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
 from .loop import Trainer, TrainResult, adapt_model, trainable_engine
-from .ranks import find_place, follow_ranks, join_ranks, rank_model, stop_ranks
+from .ranks.roles import find_place, follow_ranks, join_ranks, rank_model, stop_ranks
+from .ranks.supervisor import report_directory
 from .stopping import StopSignals
 from .supervised import warm_start
-from .supervisor import report_directory
 
 
 def train(

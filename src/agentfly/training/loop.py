@@ -51,7 +51,7 @@ from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
 from .ledger import Ledger, Probe
-from .ranks import lead_ranks
+from .ranks.roles import lead_ranks
 from .saving import Saver, finish, finish_in_thread
 from .stopping import StopSignals
 

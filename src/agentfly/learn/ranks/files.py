@@ -128,7 +128,7 @@ class ShardFiles:
         found = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
         if len(found) != last - first:
             raise ConfigError(f"the checkpoint holds {len(found)} of the {last - first} rows of {name}")
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 def mark(tree: Any, path: str = "") -> Any:

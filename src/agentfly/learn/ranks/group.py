@@ -8,10 +8,12 @@ finite) is agreed on by `together`: every rank raises it at the same point and w
 from __future__ import annotations
 
 import platform
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -186,10 +188,10 @@ class RankGroup:
         self.agree(error)
 
     def _compare_software(self) -> None:
-        from ... import __version__
-
         python = ".".join(platform.python_version_tuple()[:2])
-        own = f"agentfly {__version__}, torch {torch.__version__}, Python {python}"
+        package: Any = sys.modules[__name__.partition(".")[0]]  # the package imports this module, not the other way round
+        libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
+        own = f"{package.__name__} {package.__version__}, {libraries}, Python {python}"
         wanted = self.broadcast(own.encode() if self.leads else None).decode()
         problem = None
         if own != wanted:

@@ -17,16 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..agents.base import BaseAgent
-from ..config import Config, FaultSettings, LearnerSettings
-from ..errors import ConfigError
-from ..learn.ranks.environment import Place, read_place
-from ..types import Completion, Proof, Request, Sampling, TrainableEngine
-from .build import build_learner
+from ...agents.base import BaseAgent
+from ...config import Config, FaultSettings, LearnerSettings
+from ...errors import ConfigError
+from ...learn.ranks.environment import Place, read_place
+from ...types import Completion, Proof, Request, Sampling, TrainableEngine
+from ..build import build_learner
 
 if TYPE_CHECKING:
-    from ..learn.ranks.group import RankGroup
-    from ..learn.ranks.learner import RankLearner
+    from ...learn.ranks.group import RankGroup
+    from ...learn.ranks.learner import RankLearner
 
 PROOF_LIMIT, PROOF_LIMIT_HALF = 0.05, 0.15
 """Nats that the engine's log-probs may differ from the learner's, in float32 and in half precision."""
@@ -59,15 +59,15 @@ def find_place(config: Config) -> Place | None:
 
 def join_ranks(config: Config, place: Place, device: str | None) -> RankGroup:
     """Meet the other ranks. `device` is agent.engine.device."""
-    from ..learn.ranks.group import RankGroup
+    from ...learn.ranks.group import RankGroup
 
     return RankGroup.join(place, device, config.learner.timeout_s)
 
 
 def rank_model(agent: BaseAgent, ranks: RankGroup) -> Any:
     """Returns the agent's model on the device of this rank, without an engine; None if the agent has an open engine."""
-    from ..engines.local.engine import tune
-    from ..engines.local.load import load_model
+    from ...engines.local.engine import tune
+    from ...engines.local.load import load_model
 
     if not isinstance(agent.model, str | Path):
         return None
@@ -78,8 +78,8 @@ def rank_model(agent: BaseAgent, ranks: RankGroup) -> Any:
 
 def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
     """On ranks other than 0: take part in the run until rank 0 ends it."""
-    from ..learn.model.lora import adapt
-    from ..learn.model.storage import seed_torch
+    from ...learn.model.lora import adapt
+    from ...learn.model.storage import seed_torch
 
     seed_torch(config.seed, config.run.threads)
     if config.lora.rank:
@@ -92,8 +92,8 @@ def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
 
 def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> RankLearner:
     """On rank 0: make the sharded learner of the engine's model. The engine keeps a copy without adapters."""
-    from ..engines.local import LocalEngine
-    from ..learn.model.lora import merge_adapters
+    from ...engines.local import LocalEngine
+    from ...learn.model.lora import merge_adapters
 
     if not isinstance(engine, LocalEngine):
         raise ConfigError(f"a learner over several ranks needs the local engine, not {type(engine).__name__}")
@@ -115,8 +115,8 @@ class CopyProof:
     """Proves that the local engine samples from the learner's weights: called with the version, returns the proof."""
 
     def __init__(self, learner: RankLearner, engine: Any) -> None:
-        from ..engines.copies import LearnerCopy
-        from ..engines.local.load import context_of
+        from ...engines.copies import LearnerCopy
+        from ...engines.local.load import context_of
 
         class Copy(LearnerCopy):
             """The learner's side of the proof is scored by the ranks."""
@@ -137,7 +137,7 @@ class CopyProof:
         return self._copy.prove(version, self._ask, PROOF_LIMIT if whole else PROOF_LIMIT_HALF)
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
-        from ..engines.copies import Probe, score_ids
+        from ...engines.copies import Probe, score_ids
 
         return Probe(score_ids(self._engine.model, ids), self._reply(Request(ids, sampling)))
 
