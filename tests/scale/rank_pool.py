@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.scale.rank_cases import CASES, run_case
+from tests.scale.rank_cases import CASES, run_case, updates_of
 from tests.scale.rank_checks import CHECKS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,7 +30,10 @@ def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: s
     words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
     more = [f"{_free_ports(len(sizes))}", device, pattern, *map(str, sizes)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pool = [subprocess.Popen([*words, f"{rank}", *more], cwd=ROOT, env=environ) for rank in range(max(sizes))]
+    pool = [
+        subprocess.Popen([*words, f"{rank}", *more], cwd=ROOT, env=environ, start_new_session=True)
+        for rank in range(max(sizes))
+    ]
     deadline = time.monotonic() + PATIENCE_S
     try:
         while any(process.poll() is None for process in pool) and not any(process.poll() for process in pool):
@@ -74,7 +77,10 @@ def main(folder: Path, rank: int, port: int, device: str, pattern: str, sizes: S
         assert place is not None
         group = RankGroup.join(place, device, 300.0)
         for name in filter(re.compile(pattern).search, [*CASES, *CHECKS]):
-            found = run_case(CASES[name], group, device) if name in CASES else CHECKS[name](group, folder)
+            if name in CASES:
+                found = run_case(CASES[name], group, device, updates_of(CASES[name], size))
+            else:
+                found = CHECKS[name](group, folder)
             group.broken = None
             if group.leads:
                 print(size, name, flush=True)

@@ -10,7 +10,7 @@ import torch
 
 from agentfly.learn.model.storage import load_state
 from agentfly.training.checkpoint import STATE, broken_files
-from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, weights_of
+from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
 from tests.scale.rank_checks import PLAIN, SAVED, go_on, save
 from tests.scale.rank_pool import run_pool
 
@@ -42,7 +42,7 @@ def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], lim
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_compute_what_one_process_computes(name: str, size: int, found: Path) -> None:
     got: dict[str, Any] = torch.load(found / f"{size}-{name}.pt", weights_only=True)
-    want = run_case(CASES[name])
+    want = run_case(CASES[name], updates=updates_of(CASES[name], size))
     limit = 1e-5 if "dtype" not in CASES[name] else 2e-2
     assert got["version"] == want["version"]
     for told, expected in zip(got["metrics"] + got["measured"], want["metrics"] + want["measured"], strict=True):
