@@ -122,6 +122,11 @@ def go_on(learner: Any, name: str) -> tuple[dict[str, float], Weights]:
     return learner.update(groups_of(CASES[name], 1)), weights_of(learner)
 
 
+def other_model(settings: dict[str, Any]) -> Any:
+    """Other weights than the saved ones. Beside adapters the frozen weights are those of the base model, which is the same."""
+    return make_model(settings if settings["lora"] else {**settings, "seed": 9})
+
+
 def saving(name: str) -> Callable[[Any, Path], Any]:
     """Returns a check: save after an update, load what these ranks and others have saved, and go on from there."""
 
@@ -130,7 +135,7 @@ def saving(name: str) -> Callable[[Any, Path], Any]:
         sources = {f"{size}-ranks": folder / f"{size}-ranks-{name}" / "step-000001" for size in (1, 2, 4)}
         told: dict[str, Any] = {}
         for source in ("", *sources):
-            learner = make_learner(settings, make_model({**settings, "seed": 9 if source else 0}), group)
+            learner = make_learner(settings, other_model(settings) if source else make_model(settings), group)
             if not group.leads:
                 learner.follow()
                 continue

@@ -11,7 +11,7 @@ import torch
 from agentfly.learn.model.storage import load_state
 from agentfly.training.checkpoint import STATE, broken_files
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
-from tests.scale.rank_checks import PLAIN, SAVED, go_on, save
+from tests.scale.rank_checks import PLAIN, SAVED, go_on, other_model, save
 from tests.scale.rank_pool import run_pool
 
 pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch four times
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_loaded_exactly_by_any_number_of_ranks(name: str, size: 
     for source, (loaded, version, metrics, weights) in told.items():
         checkpoint = found / f"{source}-{name}" / "step-000001"
         assert not broken_files(checkpoint)
-        saved = make_learner(CASES[name], make_model({**CASES[name], "seed": 9}))
+        saved = make_learner(CASES[name], other_model(CASES[name]))
         saved.restore(checkpoint, load_state(checkpoint / STATE)["learner"])
         assert_near(loaded, weights_of(saved), 0.0)
         assert version == saved.version == own[1] == 1
