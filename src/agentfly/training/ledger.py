@@ -73,7 +73,11 @@ class Ledger:
     `max_lag` None accepts tokens of any older version: the learner masks those that are too old.
     """
 
-    def __init__(self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0) -> None:
+    def __init__(
+        self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0, copied: bool = False
+    ) -> None:
+        """`copied` says that the engine loads what `Learner.weights` yields into its own module."""
+        self.copied = copied
         self.max_logprob_gap = max_logprob_gap
         self.max_failed_share = max_failed_share
         self.max_lag = max_lag
@@ -143,14 +147,11 @@ class Ledger:
             )
         return {"ledger/probe_gap": gap}
 
-    def check_published(self, engine: TrainableEngine, learner: Learner, *, copied: bool = False) -> None:
-        """Check after publishing that the engine samples from the learner's weights.
-
-        `copied` says that the engine loads what `Learner.weights` yields into its own module.
-        """
+    def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
+        """Check after publishing that the engine samples from the learner's weights."""
         if engine.version != learner.version:
             raise InvariantError(f"the engine samples from version {engine.version}, but the learner is at {learner.version}")
-        if engine.model is not learner.model and not copied:
+        if engine.model is not learner.model and not self.copied:
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
         if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
             raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")

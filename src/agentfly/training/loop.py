@@ -100,7 +100,6 @@ class Trainer:
             self.engine.at_update = config.rollout.at_update
         plan = make_plan(agent, sampling=config.sampling)
         self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
-        self.ranks = ranks
         if ranks is None:
             learner = build_learner(config, self.engine.model, exact=self.engine.shares_weights)
         else:
@@ -122,6 +121,7 @@ class Trainer:
             max_logprob_gap=gap,
             max_failed_share=config.train.max_failed_share,
             max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
+            copied=ranks is not None,
         )
         self.store = RunStore(directory.database)
         self.writer = StoreWriter(self.store, warn=progress.note)
@@ -244,7 +244,7 @@ class Trainer:
         self.sound = False
         learned = await finish_in_thread(self._learn, groups, reply, metrics)
         with timed(metrics, "time/ledger_s"):
-            self.ledger.check_published(self.engine, self.learner, copied=self.ranks is not None)
+            self.ledger.check_published(self.engine, self.learner)
         if self.overlaps:
             self.probe.ask(self.engine, step)
         self.stream.advance(step)

@@ -28,6 +28,7 @@ from .environment import Place
 
 WAIT_S = 5.0
 """Seconds of one wait for a command; a wait is repeated until rank 0 sends one or is gone."""
+_dist: Any = dist  # names that its stubs do not export
 KEPT = 64
 """Commands that the store keeps: each one ends with a collective, so no rank is further behind."""
 
@@ -57,10 +58,10 @@ class RankGroup:
             problem = error
         timeout = timedelta(seconds=timeout_s)
         try:
-            base, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))  # type: ignore[no-untyped-call]
+            base, _, _ = next(_dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
             if chosen.type == "cuda":
                 torch.cuda.set_device(chosen)
-            store = dist.PrefixStore("group", base)
+            store = _dist.PrefixStore("group", base)
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             told = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -68,7 +69,7 @@ class RankGroup:
                 f"rank {place.rank} could not meet the other {place.size - 1} ranks at {place.address} within {timeout_s:g} s "
                 f"({told[:200]}): check that every rank was started and that this address can be reached"
             ) from error
-        group = cls(place, chosen, dist.PrefixStore("commands", base))
+        group = cls(place, chosen, _dist.PrefixStore("commands", base))
         group.agree(problem)
         group._compare_software()
         return group
@@ -209,8 +210,9 @@ def choose_device(place: Place, device: str | None) -> tuple[torch.device, str]:
     if not torch.cuda.is_available():
         raise ConfigError(f"agent.engine.device is {device!r}, but PyTorch sees no GPU; use 'cpu'")
     count = torch.cuda.device_count()
-    if wanted.index is not None:
-        if wanted.index >= count:
+    index: Any = wanted.index  # None for "cuda"
+    if index is not None:
+        if index >= count:
             raise ConfigError(f"agent.engine.device is {device!r}, but PyTorch sees {count} GPUs")
         return wanted, "cpu:gloo,cuda:gloo"  # NCCL refuses two ranks on one GPU
     if place.local_size > count:

@@ -414,6 +414,7 @@ class RankLearner(PolicyLearner):
         adapted = is_adapted(self.model)
         files = PlainFiles(checkpoint / ADAPTER if adapted else checkpoint)
         names = {id(p): name for name, p in self.model.named_parameters()}
+        tensors: list[tuple[str, Tensor]]
         if adapted:
             tensors = [
                 (f"base_model.model.{name}.lora_{part}.weight", matrix)

@@ -16,8 +16,14 @@ from ..algorithms import Credit
 from ..batching import Rows
 from ..experience import Experience
 
-_ARRAYS = {"rewards": np.float64, "owners": np.int64, "lags": np.int64}
-_TENSORS = {"sampled": np.float32, "current": np.bool_, "fresh": np.bool_, "turn_of": np.int64, "group_of": np.int64}
+_ARRAYS: dict[str, Any] = {"rewards": np.float64, "owners": np.int64, "lags": np.int64}
+_TENSORS: dict[str, Any] = {
+    "sampled": np.float32,
+    "current": np.bool_,
+    "fresh": np.bool_,
+    "turn_of": np.int64,
+    "group_of": np.int64,
+}
 
 
 def pack_experience(experience: Experience) -> bytes:
@@ -51,8 +57,8 @@ def unpack_experience(data: bytes, device: torch.device) -> Experience:
         nothing = np.zeros(b - a)
         samples.append(Sample(ids[a:b], mask[a:b], nothing, nothing, nothing, np.zeros(b - a)))
     firsts = np.cumsum([0, *found["chain_rows"]]).tolist()
-    arrays = {name: _array(found[name], kind) for name, kind in _ARRAYS.items()}
-    tensors = {name: torch.from_numpy(_array(found[name], kind)).to(device) for name, kind in _TENSORS.items()}
+    arrays: dict[str, Any] = {name: _array(found[name], kind) for name, kind in _ARRAYS.items()}
+    tensors: dict[str, Any] = {name: torch.from_numpy(_array(found[name], kind)).to(device) for name, kind in _TENSORS.items()}
     inexact = found["inexact"]
     return Experience(
         samples=samples,

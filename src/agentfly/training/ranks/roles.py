@@ -125,7 +125,8 @@ class CopyProof:
                 config = engine.model.config
                 self.context, self.num_ids = context_of(config), int(config.get_text_config().vocab_size)
                 self._last, self._noise = None, float("inf")
-                self._before, self._own = None, []
+                self._before: list[float] | None = None
+                self._own: list[float] = []
 
             def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
                 return learner.score(ids, temperature)
