@@ -7,6 +7,7 @@ finite) is agreed on by `together`: every rank raises it at the same point and w
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 import threading
@@ -26,6 +27,9 @@ from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
 from ...kernels import launching_on
 from .environment import Place
 
+log = logging.getLogger(__name__)
+LEAVE_S = 20.0
+"""Seconds that rank 0 waits at the end for the other ranks."""
 WAIT_S = 5.0
 """Seconds of one wait for a command; a wait is repeated until rank 0 sends one or is gone."""
 _dist: Any = dist  # names that its stubs do not export
@@ -108,6 +112,22 @@ class RankGroup:
                     continue
                 raise RankError("rank 0 has ended") from error
             return name, arguments
+
+    def end_ranks(self) -> None:
+        """On rank 0: let the other ranks end, and wait for their word: the store may end with this process."""
+        if self.broken is not None:
+            return
+        self.send("stop")
+        self.broken = "the ranks have ended"
+        words = [f"ended {rank} {self._commands}" for rank in range(1, self.size)]
+        try:
+            self._store.wait(words, timedelta(seconds=LEAVE_S))
+        except RuntimeError as error:
+            log.warning("a rank did not end: %s", error)
+
+    def say_ended(self) -> None:
+        """On the other ranks: answer `end_ranks`."""
+        self._store.set(f"ended {self.rank} {self._commands}", b"")
 
     def _answers(self, key: str) -> bool:
         try:

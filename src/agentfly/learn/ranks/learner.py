@@ -479,6 +479,7 @@ class RankLearner(PolicyLearner):
         while True:
             name, arguments = self._ranks.receive()
             if name == "stop":
+                self._ranks.say_ended()
                 break
             try:
                 with launching_on(self.device):
@@ -497,9 +498,7 @@ class RankLearner(PolicyLearner):
 
     def stop(self) -> None:
         """On rank 0: let the other ranks end."""
-        if self._ranks.broken is None:
-            self._ranks.send("stop")
-            self._ranks.broken = "the ranks have ended"
+        self._ranks.end_ranks()
 
 
 def _rows_of(value: Any) -> Read:

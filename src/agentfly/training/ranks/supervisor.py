@@ -153,7 +153,7 @@ def supervise(arguments: Sequence[str], ranks: int, restarts: int, threads: int 
                 for rank in group:
                     rank.kill()
             if why is None or stop.received:
-                return status if status is not None and status >= 0 else 128 - (status or -signal.SIGKILL)
+                return (2 if why is None else 1) if status is None else status if status >= 0 else 128 - status
             if attempt < restarts:
                 _tell(f"{why}: all ranks are started again from the last checkpoint (restart {attempt + 1} of {restarts})")
     _tell(f"{why}; the run was restarted {restarts} times (fault.restarts) and is given up")
@@ -169,34 +169,35 @@ def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path 
     with selectors.DefaultSelector() as selector:
         for rank in group:
             selector.register(rank.channel, selectors.EVENT_READ, rank)
-        left_at: float | None = None
         while True:
             for key, _ in selector.select(0.2):
                 told = key.data.read()
                 directory = told or directory
                 if key.data.process.poll() is not None:
                     selector.unregister(key.fileobj)
-            lost = [(rank, why) for rank in group if (why := rank.why_lost()) is not None]
-            if lost:  # a process that was killed is the cause; the others have lost it
+            own = group[0].process.poll()
+            if own is not None and own >= 0 and own != RANK_LOST:  # rank 0 has ended by itself
+                return _why_failed(group) if own else _leave(group), directory
+            if any(rank.process.poll() == 2 for rank in group[1:]):  # a mistake of the user, which that rank has reported
+                return None, directory
+            if lost := [(rank, why) for rank in group if (why := rank.why_lost()) is not None]:
+                # A process that was killed is the cause; the others have lost it.
                 rank, why = min(lost, key=lambda item: (item[0].process.poll() == RANK_LOST, item[0].number))
                 return f"rank {rank.number} {why}", directory
-            statuses = [rank.process.poll() for rank in group]
-            if all(status is not None for status in statuses) or any(status == 2 for status in statuses[1:]):
-                return None, directory
-            if statuses[0] is not None:
-                left_at = left_at or time.monotonic()
-                # A rank that rank 0 has lost may not be seen as dead yet; otherwise the others end by themselves.
-                if statuses[0] != 0 or time.monotonic() - left_at > LEAVE_S:
-                    return _last_look(group), directory
 
 
-def _last_look(group: list[Rank]) -> str | None:
-    """Rank 0 has ended with an error of its own, unless another rank was killed just before."""
-    time.sleep(0.5)
+def _leave(group: list[Rank]) -> None:
+    """Wait for the other ranks of a run that has ended well."""
+    deadline = time.monotonic() + LEAVE_S
+    while any(rank.process.poll() is None for rank in group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _why_failed(group: list[Rank]) -> str | None:
+    """Returns that another rank was killed, if that is why rank 0 failed. None for an error of rank 0."""
+    time.sleep(0.5)  # the system may not have reported it yet
     killed = [rank for rank in group[1:] if (status := rank.process.poll()) is not None and status < 0]
-    if killed and group[0].process.poll() not in (0, 2):
-        return f"rank {killed[0].number} {killed[0].why_lost()}"
-    return None
+    return f"rank {killed[0].number} {killed[0].why_lost()}" if killed and group[0].process.poll() == 1 else None
 
 
 def start_ranks(arguments: Sequence[str], ranks: int, threads: int | None) -> list[Rank]:
