@@ -187,7 +187,8 @@ def _commands(words: str, parser: argparse.ArgumentParser) -> Iterable[tuple[str
 
 
 def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    hidden = (argparse._HelpAction,)
+    return [each for each in parser._actions if not isinstance(each, hidden) and each.help != argparse.SUPPRESS]
 
 
 def _spelled(action: argparse.Action) -> str:

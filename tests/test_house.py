@@ -78,11 +78,11 @@ HEAVY = {
     "ray": ("ext/verl_loop.py",),
     "omegaconf": (),
     "hydra": (),
-    "wandb": ("ext/wandb_tracker.py",),
-    "tensorboard": ("ext/tensorboard_tracker.py",),
-    "mlflow": ("ext/mlflow_tracker.py",),
-    "trackio": ("ext/trackio_tracker.py",),
-    "opentelemetry": ("ext/opentelemetry_tracker.py",),
+    "wandb": ("ext/trackers/wandb_tracker.py",),
+    "tensorboard": ("ext/trackers/tensorboard_tracker.py",),
+    "mlflow": ("ext/trackers/mlflow_tracker.py",),
+    "trackio": ("ext/trackers/trackio_tracker.py",),
+    "opentelemetry": ("ext/trackers/opentelemetry_tracker.py",),
     "matplotlib": ("ext/matplotlib_chart.py",),
     "pandas": ("display/",),
     "pydantic": ("tools/",),
@@ -225,7 +225,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not missing, f"without a docstring: {', '.join(missing)}"
 
 
-MAX_LINES = 41_000
+MAX_LINES = 54_000
 
 
 def lines_of_code(path: Path) -> int:

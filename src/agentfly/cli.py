@@ -3,7 +3,7 @@
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--view] [--profile] [--dry-run]     CONFIG: a .toml file or a recipe
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...]
-    agentfly runs | show | compare | plot | export | query | chat | doctor     (see cli_runs)
+    agentfly runs | show | compare | plot | export | export-model | query | chat | doctor     (see cli_runs)
     agentfly view [RUNS_DIR]                                      (see view/command.py)
     agentfly verl print-config | plan                             (see cli_scale.py)
     agentfly recipes [NAME]
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, cli_envs, cli_runs, cli_scale, plugins
 from .envs.search.serve.command import add_command as add_search_server
-from .errors import AgentFlyError, ConfigError
+from .errors import AgentFlyError, ConfigError, RankError
 from .view.command import Beside
 from .view.command import add_parser as add_view
 
@@ -63,7 +63,9 @@ KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
-    arguments, more = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    arguments, more = parser.parse_known_args(words)
+    arguments.words = words
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
         parser.error(f"unrecognized argument: {stray[0]}")
@@ -77,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RankError as error:
+        from .training.ranks.supervisor import RANK_LOST
+
+        print(f"RankError: {error}", file=sys.stderr)
+        return RANK_LOST
     except AgentFlyError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -170,7 +177,10 @@ def _separate_config(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace) -> Config:
     from .config import Config
+    from .learn.ranks.environment import read_place
 
+    if read_place() is not None:
+        raise ConfigError(f"agentfly {arguments.command} runs in one process: start it without torchrun")
     _separate_config(arguments)
     if arguments.config is None and not arguments.overrides:
         raise ConfigError(f"agentfly {arguments.command} needs a config file, the name of a recipe, or key=value words")
@@ -186,7 +196,10 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 def _train(arguments: argparse.Namespace) -> int:
     from .config import Config
+    from .learn.ranks.environment import read_place
+    from .training.ranks.supervisor import report_to_supervisor, supervise
 
+    report_to_supervisor()
     _separate_config(arguments)
     if arguments.config is None and arguments.resume is None and not arguments.overrides:
         raise ConfigError(
@@ -204,6 +217,11 @@ def _train(arguments: argparse.Namespace) -> int:
             if getattr(arguments, option):
                 raise ConfigError(f"--{option} looks at a training, and --dry-run does not train: remove one of them")
         return _dry_run(config) if config.backend == "local" else cli_scale.print_verl(config)
+    place = read_place()
+    if place is None and config.learner.ranks > 1:
+        return supervise(arguments.words, config.learner.ranks, config.fault.restarts, config.run.threads)
+    if place is not None and place.rank > 0:
+        return _follow(config)
     from rich.console import Console
 
     from .training import train
@@ -228,6 +246,17 @@ def _train(arguments: argparse.Namespace) -> int:
         cli_scale.verl_closing(result)
         return 0
     _closing(console, config, result, str(path or result.directory / "config.toml"), sampler)
+    return 0
+
+
+def _follow(config: Config) -> int:
+    """Take part in a training that rank 0 leads. Its errors are rank 0's, unless they happened here only."""
+    from .training import train
+
+    try:
+        train(config)
+    except RankError:
+        return 1  # rank 0 was lost or has failed, and says why
     return 0
 
 

@@ -178,6 +178,32 @@ class TrainSettings(OptimSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSettings:
+    """The processes that share the learner."""
+
+    ranks: int = setting(
+        1, "processes over which weights, gradients and optimizer are sharded (FSDP2), one per GPU; torchrun sets it too", low=1
+    )
+    reduce: Literal["float32", "bfloat16"] = setting("float32", "precision in which gradients are added up over ranks")
+    timeout_s: float = setting(600.0, "seconds that a rank waits for the others in one exchange before the run fails", above=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "learner.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultSettings:
+    """What happens if a process of the run is lost."""
+
+    restarts: int = setting(
+        3, "times that `agentfly train` restarts all ranks from the last checkpoint after one was killed or froze", low=0
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, "fault.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Where results are stored and reported."""
 
@@ -234,6 +260,8 @@ class Config:
     loss: LossSettings = field(default_factory=LossSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    fault: FaultSettings = field(default_factory=FaultSettings)
     run: RunSettings = field(default_factory=RunSettings)
     verl: VerlSettings = field(default_factory=VerlSettings)
 
@@ -276,12 +304,22 @@ class Config:
         config.loss.check_lag(config.rollout.max_lag)
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
+        config.check_ranks(config.learner.ranks)
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")
             if config.loss.critic == "shared" and keys != ["critic_lr"]:
                 raise ConfigError('train.critic_epochs, critic_minibatches and critic_warmup_steps need loss.critic = "copy"')
         return config
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ConfigError for keys that do not work with so many learner ranks."""
+        kind = engine_options(self.agent.engine).get("kind", "local")
+        if ranks > 1 and kind != "local":
+            raise ConfigError(
+                f"learner.ranks = {ranks} samples with the local engine, which copies the weights from the ranks: remove "
+                f"agent.engine.kind = {kind!r}, or set learner.ranks = 1"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The config as nested tables. An algorithm that is an object is named by its module or file."""

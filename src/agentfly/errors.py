@@ -9,6 +9,7 @@
     |-- InvariantError       a guarantee of the framework does not hold, for example about training data; stops the run
     |-- StorageError         a file of the run cannot be written or read, as on a full disk; stops the run, checkpoints stay
     |   `-- QueryTimeout     a query of a view was interrupted, because it took too long
+    |-- RankError            a rank of the learner was lost; the supervisor restarts all ranks from the last checkpoint
     |-- RewardError          a reward function raised, or returned no valid score; stops the run
     |-- ToolError            raised by a tool as a message to the model; the chain continues
     `-- RolloutError         something outside the model failed; ends one chain, which is not trained on
@@ -59,6 +60,10 @@ class StorageError(AgentFlyError):
 
 class QueryTimeout(StorageError):
     """A query of a stored run was interrupted, because it took too long."""
+
+
+class RankError(AgentFlyError):
+    """A rank of the learner was lost, or the ranks are not at the same point any more."""
 
 
 class RewardError(AgentFlyError):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
 from .display import Displayed, chains_html, data_frame, trajectory_html
@@ -583,9 +584,15 @@ class Learner(Protocol):
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
 
+    def weights(self) -> Iterator[list[tuple[str, Any]]]:
+        """Yield all weights in buckets of at most 1 GiB: full tensors by their names in the state dict, adapters merged."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Load the weights of a checkpoint's folder and the learner's state in it."""
 
 
 @runtime_checkable

@@ -352,7 +352,7 @@ def test_samples_are_the_best_the_worst_and_some_between() -> None:
 
 def test_wandb_is_online_only_where_it_need_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
-    from agentfly.ext.wandb_tracker import choose_mode, has_key
+    from agentfly.ext.trackers.wandb_tracker import choose_mode, has_key
 
     assert [choose_mode(None, False), choose_mode(None, True)] == ["offline", "online"]
     assert [choose_mode("offline", True), choose_mode("disabled", True), choose_mode("bogus", False)] == [
@@ -388,7 +388,7 @@ def test_a_notice_of_a_tracker_reaches_the_user(tmp_path: Path) -> None:
 
 def test_wandb_says_in_which_mode_it_is(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    from agentfly.ext.wandb_tracker import explain_mode
+    from agentfly.ext.trackers.wandb_tracker import explain_mode
 
     assert explain_mode("online", True, tmp_path) is None
     assert "WANDB_MODE=offline" in str(explain_mode("offline", True, tmp_path))

@@ -4,6 +4,7 @@ agentfly runs [DIR] [--where COND] [--sort KEY] [--json]
 agentfly compare A B [--measure M] [--step WHEN] [--metric NAME] [--json]
 agentfly plot RUN... [--metric NAME] [-o FILE] [--x step|time] [--smooth W] [--band B] [--log]
 agentfly export RUN [FILE] [--format F] [filters]      formats: jsonl, csv, parquet, sft, dpo
+agentfly export-model RUN FOLDER                       the model of a checkpoint, as a folder that from_pretrained loads
 agentfly show RUN [filters] [--limit N] [--json]
 agentfly query RUN "SELECT ..." [--json]
 agentfly chat CHECKPOINT [--recipe R]
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import chat, compare, doctor, export, listing, plot, query, show
+from . import chat, compare, doctor, export, export_model, listing, plot, query, show
 
 
 def add_parsers(commands: Any) -> None:
     """Add the commands to the command line."""
-    for module in (listing, show, compare, plot, export, query, chat, doctor):
+    for module in (listing, show, compare, plot, export, export_model, query, chat, doctor):
         module.add_parser(commands)

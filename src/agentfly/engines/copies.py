@@ -33,6 +33,16 @@ class Probe:
     reply: Completion
 
 
+@torch.no_grad()
+def score_ids(model: Any, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """Log-probs of every id from the second on under a model."""
+    inputs = torch.tensor([list(ids)], device=next(model.parameters()).device)
+    with evaluating(model):
+        logits = model(input_ids=inputs, use_cache=False).logits[0, :-1].float() / temperature
+    chosen: list[float] = torch.log_softmax(logits, -1).gather(1, inputs[0, 1:, None])[:, 0].tolist()
+    return chosen
+
+
 class LearnerCopy:
     """The learner's model, loaded at the first use, and the tokenizer, renderer and stop ids that the engine shares."""
 
@@ -88,14 +98,9 @@ class LearnerCopy:
         """Save a folder that `from_pretrained` and the servers can load."""
         save_model(self.model, self.tokenizer, folder)
 
-    @torch.no_grad()
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probs of every id from the second on, under this copy."""
-        inputs = torch.tensor([list(ids)], device=next(self.model.parameters()).device)
-        with evaluating(self.model):
-            logits = self.model(input_ids=inputs, use_cache=False).logits[0, :-1].float() / temperature
-        chosen: list[float] = torch.log_softmax(logits, -1).gather(1, inputs[0, 1:, None])[:, 0].tolist()
-        return chosen
+        return score_ids(self.model, ids, temperature)
 
     def unchanged(self) -> bool:
         """Whether the scores of the probe are bit-identical to those at the last proof."""

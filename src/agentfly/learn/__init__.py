@@ -9,6 +9,7 @@
     model/      log-probs of tokens, the critic, LoRA, saving and loading           (torch)
     optim       AdamW, float32 masters, loss scaling                                (torch)
     learner     one update: samples, advantages, optimizer steps, version + 1       (torch)
+    ranks/      the learner sharded over several processes                          (torch)
     supervised  the same rows and masks, trained by likelihood                      (torch)
 
 Importing this package loads none of them.

@@ -94,6 +94,17 @@ class Backbone:
             if self._graphs.usable:
                 self._notes.append(f"CUDA graphs for lines of up to {MAX_TOKENS:,} tokens")
 
+    def keep_one_tree(self, owner: nn.Module, name: str, *, packed: bool) -> None:
+        """Run the module or its replica only; `owner.name` becomes it. A sharded model swaps the tensors of one tree.
+
+        Without packing every row is computed alone: FSDP's hooks see outputs, not the keys and values of a shared prefix.
+        """
+        if packed:
+            assert self._replica is not None
+            setattr(owner, name, self._replica)
+            self.module = self._replica
+        self.shares = False
+
     def checkpoint(self) -> None:
         """Keep no activations inside layers from now on. Raises ConfigError if the model does not support that."""
         for module in filter(None, (self.module, self._replica)):

@@ -85,8 +85,7 @@ class Rows:
     def micro_batches(self, rows: Sequence[int], max_tokens: int, shape: Shape = "padded") -> list[list[int]]:
         """Divide the given rows into micro batches."""
         if shape == "shared":
-            order = self._alphabetical(rows)
-            common = [0, *(self._common(before, row) for before, row in pairwise(order))]
+            order, common = self.in_order(rows)
             return [order[part] for part in shared_packs([self.lengths[row] for row in order], common, max_tokens)]
         divide = packs if shape == "packed" else micro_batches
         return [[rows[i] for i in batch] for batch in divide([self.lengths[row] for row in rows], max_tokens)]
@@ -119,6 +118,11 @@ class Rows:
         where = np.concatenate([place[self.positions[row] - 1] for place, row in zip(places, members, strict=True)])
         layout = PackedLayout([own for own in lengths if own], device, keys)
         return self._batch(members, np.concatenate(line)[None], where, device, layout=layout)
+
+    def in_order(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns the rows in the order of their ids, and how many ids each has in common with the row before it."""
+        order = self._alphabetical(rows)
+        return order, [0, *(self._common(before, row) for before, row in pairwise(order))][: len(order)]
 
     def _alphabetical(self, rows: Sequence[int]) -> list[int]:
         """The rows in the order of their ids, so that each has most in common with the row before it."""

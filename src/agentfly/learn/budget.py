@@ -76,6 +76,8 @@ class TokenBudget:
         self._memory = memory
         self._measures = setting == "auto" and memory is not None
         self._bytes_per_token = 0.0
+        self.alone = True
+        """Whether a batch that does not fit may be divided again: not if other ranks wait for this one."""
         self.tokens = setting if isinstance(setting, int) else CPU_TOKENS if memory is None else FIRST_TOKENS
 
     def plan(self) -> None:
@@ -91,7 +93,7 @@ class TokenBudget:
     @contextmanager
     def measured(self, micro: Sequence[MicroBatch]) -> Iterator[None]:
         """Measure what the largest of these batches takes, if that is not known."""
-        if not self._measures or self._memory is None or self._bytes_per_token:
+        if not self._measures or self._memory is None or self._bytes_per_token or not any(batch.rows for batch in micro):
             yield
             return
         before = self._memory.allocated()
@@ -127,7 +129,7 @@ class TokenBudget:
                     return work(micro)
             except torch.OutOfMemoryError:
                 undo()
-                if not self.can_halve(micro):
+                if not self.alone or not self.can_halve(micro):
                     raise
             self.halve(micro)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
 from ..types import Sample, TokenRecord, Trajectory
-from .algorithms import Algorithm, Chains, find_algorithm
+from .algorithms import Algorithm, Chains, Credit, find_algorithm
 from .algorithms.advantages import explained_variance
 from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
@@ -34,8 +35,9 @@ from .budget import TokenBudget
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
-from .model.logprobs import EntropyMode, Scorer
+from .model.logprobs import EntropyMode, Scorer, Scores
 from .model.lora import copy_sharing_frozen
+from .model.storage import load_learner_state, load_weights, weight_buckets
 from .optim import Optimizer
 from .settings import LossSettings, OptimSettings
 
@@ -67,6 +69,9 @@ class PolicyLearner:
     `exact` is false if the engine samples from a copy of the weights with other kernels; `loss.correction` then applies to
     every token, otherwise to tokens of older weights.
     """
+
+    _size = 1
+    """The ranks that divide a minibatch among them (see `ranks.learner`)."""
 
     def __init__(
         self,
@@ -121,20 +126,30 @@ class PolicyLearner:
             with launching_on(self.device):
                 if self._reference.prepare(self.optim) != self._shape:
                     self._shape = "padded"
+        dtype = next(self.model.parameters()).dtype
+        self._distribute()
+        self._make_optimizers(dtype)
 
     def _make_critic(self) -> None:
         self._critic: Critic | None = None
         self._value_head: ValueHead | None = None
+        if self.algorithm.needs_critic and self.loss.critic == "shared":
+            self._value_head = ValueHead(hidden_width(self.model), self.device)
+        elif self.algorithm.needs_critic:
+            self._critic = Critic(self._scorer.head, hidden_width(self.model)).eval()
+
+    def _distribute(self) -> None:
+        """Called when all modules are made and no optimizer is."""
+
+    def _make_optimizers(self, dtype: torch.dtype) -> None:
         self._critic_optimizer: Optimizer | None = None
         modules: list[tuple[nn.Module, float]] = [(self.model, self.optim.lr)]
         critic_lr = self.optim.critic_lr or CRITIC_LR * self.optim.lr
-        if self.algorithm.needs_critic and self.loss.critic == "shared":
-            self._value_head = ValueHead(hidden_width(self.model), self.device)
+        if self._value_head is not None:
             modules.append((self._value_head, critic_lr))
-        elif self.algorithm.needs_critic:
-            self._critic = Critic(self._scorer.head, hidden_width(self.model)).eval()
-            self._critic_optimizer = Optimizer([(self._critic, critic_lr)], self.optim)
-        self._optimizer = Optimizer(modules, self.optim)
+        if self._critic is not None:
+            self._critic_optimizer = Optimizer([(self._critic, critic_lr)], self.optim, dtype)
+        self._optimizer = Optimizer(modules, self.optim, dtype)
 
     @property
     def path(self) -> str:
@@ -196,13 +211,21 @@ class PolicyLearner:
             self._check = self._changing = None
 
     def _update(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> dict[str, float]:
+        return self._improve(self._gather(groups, window))
+
+    def _gather(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> Experience:
         self._half_updated = False
-        self._budget.plan()
         experience = gather(groups, version=self._version, device=self.device, window=window, exact=self._exact)
         self.last_samples = experience.samples
         self._experience = experience
         rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)
         self.last_chains = list(zip(experience.trajectories, rows, strict=True))
+        return experience
+
+    def _improve(self, experience: Experience) -> dict[str, float]:
+        """Run all passes over the chains. Returns metrics."""
+        self._half_updated = False
+        self._budget.plan()
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
         metrics = {
@@ -211,7 +234,7 @@ class PolicyLearner:
             "train/tokens": float(experience.rows.num_tokens),
             "train/splits": float(len(experience.rows) - experience.num_chains),
             "train/untrainable_chains": float(experience.num_untrainable + (experience.num_trained == 0).sum()),
-            "train/zero_advantage_groups": float(len(groups)),
+            "train/zero_advantage_groups": float(experience.num_groups),
             "train/masked_tokens": float(experience.num_masked),
         }
         if len(lags := experience.trained_lags):
@@ -235,7 +258,7 @@ class PolicyLearner:
             metrics["train/loss_scale"] = self._optimizer.loss_scale
         metrics["train/skipped"] = float(steps == 0)
         metrics["train/optimizer_steps"] = float(steps)
-        metrics |= totals.means()
+        metrics |= self._over_ranks(totals).means()
         self._half_updated = False
         return metrics
 
@@ -256,7 +279,10 @@ class PolicyLearner:
         if self.algorithm.needs_critic:
             values = experience.per_chain(self._score_values(experience, every_row).double().cpu().numpy())
         chains = Chains(experience.groups, experience.per_chain(rewards), values, experience.trajectories)
-        return experience.set_credit(self.algorithm.give_credit(chains, loss))
+        return experience.set_credit(self._credit(chains))
+
+    def _credit(self, chains: Chains) -> Credit:
+        return self.algorithm.give_credit(chains, self.loss)
 
     def _learn(self, experience: Experience, totals: Totals) -> int:
         """Run the policy's passes over the chains. Returns the number of optimizer steps."""
@@ -309,10 +335,10 @@ class PolicyLearner:
         assert self._critic is not None
         assert self._critic_optimizer is not None
         found, whole = Totals(), torch.zeros((), device=self.device)
-        minibatch = Minibatch(experience.sampled, num_tokens, 1.0 / len(micro), False)
+        minibatch = Minibatch(experience.sampled, num_tokens, self._part(micro), False)
         for batch in micro:
             loss = critic_loss(experience, self.loss, batch, self._critic(batch), minibatch, found)
-            self._critic_optimizer.backward(loss)
+            self._backward(self._critic_optimizer, loss)
             whole += loss.detach()
         return whole, found
 
@@ -369,7 +395,7 @@ class PolicyLearner:
         per_token = torch.from_numpy(weights).to(self.device)
 
         def work(micro: Sequence[MicroBatch]) -> tuple[Tensor, Totals]:
-            minibatch, found = Minibatch(per_token, sum(lengths), 1.0 / len(micro), is_first), Totals()
+            minibatch, found = Minibatch(per_token, sum(lengths), self._part(micro), is_first), Totals()
             size = sum(batch.input_ids.numel() for batch in micro)
             found.add("train/padding_waste", sum(batch.num_padding for batch in micro), size)
             return self._gradients(experience, micro, minibatch, found, entropy), found
@@ -377,7 +403,7 @@ class PolicyLearner:
         while True:
             divide = partial(self._trained_batches, experience, rows)
             whole, found = self._budget.run(divide, work, self._optimizer.zero_grad)
-            if is_first and self._check is not None:
+            if is_first:
                 self._check_measured(totals, found)
             if self._apply(self._optimizer, whole, found, "train/grad_norm"):
                 totals.merge(found)
@@ -395,22 +421,47 @@ class PolicyLearner:
         whole = torch.zeros((), device=self.device)
         known = self._slopes(experience, micro, minibatch, totals) if self._is_divided(experience, micro) else None
         for batch in micro:
-            tokens = batch.tokens
             scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
-            if known is None:
-                loss = surrogate(
-                    experience, self.algorithm, self.loss, tokens, scores.logprobs, minibatch, totals, part=minibatch.part
-                )
-            else:
-                linear = (known[0][tokens] * scores.logprobs).sum()
-                loss = linear - linear.detach() + known[1] * minibatch.part
-            loss = loss + regularizers(experience, self.loss, tokens, scores, minibatch, totals)
-            if self._value_head is not None:
-                values = self._value_head(scores.hidden)
-                loss = loss + self.loss.value_coef * critic_loss(experience, self.loss, batch, values, minibatch, totals)
-            self._optimizer.backward(loss)
+            values = None if self._value_head is None else self._value_head(scores.hidden)
+            loss = self._loss(experience, batch, scores, values, minibatch, totals, known)
+            self._backward(self._optimizer, loss)
             whole += loss.detach()
         return whole
+
+    def _loss(
+        self,
+        experience: Experience,
+        batch: MicroBatch,
+        scores: Scores,
+        values: Tensor | None,
+        minibatch: Minibatch,
+        totals: Totals,
+        known: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Returns the loss of one micro batch. `known` are the slopes and the loss of the whole minibatch (see `_slopes`)."""
+        tokens = batch.tokens
+        if known is None:
+            loss = surrogate(
+                experience, self.algorithm, self.loss, tokens, scores.logprobs, minibatch, totals, part=minibatch.part
+            )
+        else:
+            linear = (known[0][tokens] * scores.logprobs).sum()
+            loss = linear - linear.detach() + known[1] * minibatch.part
+        loss = loss + regularizers(experience, self.loss, tokens, scores, minibatch, totals)
+        if values is not None:
+            loss = loss + self.loss.value_coef * critic_loss(experience, self.loss, batch, values, minibatch, totals)
+        return loss
+
+    def _part(self, micro: Sequence[MicroBatch]) -> float:
+        """Returns the share of one micro batch among those of all ranks."""
+        return 1.0 / (len(micro) * self._size)
+
+    def _backward(self, optimizer: Optimizer, loss: Tensor) -> None:
+        optimizer.backward(loss)
+
+    def _over_ranks(self, totals: Totals) -> Totals:
+        """Returns the sums over all ranks."""
+        return totals
 
     def _is_divided(self, experience: Experience, micro: Sequence[MicroBatch]) -> bool:
         """Whether micro batches divide what the algorithm's loss needs in one call."""
@@ -431,33 +482,39 @@ class PolicyLearner:
         One forward pass without gradients finds the log-probs. By the chain rule, slopes x log-probs then has the gradient of
         the loss, and the micro batches can be run one by one.
         """
-        tokens = torch.cat([batch.tokens for batch in micro])
-        if minibatch.is_first and experience.recomputed is not None:
-            found = experience.recomputed[tokens]  # the weights have not changed since
-        else:
-            with torch.no_grad():
-                found = torch.cat([self._scorer(batch).logprobs for batch in micro])
+        tokens, found = self._present_logprobs(experience, micro, minibatch)
         logprobs = found.detach().clone().requires_grad_()
         loss = surrogate(experience, self.algorithm, self.loss, tokens, logprobs, minibatch, totals, part=1.0)
         slopes = torch.zeros_like(experience.sampled, dtype=logprobs.dtype)
         slopes[tokens] = torch.autograd.grad(loss, logprobs)[0]
         return slopes, loss.detach()
 
+    def _present_logprobs(
+        self, experience: Experience, micro: Sequence[MicroBatch], minibatch: Minibatch
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of the minibatch's tokens, and their log-probs under the present weights."""
+        tokens = torch.cat([batch.tokens for batch in micro])
+        if minibatch.is_first and experience.recomputed is not None:
+            return tokens, experience.recomputed[tokens]  # the weights have not changed since
+        with torch.no_grad():
+            return tokens, torch.cat([self._scorer(batch).logprobs for batch in micro])
+
     def _check_measured(self, *found: Totals) -> None:
         """Call `check` with all that was measured before the first change of the weights."""
-        assert self._check is not None
+        if self._check is None:
+            return
         known = Totals()
         for totals in found:
             known.merge(totals)
         try:
-            self._check(known.means())
+            self._check(self._over_ranks(known).means())
         except BaseException:
             self._optimizer.zero_grad()
             raise
 
     def _apply(self, optimizer: Optimizer, whole: Tensor, totals: Totals, name: str) -> bool:
         """Step the optimizer unless a value is not finite. Returns False if the gradients must be computed again."""
-        loss, norm = torch.stack([whole.float(), optimizer.clip().float()]).tolist()
+        loss, norm = torch.stack([self._add_up(whole).float(), optimizer.clip().float()]).tolist()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             if optimizer.retry() and math.isfinite(loss):
                 return False
@@ -507,6 +564,7 @@ class PolicyLearner:
         for batch, logprobs in self._scored(experience, rows, lambda batch: self._scorer(batch).logprobs):
             experience.recomputed[batch.tokens] = logprobs
             measure_gap(experience, logprobs, batch.tokens, totals)
+        self._add_up(experience.recomputed)
 
     @torch.no_grad()
     def _score_reference(self, experience: Experience, rows: Sequence[int]) -> Tensor:
@@ -515,14 +573,18 @@ class PolicyLearner:
         experience.reference = torch.zeros_like(experience.sampled)
         for batch, logprobs in self._scored(experience, rows, lambda batch: reference(batch).logprobs):
             experience.reference[batch.tokens] = logprobs
-        return experience.reference
+        return self._add_up(experience.reference)
 
     @torch.no_grad()
     def _score_values(self, experience: Experience, rows: Sequence[int]) -> Tensor:
         experience.values = torch.zeros_like(experience.sampled)
         for batch, values in self._scored(experience, rows, self._values_of):
             experience.values[batch.tokens] = values
-        return experience.values
+        return self._add_up(experience.values)
+
+    def _add_up(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place. Returns it."""
+        return tensor
 
     def _values_of(self, batch: MicroBatch) -> Tensor:
         if self._critic is not None:
@@ -538,10 +600,29 @@ class PolicyLearner:
         nothing = np.zeros(count)
         row = Sample(np.asarray([*prompt_ids, *token_ids]), mask, nothing, nothing, nothing, nothing)
         with launching_on(self.device):
-            found: list[float] = self._scorer(Rows([row]).tensors([0], self.device)).logprobs.tolist()
+            return self._score_row(Rows([row]))
+
+    def _score_row(self, row: Rows) -> list[float]:
+        found: list[float] = self._scorer(row.tensors([0], self.device)).logprobs.tolist()
         return found
 
+    def weights(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Yield the weights in buckets of at most 1 GiB, as full tensors under the names of the state dict, adapters merged.
+
+        The tensors are the module's own unless adapters are merged into them: copy them before the next update.
+        """
+        yield from weight_buckets(self.model)
+
     # -- resume --------------------------------------------------------------------------------------------------------------
+
+    def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Load the weights of a checkpoint and the learner's `state` in it. The checkpoint may be one of several ranks.
+
+        Raises ConfigError if the learners differ.
+        """
+        load_weights(self.model, checkpoint)
+        modules = {"policy": self.model, "modules/critic": self._critic, "modules/value_head": self._value_head}
+        self.load_state_dict(load_learner_state(checkpoint, state, {name: m for name, m in modules.items() if m is not None}))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the learner without the policy's weights, for `torch.load(..., weights_only=True)`.
@@ -575,8 +656,14 @@ class PolicyLearner:
                 )
         for name, module in modules.items():
             if module is not None:
-                module.load_state_dict(state["modules"][name])
-        self._optimizer.load_state_dict(state["optimizer"])
+                self._load_module(module, state["modules"][name])
+        self._load_optimizer(self._optimizer, state["optimizer"])
         if self._critic_optimizer is not None:
-            self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+            self._load_optimizer(self._critic_optimizer, state["critic_optimizer"])
         self._version, self._updates = int(state["version"]), int(state["updates"])
+
+    def _load_module(self, module: nn.Module, saved: Mapping[str, Any]) -> None:
+        module.load_state_dict(saved)
+
+    def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+        optimizer.load_state_dict(saved)

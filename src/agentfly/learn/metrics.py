@@ -6,6 +6,7 @@ step's result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the table is read where torch is not loaded
@@ -59,6 +60,16 @@ class Totals:
         """Add all sums and counts of `other`."""
         for name, total in other._sums.items():
             self.add(name, total, other._counts[name])
+
+    def summed(self, add_up: Callable[[list[float]], list[float]]) -> Totals:
+        """Returns the sums over several processes. `add_up` adds lists of equal length."""
+        names = list(METRICS)
+        sums = [float(self._sums.get(name, 0.0)) for name in names]
+        counts = [float(self._counts.get(name, 0.0)) for name in names]
+        found, whole = add_up(sums + counts), Totals()
+        for place, name in enumerate(names):
+            whole.add(name, found[place], found[len(names) + place])
+        return whole
 
     def means(self) -> dict[str, float]:
         """Returns the mean of each name; names whose count is 0 are left out."""

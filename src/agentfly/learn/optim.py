@@ -11,7 +11,7 @@ therefore run `Optimizer.backward(loss)`, and compute the gradient again if `ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -74,14 +74,19 @@ def _move_gradient(master: Tensor, parameter: Tensor) -> None:
 class Optimizer:
     """AdamW on the trainable parameters of some modules."""
 
-    def __init__(self, modules: Iterable[tuple[nn.Module, float]], settings: OptimSettings) -> None:
-        """`modules` are pairs of a module and its learning rate."""
+    def __init__(
+        self, modules: Iterable[tuple[nn.Module, float]], settings: OptimSettings, computed: torch.dtype = torch.float32
+    ) -> None:
+        """`modules` are pairs of a module and its learning rate. `computed` is the dtype that the modules compute in, if it is
+        not that of their parameters.
+        """
         self._max_norm = settings.max_grad_norm
         self._parameters: list[Tensor] = []
         self._masters: list[Tensor] = []
         groups: list[dict[str, Any]] = []
         modules = list(modules)
-        self._scale = LossScale(parameter for module, _ in modules for parameter in module.parameters())
+        passed = [torch.empty(0, dtype=computed), *(parameter for module, _ in modules for parameter in module.parameters())]
+        self._scale = LossScale(passed)
         for module, lr in modules:
             parameters = [p for p in module.parameters() if p.requires_grad]
             masters = [p if p.dtype in _FULL else p.detach().float().requires_grad_() for p in parameters]
@@ -134,7 +139,9 @@ class Optimizer:
                 _move_gradient(master, parameter)
         if self._scale.active:
             torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
-        return nn.utils.clip_grad_norm_(self._masters, self._max_norm)
+        norm: Any = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
+        found: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
+        return found
 
     def step(self) -> None:
         """Apply the clipped gradient and clear it."""
@@ -169,7 +176,12 @@ class Optimizer:
         scale = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
         return {"adam": self._adam.state_dict(), "masters": masters, **scale}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    @property
+    def adam_parameters(self) -> list[Tensor]:
+        """The parameters in the order in which Adam numbers them in its state."""
+        return [parameter for group in self._adam.param_groups for parameter in group["params"]]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         # The settings of this run win over the saved ones: only Adam's averages are taken from the state.
         kept = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
         self._adam.load_state_dict(state["adam"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory
 from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
 from .loop import Trainer, TrainResult, adapt_model, trainable_engine
+from .ranks.roles import find_place, follow_ranks, join_ranks, rank_model, stop_ranks
+from .ranks.supervisor import report_directory
 from .stopping import StopSignals
 from .supervised import warm_start
 from .verl import train_verl
@@ -44,6 +47,9 @@ def train(
     Raises ConfigError, DataError, InvariantError or StorageError.
 
     Ctrl-C, SIGTERM and SIGHUP save a checkpoint and raise KeyboardInterrupt or SystemExit (see `training.stopping`).
+
+    Under torchrun all ranks call it with the same arguments. Rank 0 trains; on the others it returns an empty result when the
+    run has ended.
     """
     if isinstance(agent, Config):
         if data is not None or validation is not None or settings:
@@ -51,7 +57,6 @@ def train(
         if agent.backend == "verl":
             return train_verl(agent, resume, progress)
         config, agent = agent, build_agent(agent)
-        train_tasks, validation_tasks = build_tasks(config)
     else:
         if not isinstance(agent, BaseAgent):
             raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
@@ -60,7 +65,13 @@ def train(
             raise ConfigError('backend = "verl" builds the agent in each of its processes: pass a Config, not an agent')
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
-        train_tasks, validation_tasks = build_tasks(config, data, validation)
+    ranks = None
+    if (place := find_place(config)) is not None:
+        ranks = join_ranks(config, place, agent.engine_options.get("device"))
+        if not ranks.leads:
+            follow_ranks(config, rank_model(agent, ranks) or trainable_engine(agent).model, ranks)
+            return TrainResult(Path(), 0)
+    train_tasks, validation_tasks = build_tasks(config, data, validation)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
@@ -71,7 +82,7 @@ def train(
     progress = progress or Progress(config.train.steps)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:
-            return _run(config, agent, train_tasks, validation_tasks, resume, progress, signals)
+            return _run(config, agent, train_tasks, validation_tasks, resume, progress, signals, ranks)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             if signals.received is None:
                 raise
@@ -87,9 +98,11 @@ def _run(
     resume: str | Path | None,
     progress: Progress,
     signals: StopSignals,
+    ranks: Any = None,
 ) -> TrainResult:
     directory = open_directory(config, resume)
-    with directory.lock(), progress:
+    with directory.lock(), progress, ExitStack() as ended:
+        report_directory(directory.path)
         checkpoint = _prepare(directory, resume, progress)
         progress.directory = directory.path
         if checkpoint is None:
@@ -98,7 +111,9 @@ def _run(
         adapt_model(config, agent)
         trainable_engine(agent)
         opening = warm_start(config, agent, progress) if checkpoint is None else {}
-        trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening)
+        trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening, ranks)
+        if ranks is not None:
+            ended.callback(stop_ranks, trainer.learner, ranks)
         if checkpoint is None:
             trainer.start_over()
         else:

@@ -70,6 +70,26 @@ def run_of(checkpoint: str | Path) -> Path | None:
     return path.parent.parent if path.parent.name == "checkpoints" and path.is_dir() else None
 
 
+def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None) -> Any:
+    """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`."""
+    from ..learn.learner import PolicyLearner
+
+    options: dict[str, Any] = {
+        "loss": config.loss,
+        "optim": replace(config.train, total_steps=config.train.total_steps or config.train.steps),
+        "temperature": config.sampling.temperature or 1.0,
+        "exact": exact,
+        "seed": config.seed,
+    }
+    algorithm = find_algorithm(config.algorithm)
+    if ranks is None:
+        return PolicyLearner(model, algorithm, **options)
+    from ..learn.ranks.learner import RankLearner
+
+    settings = config.learner
+    return RankLearner(model, algorithm, ranks=ranks, reduce=settings.reduce, timeout_s=settings.timeout_s, **options)
+
+
 def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:
     """Returns training and validation tasks; `data` and `validation` replace those of the config.
 

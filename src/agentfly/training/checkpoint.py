@@ -1,6 +1,7 @@
 """Checkpoints: folders that `from_pretrained` loads, with the trainer's state in them.
 
     .step-000020.writing     being written: temporary, then checksummed, flushed and renamed to
+    .step-000020.ranks       shards that other ranks of the learner have written, until they are moved there
     step-000020              finished: its manifest names every file with size and checksum
     .step-000020.replaced    the former step-000020 while a new one takes its name; counts as step-000020 if that is missing
     .step-000010.removing    an old one while it is removed
@@ -28,6 +29,8 @@ from ..runs.directory import CHECKPOINT
 
 MANIFEST = "manifest.json"
 STATE = "trainer.pt"
+SHARDS = "shards"
+"""The folder with one file per rank, if the learner was sharded."""
 PREFIX = "step-"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -74,6 +77,15 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], kee
     return final
 
 
+def staging_folder(folder: Path, step: int) -> Path:
+    """Where the ranks of a sharded learner write their shards of a checkpoint. Remains of an earlier attempt are removed."""
+    staging = folder / f".{PREFIX}{step:06d}.ranks"
+    with _storage_errors(folder, f"the checkpoint of step {step}"):
+        _remove(staging)
+        staging.mkdir(parents=True)
+    return staging
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the finished checkpoints, oldest first."""
     found: dict[int, Path] = {}
@@ -95,6 +107,30 @@ def latest_checkpoint(run: Path) -> Path:
         told = f"; {why_broken(broken)}" if broken else ""
         raise ConfigError(f"{run} holds no intact checkpoint{told}")
     return newest
+
+
+def export_model(source: Path, target: Path) -> Path:
+    """Copy the model of a checkpoint, or of a run's newest one, into a new folder that `from_pretrained` loads.
+
+    The trainer's state and the shards of ranks are left out. Returns the checkpoint. Raises ConfigError or StorageError.
+    """
+    checkpoint = source if (source / MANIFEST).is_file() else latest_checkpoint(source)
+    if files := broken_files(checkpoint):
+        raise ConfigError(f"cannot export: {why_broken({checkpoint: files})}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is not empty: choose another folder")
+    temporary = target.with_name(f".{target.name}.writing")
+    with _storage_errors(target.parent, f"the model {target.name}"):
+        try:
+            _remove(temporary)
+            shutil.copytree(checkpoint, temporary, ignore=shutil.ignore_patterns(MANIFEST, STATE, SHARDS))
+            if target.exists():
+                target.rmdir()
+            os.replace(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    return checkpoint
 
 
 def find_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, list[str]]]:
@@ -138,7 +174,7 @@ def sweep(folder: Path) -> None:
             final = folder / path.name.removeprefix(".").removesuffix(".replaced")
             if path.name.endswith(".replaced") and not final.exists():
                 os.replace(path, final)
-            elif path.suffix in (".writing", ".replaced", ".removing"):
+            elif path.suffix in (".writing", ".ranks", ".replaced", ".removing"):
                 _remove(path)
 
 

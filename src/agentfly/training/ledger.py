@@ -74,7 +74,11 @@ class Ledger:
     the current step by name: whether each holds, its value and the bound of the value (None: it has no number).
     """
 
-    def __init__(self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0) -> None:
+    def __init__(
+        self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0, copied: bool = False
+    ) -> None:
+        """`copied` says that the engine loads what `Learner.weights` yields into its own module."""
+        self.copied = copied
         self.max_logprob_gap = max_logprob_gap
         self.max_failed_share = max_failed_share
         self.max_lag = max_lag
@@ -166,7 +170,7 @@ class Ledger:
         behind = learner.version - engine.version
         if not self._note("version_published", behind == 0, behind, 0):
             raise InvariantError(f"the engine samples from version {engine.version}, but the learner is at {learner.version}")
-        if not self._note("same_model", engine.model is learner.model):
+        if not self._note("same_model", engine.model is learner.model or self.copied):
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
         if not engine.shares_weights:
             proof = engine.proof

@@ -29,7 +29,6 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError, ConfigError
-from ..learn.algorithms import find_algorithm
 from ..rollout import (
     Group,
     GroupStream,
@@ -49,11 +48,13 @@ from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown, Span
+from .build import build_learner
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
 from .ledger import Ledger, Probe
+from .ranks.roles import lead_ranks
 from .saving import Saver, finish, finish_in_thread
 from .stopping import StopSignals
 
@@ -107,9 +108,12 @@ class Trainer:
         directory: RunDirectory,
         progress: Progress,
         opening: Mapping[str, float] | None = None,
+        ranks: Any = None,
     ) -> None:
-        """`opening` are metrics from before the first step, such as those of a warm start; they are recorded at step 0."""
-        from ..learn.learner import PolicyLearner
+        """`opening` are metrics from before the first step, such as those of a warm start; they are recorded at step 0.
+
+        `ranks` is the `RankGroup` that this process leads, if the learner is sharded.
+        """
         from ..learn.model.storage import seed_torch
 
         seed_torch(config.seed, config.run.threads)
@@ -120,15 +124,10 @@ class Trainer:
             self.engine.at_update = config.rollout.at_update
         plan = make_plan(agent, sampling=config.sampling)
         self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
-        learner = PolicyLearner(
-            self.engine.model,
-            find_algorithm(config.algorithm),
-            loss=config.loss,
-            optim=replace(config.train, total_steps=config.train.total_steps or config.train.steps),
-            temperature=config.sampling.temperature or 1.0,
-            exact=self.engine.shares_weights,
-            seed=config.seed,
-        )
+        if ranks is None:
+            learner = build_learner(config, self.engine.model, exact=self.engine.shares_weights)
+        else:
+            learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
         progress.note(f"learner: {learner.path}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
@@ -141,13 +140,14 @@ class Trainer:
         self.probe = Probe(opening_ids(self.plan, train_tasks), self.plan.sampling)
         gap = config.train.max_logprob_gap
         if gap is None:
-            gap = 0.05 if next(self.learner.model.parameters()).dtype.itemsize >= 4 else 0.15
+            gap = 0.05 if next(self.engine.model.parameters()).dtype.itemsize >= 4 else 0.15
         progress.max_logprob_gap = gap
         rollout = config.rollout
         self.ledger = Ledger(
             max_logprob_gap=gap,
             max_failed_share=config.train.max_failed_share,
             max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
+            copied=ranks is not None,
         )
         self.store = RunStore(directory.database)
         self.writer = StoreWriter(self.store, warn=progress.note)
@@ -161,7 +161,13 @@ class Trainer:
             config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note
         )
         self.saver = Saver(
-            directory.checkpoints, config.train, self.learner.model, self.engine.tokenizer, progress.note, self.writer.flush
+            directory.checkpoints,
+            config.train,
+            self.learner.model,
+            self.engine.tokenizer,
+            progress.note,
+            self.writer.flush,
+            snapshot=None if ranks is None else learner.snapshot,
         )
         self.step = 0
         self.sound = True  # False while the weights are changed and not yet checked
@@ -450,7 +456,7 @@ class Trainer:
 
     def resume(self, checkpoint: Path) -> None:
         """Load a checkpoint and drop the records of later steps. Raises ConfigError if it does not fit this run."""
-        from ..learn.model.storage import load_state, load_weights, restore_random_state
+        from ..learn.model.storage import load_state, restore_random_state
 
         state = load_state(checkpoint / STATE)
         if "learner" not in state:
@@ -459,8 +465,7 @@ class Trainer:
                 f"start a new run with agent.model={checkpoint}"
             )
         try:
-            load_weights(self.learner.model, checkpoint)
-            self.learner.load_state_dict(state["learner"])
+            self.learner.restore(checkpoint, state["learner"])
             same_order = self.cursor.restore(state["cursor"])
             self._drawn = state.get("stream") if same_order else None
             self.ledger.groups.update(state.get("tasks", {}))

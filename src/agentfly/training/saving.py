@@ -21,7 +21,7 @@ from typing import Any
 from ..aio.threads import WorkerThread
 from ..config import TrainSettings
 from ..errors import AgentFlyError, StorageError
-from .checkpoint import STATE, write_checkpoint
+from .checkpoint import STATE, staging_folder, write_checkpoint
 
 MEMORY_SHARE = 0.5
 """A copy takes at most this share of the memory that is available."""
@@ -38,13 +38,18 @@ class Saver:
         tokenizer: Any,
         warn: Callable[[str], None],
         before_write: Callable[[], None],
+        snapshot: Callable[[Path], Callable[[Path], None]] | None = None,
     ) -> None:
-        """`before_write` is called in the writing thread before each write: it flushes the records up to the checkpoint."""
+        """`before_write` is called in the writing thread before each write: it flushes the records up to the checkpoint.
+
+        `snapshot` is that of a sharded learner (`RankLearner.snapshot`), which writes the weights itself.
+        """
         self.folder, self.settings, self.warn = folder, settings, warn
         self.model = model
         self.newest: Path | None = None
         self.saved_step: int | None = None
         self._before_write = before_write
+        self._snapshot = snapshot
         # Read once: a tokenizer that chains use must not be saved in another thread at the same time.
         self._tokenizer = _files_of(tokenizer)
         self._thread: WorkerThread | None = None
@@ -66,13 +71,17 @@ class Saver:
 
     async def save(self, step: int, state: dict[str, Any]) -> None:
         """Start to save. Returns when training may go on; a failed write is reported by `warn`."""
-        from ..learn.model.storage import checkpoint_weights, copy_to_memory, num_bytes
+        from ..learn.model.storage import copy_to_memory, num_bytes
 
         await self.wait()
         self._last = time.monotonic()
-        tree = {"weights": checkpoint_weights(self.model), "state": state}
-        copied = num_bytes(tree) <= MEMORY_SHARE * available_memory()
-        if copied:
+        try:
+            tree = await self._tree(step, state)
+        except StorageError as error:
+            self.warn(f"{error}. Training goes on")
+            return
+        copied = self._snapshot is not None or num_bytes(tree) <= MEMORY_SHARE * available_memory()
+        if copied and self._snapshot is None:
             try:
                 tree = await finish_in_thread(copy_to_memory, tree)
             except (MemoryError, RuntimeError):  # torch's allocator raises RuntimeError
@@ -83,11 +92,17 @@ class Saver:
 
     async def save_last(self, step: int, state: dict[str, Any]) -> None:
         """Save the state that a run ends with, unless that step is saved. Raises StorageError."""
-        from ..learn.model.storage import checkpoint_weights
-
         await self.wait()
         if self.saved_step != step:
-            await self._write(step, {"weights": checkpoint_weights(self.model), "state": state})
+            await self._write(step, await self._tree(step, state))
+
+    async def _tree(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns what is written: the weights, or a function that writes those of all ranks, and the state."""
+        from ..learn.model.storage import checkpoint_weights
+
+        if self._snapshot is None:
+            return {"weights": checkpoint_weights(self.model), "state": state}
+        return {"write": await finish_in_thread(self._snapshot, staging_folder(self.folder, step)), "state": state}
 
     async def wait(self) -> None:
         """Wait for the write that is under way. A cancellation waits too: the write is not left half done."""
@@ -115,7 +130,10 @@ class Saver:
         from ..learn.model.storage import save_checkpoint_model, save_state
 
         def write(folder: Path) -> None:
-            save_checkpoint_model(self.model, None, folder, tree["weights"])
+            if "write" in tree:
+                tree["write"](folder)
+            else:
+                save_checkpoint_model(self.model, None, folder, tree["weights"])
             for name, data in self._tokenizer.items():
                 (folder / name).write_bytes(data)
             save_state(folder / STATE, tree["state"])

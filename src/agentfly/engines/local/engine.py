@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -33,7 +33,7 @@ from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, room_for
-from .load import context_of, end_ids
+from .load import context_of, end_ids, load_buckets
 from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools
 from .paged_scheduler import PagedScheduler
@@ -113,6 +113,8 @@ class LocalEngine:
             )
             self._scheduler = SlotScheduler(self._replica, slots, **sizes)
         self._addresses = addresses(model)
+        self._source: Callable[[], Iterable[Sequence[tuple[str, torch.Tensor]]]] | None = None
+        self._prove: Callable[[int], Proof] | None = None
         self._inbox: deque[tuple[Literal["add", "remove", "release", "prepare"], Any]] = deque()
         self._wake = threading.Condition()
         self._forward = threading.Lock()
@@ -144,7 +146,27 @@ class LocalEngine:
             raise
         return completion
 
+    def copy_from(
+        self, weights: Callable[[], Iterable[Sequence[tuple[str, torch.Tensor]]]], prove: Callable[[int], Proof]
+    ) -> None:
+        """Sample from a copy of a learner's weights from now on: `publish` loads what `weights` yields into `model`.
+
+        `weights` yields buckets of named tensors, all of the model's state dict. `prove` is called after each publication.
+        """
+        self.shares_weights = False
+        self._source, self._prove = weights, prove
+
     def publish(self, version: int) -> None:
+        """Sample from the learner's weights from now on, under this version. They have changed in place, or are copied."""
+        if self._source is None or self._prove is None:
+            self._publish(version)
+            return
+        with self._hold(600.0):
+            load_buckets(self.model, self._source())
+            self._publish(version)
+        self.proof = self._prove(version)
+
+    def _publish(self, version: int) -> None:
         """The weights have changed in place: tokens sampled from now on carry `version`, and no new request uses old caches.
 
         Replies in progress continue with the new weights, unless `at_update` is "finish"; `Completion.versions` records the
@@ -153,7 +175,7 @@ class LocalEngine:
         """
         held = self._owner == threading.get_ident()
         rebuilt = not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses
-        with self.hold() if rebuilt or self.at_update == "finish" else nullcontext():
+        with self._hold(600.0) if rebuilt or self.at_update == "finish" else nullcontext():
             if rebuilt:
                 self._replica = make_replica(self.model, on_pages=self._on_pages)
                 self._addresses = addresses(self.model)
@@ -170,7 +192,13 @@ class LocalEngine:
 
         What was launched before is finished first. If `at_update` is "finish", so are all replies in progress, and no request
         starts meanwhile. The thread that holds the engine may hold it again. Raises DeadlineError after `timeout_s`.
+        An engine that samples from a copy of the weights goes on; it is held while `publish` loads them.
         """
+        with self._hold(timeout_s) if self._source is None else nullcontext():
+            yield
+
+    @contextmanager
+    def _hold(self, timeout_s: float) -> Iterator[None]:
         if self._owner == threading.get_ident():
             yield
             return

@@ -8,14 +8,14 @@ transformers would fill missing weights with random numbers. "smollm2" is found 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...errors import AgentFlyError, ConfigError
+from ...errors import AgentFlyError, ConfigError, InvariantError
 from ..smollm2 import find_smollm2
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
@@ -76,6 +76,21 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
         else:
             state[name] = tensor
     return state
+
+
+@torch.no_grad()
+def load_buckets(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
+    """Copy named tensors into the model, in place. Raises InvariantError unless they are all of its state dict."""
+    own: dict[str, torch.Tensor] = model.state_dict()
+    missing = set(own)
+    for bucket in buckets:
+        for name, tensor in bucket:
+            if name not in own or own[name].shape != tensor.shape:
+                raise InvariantError(f"the weights that were handed over do not fit the engine's model: {name}")
+            own[name].copy_(tensor)
+            missing.discard(name)
+    if missing:
+        raise InvariantError(f"the weights that were handed over lack {sorted(missing)[0]}")
 
 
 def end_ids(*holders: Any) -> set[int]:

@@ -31,7 +31,9 @@ class ValueHead(nn.Module):
     def start_at(self, mean: Tensor) -> None:
         """Set the bias, so that the first optimizer steps learn differences and not the mean."""
         with torch.no_grad():
-            self.linear.bias.copy_(mean.reshape(1))
+            bias: Any = self.linear.bias
+            own = bias.to_local() if hasattr(bias, "to_local") else bias  # the shard of one rank may be empty
+            own.copy_(mean.reshape(1)[: len(own)])
 
     def forward(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.linear(hidden.float())
@@ -55,6 +57,10 @@ class Critic(nn.Module):
         if head.backbone.packs:
             self._run.pack()
         self.head = ValueHead(width, next(self.backbone.parameters()).device)
+
+    def keep_one_tree(self, *, packed: bool) -> None:
+        """Run one module tree only, see `Backbone.keep_one_tree`."""
+        self._run.keep_one_tree(self, "backbone", packed=packed)
 
     def forward(self, batch: MicroBatch) -> Tensor:
         values: Tensor = self.head(self._run(batch))

@@ -103,7 +103,7 @@ class Scorer:
         parts = []
         chunk = self._chunk or max(1, MAX_LOGITS // _vocabulary(self.head.linear))
         again = torch.is_grad_enabled() and len(hidden) > chunk
-        for start in range(0, len(hidden), chunk):
+        for start in range(0, max(1, len(hidden)), chunk):  # also once without tokens: ranks run equal numbers of batches
             part = hidden[start : start + chunk], batch.targets[start : start + chunk], entropy
             if again:  # hold hidden states instead of logits until the backward pass
                 parts.append(checkpoint(self._chunk_scores, *part, use_reentrant=False, preserve_rng_state=False))

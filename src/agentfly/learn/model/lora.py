@@ -83,6 +83,16 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
     return len(found)
 
 
+@torch.no_grad()
+def merge_adapters(model: nn.Module) -> None:
+    """Add the adapters to the weights beside them and remove them, in place."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, LoraLinear):
+                child.base.weight.data = child.merged()
+                setattr(parent, name, child.base)
+
+
 def adapters(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     for name, module in model.named_modules():
         if isinstance(module, LoraLinear):

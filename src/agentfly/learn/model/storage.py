@@ -22,9 +22,10 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, file)
 
 
-def load_state(path: Path) -> dict[str, Any]:
+def load_state(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read a state. With `mapped`, tensors are read when they are used."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         told = str(error).partition("\n")[0]
         raise ConfigError(f"{path} is not a readable trainer state: {told}") from error
@@ -49,6 +50,54 @@ def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path, weights: Map
         save_model(model, tokenizer, folder, weights["model"])
         if weights["adapter"]:
             save_adapter(model, folder / FOLDER, weights["adapter"])
+
+
+Bucket = list[tuple[str, torch.Tensor]]
+MAX_BUCKET = 2**30
+"""Bytes of the weights that are handed over at a time."""
+
+
+def weight_buckets(model: Any) -> Iterator[Bucket]:
+    """Yield the state dict of the equivalent model without adapters in buckets of at most MAX_BUCKET bytes, or one tensor."""
+    weights = merged_weights(model)
+    for names in in_buckets([(name, tensor.nbytes) for name, tensor in weights.items()]):
+        yield [(name, weights[name]) for name in names]
+
+
+def in_buckets(sizes: list[tuple[str, int]]) -> list[list[str]]:
+    """Divide names in order, so that the sizes of each part add up to at most MAX_BUCKET, or it is one name."""
+    parts: list[list[str]] = []
+    total = 0
+    for name, size in sizes:
+        if not parts or total + size > MAX_BUCKET:
+            parts.append([])
+            total = 0
+        parts[-1].append(name)
+        total += size
+    return parts
+
+
+def load_learner_state(checkpoint: Path, state: Mapping[str, Any], modules: Mapping[str, torch.nn.Module]) -> Mapping[str, Any]:
+    """Returns the learner's state for one process. If several ranks saved it, their shards are joined.
+
+    `modules` are those with an optimizer, by the path of their parameters in the shards.
+    """
+    from ..ranks.files import FOLDER as SHARDS
+    from ..ranks.files import ShardFiles, fill
+
+    if not state.get("ranks"):
+        return state
+    files = ShardFiles(checkpoint / SHARDS)
+    tree = dict(fill(state, lambda path: files.rows(path)))
+    for optimizer, names in (("optimizer", ("policy", "modules/value_head")), ("critic_optimizer", ("modules/critic",))):
+        if tree[optimizer] is not None:  # ranks keep float32 parameters, one process float32 masters of shorter ones
+            paths = [f"{name}/{path}" for name in names if name in modules for path in _half_parameters(modules[name])]
+            tree[optimizer] = {**tree[optimizer], "masters": [files.rows(path) for path in paths]}
+    return tree
+
+
+def _half_parameters(module: torch.nn.Module) -> list[str]:
+    return [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ from typing import Any
 
 import trackio
 
-from ..types import Trajectory
-from ..watch.samples import sample_rows, wants_samples
+from ...types import Trajectory
+from ...watch.samples import sample_rows, wants_samples
 
 
 class TrackioTracker:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import wandb
 
-from ..types import Trajectory
-from ..watch.samples import sample_rows, wants_samples
+from ...types import Trajectory
+from ...watch.samples import sample_rows, wants_samples
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 

@@ -23,8 +23,8 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from ..types import Trajectory
-from ..watch.samples import sample_rows, wants_samples
+from ...types import Trajectory
+from ...watch.samples import sample_rows, wants_samples
 
 BATCH = 500
 """Metrics of one request; MLflow takes at most 1000."""

@@ -23,7 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
-from ..types import Trajectory
+from ...types import Trajectory
 
 MAX_CHAINS = 64
 QUEUE = 65_536

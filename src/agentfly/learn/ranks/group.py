@@ -1,0 +1,243 @@
+"""The process group of the ranks: gloo on CPUs, NCCL on GPUs, gloo for both if ranks share one GPU.
+
+Rank 0 sends commands through the store of the group, where the other ranks wait for as long as a rollout takes. Collectives run
+only inside a command, so they may have a time limit. An error of one rank that is no bug (a failed check, a loss that is not
+finite) is agreed on by `together`: every rank raises it at the same point and waits for the next command.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import errors
+from ...codec import decode, encode
+from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
+from ...kernels import launching_on
+from .environment import Place
+
+log = logging.getLogger(__name__)
+LEAVE_S = 20.0
+"""Seconds that rank 0 waits at the end for the other ranks."""
+WAIT_S = 5.0
+"""Seconds of one wait for a command; a wait is repeated until rank 0 sends one or is gone."""
+_dist: Any = dist  # names that its stubs do not export
+KEPT = 64
+"""Commands that the store keeps: each one ends with a collective, so no rank is further behind."""
+
+
+class RankGroup:
+    """This process as one of `size` ranks. Made by `join`; `close` leaves the group."""
+
+    def __init__(self, place: Place, device: torch.device, store: Any) -> None:
+        self.rank, self.size, self.device = place.rank, place.size, device
+        self._store = store
+        self._commands = 0
+        self._lock = threading.Lock()
+        self.broken: str | None = None
+        """Why no command can be sent any more: a rank is lost, or the ranks are not at the same point."""
+
+    @classmethod
+    def join(cls, place: Place, device: str | None = None, timeout_s: float = 600.0) -> RankGroup:
+        """Wait for the other ranks. `device` is "cpu", "cuda" (one GPU per rank) or one GPU that all ranks share.
+
+        Raises ConfigError if a rank is missing, has no device of its own or runs other software.
+        """
+        problem: AgentFlyError | None = None
+        chosen, backend = torch.device("cpu"), "gloo"
+        try:
+            chosen, backend = choose_device(place, device)
+        except ConfigError as error:
+            problem = error
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            base, _, _ = next(_dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+            if chosen.type == "cuda":
+                torch.cuda.set_device(chosen)
+            store = _dist.PrefixStore("group", base)
+            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"rank {place.rank} could not meet the other {place.size - 1} ranks at {place.address} within {timeout_s:g} s "
+                f"({told[:200]}): check that every rank was started and that this address can be reached"
+            ) from error
+        group = cls(place, chosen, _dist.PrefixStore("commands", base))
+        group.agree(problem)
+        group._compare_software()
+        return group
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def close(self) -> None:
+        """Leave the group. The other ranks are not waited for."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # -- commands ------------------------------------------------------------------------------------------------------------
+
+    def send(self, name: str, **arguments: Any) -> None:
+        """On rank 0: let the other ranks run a command. Raises RankError after a failure."""
+        if self.broken is not None:
+            raise RankError(self.broken)
+        self._commands += 1
+        self._store.set(f"{self._commands}", encode([name, arguments]))
+        if self._commands > KEPT:
+            self._store.delete_key(f"{self._commands - KEPT}")
+
+    def receive(self) -> tuple[str, dict[str, Any]]:
+        """On the other ranks: wait for the next command of rank 0. Raises RankError if rank 0 is gone."""
+        self._commands += 1
+        key = f"{self._commands}"
+        while True:
+            try:
+                self._store.wait([key], timedelta(seconds=WAIT_S))
+                name, arguments = decode(self._store.get(key))
+            except RuntimeError as error:
+                if self._answers(key):  # the wait was over, nothing else
+                    continue
+                raise RankError("rank 0 has ended") from error
+            return name, arguments
+
+    def end_ranks(self) -> None:
+        """On rank 0: let the other ranks end, and wait for their word: the store may end with this process."""
+        if self.broken is not None:
+            return
+        self.send("stop")
+        self.broken = "the ranks have ended"
+        words = [f"ended {rank} {self._commands}" for rank in range(1, self.size)]
+        try:
+            self._store.wait(words, timedelta(seconds=LEAVE_S))
+        except RuntimeError as error:
+            log.warning("a rank did not end: %s", error)
+
+    def say_ended(self) -> None:
+        """On the other ranks: answer `end_ranks`."""
+        self._store.set(f"ended {self.rank} {self._commands}", b"")
+
+    def _answers(self, key: str) -> bool:
+        try:
+            self._store.check([key])
+        except RuntimeError:
+            return False
+        return True
+
+    @contextmanager
+    def leading(self, name: str, **arguments: Any) -> Iterator[None]:
+        """On rank 0: send a command and run this rank's part of it in the body.
+
+        An error that all ranks agreed on is raised as it is. Any other one leaves the ranks at different points: RankError.
+        """
+        with self._lock, launching_on(self.device):
+            self.send(name, **arguments)
+            try:
+                yield
+            except AgentFlyError:
+                raise
+            except torch.OutOfMemoryError as error:
+                self.broken = f"rank {self.rank} ran out of memory during {name!r}"
+                raise ConfigError(f"{self.broken}: set train.max_tokens_per_batch to less, or use more ranks") from error
+            except Exception as error:
+                told = str(error).splitlines()[0][:300] if str(error) else ""
+                self.broken = f"a rank of the learner was lost during {name!r} ({type(error).__name__}: {told})"
+                raise RankError(self.broken) from error
+
+    # -- collectives ---------------------------------------------------------------------------------------------------------
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over all ranks, in place. Returns it."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def least(self, value: int) -> int:
+        """Returns the smallest value of all ranks."""
+        found = torch.tensor([value])
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
+        """Returns the bytes of rank `source`; the other ranks pass None."""
+        size = torch.tensor([0 if data is None else len(data)])
+        dist.broadcast(size, source)
+        line = torch.empty(int(size), dtype=torch.uint8)
+        if data is not None and self.rank == source:
+            line = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else line
+        if len(line):
+            dist.broadcast(line, source)
+        return line.numpy().tobytes()
+
+    def send_tensor(self, tensor: Tensor) -> None:
+        """Replace the tensor by that of rank 0, in place."""
+        dist.broadcast(tensor, 0)
+
+    def agree(self, error: AgentFlyError | None) -> None:
+        """Raises the error of the lowest rank that has one, on every rank."""
+        source = self.least(self.size if error is None else self.rank)
+        if source == self.size:
+            return
+        told = encode([type(error).__name__, str(error)]) if self.rank == source else None
+        kind, text = decode(self.broadcast(told, source))
+        if error is not None:
+            raise error
+        raise getattr(errors, kind, InvariantError)(text if source == 0 else f"rank {source}: {text}")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Leave the body on all ranks, or raise on all ranks if one raises an AgentFlyError in it."""
+        error: AgentFlyError | None = None
+        try:
+            yield
+        except AgentFlyError as found:
+            error = found
+        except Exception as found:  # noqa: BLE001  raised below, on every rank
+            error = InvariantError(f"{type(found).__name__}: {found}")
+            error.__cause__ = found
+        self.agree(error)
+
+    def _compare_software(self) -> None:
+        python = ".".join(platform.python_version_tuple()[:2])
+        package: Any = sys.modules[__name__.partition(".")[0]]  # the package imports this module, not the other way round
+        libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
+        own = f"{package.__name__} {package.__version__}, {libraries}, Python {python}"
+        wanted = self.broadcast(own.encode() if self.leads else None).decode()
+        problem = None
+        if own != wanted:
+            problem = ConfigError(f"the ranks run different software: rank 0 has {wanted}, rank {self.rank} has {own}")
+        self.agree(problem)
+
+
+def choose_device(place: Place, device: str | None) -> tuple[torch.device, str]:
+    """Returns the device of a rank and the backend of its group. Raises ConfigError if there are more ranks than devices."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = torch.device(device)
+    if wanted.type != "cuda":
+        return wanted, "gloo"
+    if not torch.cuda.is_available():
+        raise ConfigError(f"agent.engine.device is {device!r}, but PyTorch sees no GPU; use 'cpu'")
+    count = torch.cuda.device_count()
+    index: Any = wanted.index  # None for "cuda"
+    if index is not None:
+        if index >= count:
+            raise ConfigError(f"agent.engine.device is {device!r}, but PyTorch sees {count} GPUs")
+        return wanted, "cpu:gloo,cuda:gloo"  # NCCL refuses two ranks on one GPU
+    if place.local_size > count:
+        raise ConfigError(
+            f"{place.local_size} ranks of the learner need as many GPUs, but PyTorch sees {count}: lower learner.ranks, or let "
+            'all ranks share one GPU with agent.engine.device = "cuda:0" (slow: for tests)'
+        )
+    return torch.device("cuda", place.local_rank), "cpu:gloo,cuda:nccl"

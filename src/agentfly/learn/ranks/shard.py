@@ -1,0 +1,166 @@
+"""Modules over ranks with FSDP2: every layer is gathered for its pass and freed after it, gradients are averaged over ranks.
+
+Everything that reads weights runs inside one method of the root module (`ShardedScorer`), where they are plain tensors: the
+packed attention, the fused layers and the kernel of the output head are used as they are. Copies (critic, reference) and probes
+are made before a module is sharded; afterwards it cannot be copied.
+
+Trained parameters are float32 shards. The mixed precision policy casts them to the model's dtype for each pass, so no separate
+master weights exist.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConfigError
+from ..batching import MicroBatch
+from ..model.logprobs import EntropyMode, Scorer, Scores
+from .files import Shard
+from .group import RankGroup
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def send_weights(modules: Iterable[nn.Module], group: RankGroup) -> None:
+    """Give every rank the weights of rank 0."""
+    with torch.no_grad():
+        for module in modules:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                group.send_tensor(tensor.data)
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Returns a copy of the module tree without the data of its parameters."""
+    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+    memo: dict[int, Any] = dict(empty)
+    return copy.deepcopy(model, memo)
+
+
+def shard_model(root: nn.Module, group: RankGroup, *, dtype: torch.dtype, reduce: torch.dtype = torch.float32) -> None:
+    """Shard a module in place: each layer for itself, then the rest. It computes in `dtype`; gradients are summed in `reduce`.
+
+    Raises ConfigError if FSDP cannot shard the module.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # Values are a view of the value head's output, which nothing changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    half = dtype if dtype in HALF else None
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce, cast_forward_inputs=False)
+    mesh = init_device_mesh(group.device.type, (group.size,))
+    try:
+        for module in [*_layers(root), root]:
+            _keep_full_precision(module)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    except (AssertionError, NotImplementedError, ValueError) as error:
+        raise ConfigError(f"{type(root).__name__} cannot be sharded over ranks: {error}; set learner.ranks = 1") from error
+
+
+def _layers(root: nn.Module) -> list[nn.Module]:
+    """Returns the transformer layers: members of a list that transformers does not divide over devices either."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    names = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    lists = [module for module in root.modules() if isinstance(module, nn.ModuleList)]
+    members = [layer for layers in lists for layer in layers]
+    return [layer for layer in members if isinstance(layer, GradientCheckpointingLayer) or type(layer).__name__ in names]
+
+
+def _keep_full_precision(module: nn.Module) -> None:
+    """Make the trained parameters float32, layer by layer, so that the whole model never exists in float32."""
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dtype in HALF and not hasattr(parameter, "to_local"):
+            parameter.data = parameter.data.float()
+
+
+class ShardedScorer(Scorer):
+    """A scorer whose model is sharded: its methods gather the weights. Every rank calls them equally often."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        self.model, self.temperature, self.head, self._chunk = scorer.model, scorer.temperature, scorer.head, scorer._chunk
+        model: Any = self.model
+        model.agentfly_score, model.agentfly_hidden = self._score, super().hidden
+        register_fsdp_forward_method(model, "agentfly_score")
+        register_fsdp_forward_method(model, "agentfly_hidden")
+
+    def _score(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool) -> tuple[Tensor | None, ...]:
+        # FSDP finds the tensors whose gradients it waits for in a tuple, not in a dataclass.
+        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden)
+        return found.logprobs, found.entropies, found.hidden
+
+    def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
+        model: Any = self.model
+        scores = Scores(*model.agentfly_score(batch, entropy, keep_hidden))
+        free(model)
+        return scores
+
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        model: Any = self.model
+        found: Tensor = model.agentfly_hidden(batch)
+        free(model)
+        return found
+
+
+def free(module: Any) -> None:
+    """After a pass without gradients: free the gathered weights. Otherwise the root keeps them for the backward pass."""
+    if not torch.is_grad_enabled():
+        module.reshard()
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------------
+
+
+def first_row(tensor: Any) -> int:
+    """Returns the first row of the whole tensor that this rank holds. FSDP divides rows as `torch.chunk` does."""
+    mesh = tensor.device_mesh
+    rows = tensor.shape[0]
+    return int(min(rows, mesh.get_local_rank() * -(-rows // mesh.size())))
+
+
+def shard_of(tensor: Any) -> Shard:
+    """Returns a copy of the rows that this rank holds, in the CPU's memory."""
+    return Shard(tensor.detach().to_local().to("cpu", copy=True), first_row(tensor), tuple(tensor.shape))
+
+
+Read = Callable[[int, int], Tensor]
+"""Returns rows of a whole tensor."""
+
+
+@torch.no_grad()
+def assign(target: Any, read: Read) -> None:
+    """Copy the rows of a whole tensor that belong to this rank into a parameter or buffer."""
+    if not hasattr(target, "to_local"):
+        target.copy_(read(0, target.shape[0] if target.dim() else 1).reshape(target.shape))
+        return
+    own, first = target.to_local(), first_row(target)
+    if len(own):
+        own.copy_(read(first, first + len(own)))
+
+
+def shard_like(target: Any, read: Read) -> Tensor:
+    """Returns the rows of a whole tensor that belong to this rank, sharded as `target` is."""
+    from torch.distributed.tensor import DTensor
+
+    own = torch.empty_like(target.to_local())
+    made: Tensor = DTensor.from_local(
+        own, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
+    )
+    assign(made, read)
+    return made
+
+
+def whole(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns the full tensor: a collective for a sharded one. `dtype` converts the shards, before they are gathered."""
+    tensor = tensor.detach()
+    tensor = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
+    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found

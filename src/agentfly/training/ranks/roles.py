@@ -1,0 +1,181 @@
+"""A run whose learner is sharded over several processes: rank 0 trains, the others follow it.
+
+Rank 0 samples with the local engine from its own copy of the weights. After each update the copy takes the gathered weights,
+and the answer to a probe proves that it did (`engines.copies`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ...agents.base import BaseAgent
+from ...config import Config, FaultSettings, LearnerSettings
+from ...errors import ConfigError
+from ...learn.ranks.environment import Place, read_place
+from ...types import Completion, Proof, Request, Sampling, TrainableEngine
+from ..build import build_learner
+
+if TYPE_CHECKING:
+    from ...learn.ranks.group import RankGroup
+    from ...learn.ranks.learner import RankLearner
+
+PROOF_LIMIT, PROOF_LIMIT_HALF = 0.05, 0.15
+"""Nats that the engine's log-probs may differ from the learner's, in float32 and in half precision."""
+GRACE_S = 25.0
+"""Seconds after a signal in which rank 0 finishes its update and saves, before another rank ends by itself."""
+
+
+def find_place(config: Config) -> Place | None:
+    """Returns the place of this process among the ranks of a run; None for a run in one process. Raises ConfigError."""
+    place, wanted = read_place(), config.learner.ranks
+    if place is None:
+        if wanted > 1:
+            raise ConfigError(
+                f"learner.ranks = {wanted} needs as many processes: run `agentfly train`, which starts them, or start this "
+                f"program with `torchrun --nproc-per-node {wanted}`"
+            )
+        changed = [key for key in ("reduce", "timeout_s") if getattr(config.learner, key) != getattr(LearnerSettings(), key)]
+        if changed:
+            raise ConfigError(f"learner.{changed[0]} has no effect on one rank: set learner.ranks, or remove it")
+        if config.fault != FaultSettings():
+            raise ConfigError("fault.restarts has no effect on one rank: set learner.ranks, or remove it")
+        return None
+    if wanted not in (1, place.size):
+        raise ConfigError(
+            f"learner.ranks = {wanted}, but {place.size} ranks were started: pass learner.ranks={place.size}, or start {wanted}"
+        )
+    config.check_ranks(place.size)
+    return place
+
+
+def join_ranks(config: Config, place: Place, device: str | None) -> RankGroup:
+    """Meet the other ranks. `device` is agent.engine.device."""
+    from ...learn.ranks.group import RankGroup
+
+    return RankGroup.join(place, device, config.learner.timeout_s)
+
+
+def rank_model(agent: BaseAgent, ranks: RankGroup) -> Any:
+    """Returns the agent's model on the device of this rank, without an engine; None if the agent has an open engine."""
+    from ...engines.local.engine import tune
+    from ...engines.local.load import load_model
+
+    if not isinstance(agent.model, str | Path):
+        return None
+    model, _ = load_model(agent.model, device=ranks.device, dtype=agent.engine_options.get("dtype"))
+    tune(next(model.parameters()))
+    return model
+
+
+def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
+    """On ranks other than 0: take part in the run until rank 0 ends it."""
+    from ...learn.model.lora import adapt
+    from ...learn.model.storage import seed_torch
+
+    seed_torch(config.seed, config.run.threads)
+    if config.lora.rank:
+        adapt(model, config.lora, config.seed)
+    with ignoring_signals():
+        if ranks.receive()[0] == "start":  # rank 0 may load data or run a warm start for longer than a collective waits
+            build_learner(config, model, exact=True, ranks=ranks).follow()
+    ranks.close()
+
+
+def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> RankLearner:
+    """On rank 0: make the sharded learner of the engine's model. The engine keeps a copy without adapters."""
+    from ...engines.local import LocalEngine
+    from ...learn.model.lora import merge_adapters
+
+    if not isinstance(engine, LocalEngine):
+        raise ConfigError(f"a learner over several ranks needs the local engine, not {type(engine).__name__}")
+    ranks.send("start")
+    learner: RankLearner = build_learner(config, copy.deepcopy(engine.model), exact=True, ranks=ranks)
+    merge_adapters(engine.model)
+    proof = CopyProof(learner, engine)
+    engine.copy_from(learner.weights, proof)
+    return learner
+
+
+def stop_ranks(learner: Any, ranks: RankGroup) -> None:
+    """On rank 0, at the end of a run: let the other ranks end."""
+    learner.stop()
+    ranks.close()
+
+
+class CopyProof:
+    """Proves that the local engine samples from the learner's weights: called with the version, returns the proof."""
+
+    def __init__(self, learner: RankLearner, engine: Any) -> None:
+        from ...engines.copies import LearnerCopy
+        from ...engines.local.load import context_of
+
+        class Copy(LearnerCopy):
+            """The learner's side of the proof is scored by the ranks."""
+
+            def __init__(self) -> None:
+                config = engine.model.config
+                self.context, self.num_ids = context_of(config), int(config.get_text_config().vocab_size)
+                self._last, self._noise = None, float("inf")
+                self._before: list[float] | None = None
+                self._own: list[float] = []
+
+            def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+                return learner.score(ids, temperature)
+
+        self._copy, self._engine = Copy(), engine
+
+    def __call__(self, version: int) -> Proof:
+        whole = next(self._engine.model.parameters()).dtype.itemsize >= 4
+        return self._copy.prove(version, self._ask, PROOF_LIMIT if whole else PROOF_LIMIT_HALF)
+
+    def _ask(self, ids: list[int], sampling: Sampling) -> Any:
+        from ...engines.copies import Probe, score_ids
+
+        return Probe(score_ids(self._engine.model, ids), self._reply(Request(ids, sampling)))
+
+    def _reply(self, request: Request) -> Completion:
+        """Ask the engine from a thread with its own event loop: the caller may be inside one."""
+        found: list[Completion | BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(asyncio.run(self._engine.generate(request)))
+            except BaseException as error:  # noqa: BLE001  raised in the calling thread
+                found.append(error)
+
+        thread = threading.Thread(target=run, name="agentfly-proof")
+        thread.start()
+        thread.join()
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        return found[0]
+
+
+@contextmanager
+def ignoring_signals() -> Iterator[None]:
+    """Let rank 0 end the run after a signal that all ranks receive. If it does not within GRACE_S, this process ends."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(GRACE_S, os._exit, [128 + number])
+        timer.daemon = True
+        timer.start()
+
+    former: dict[int, Callable[..., Any] | int | None] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                former[getattr(signal, name)] = signal.signal(getattr(signal, name), handle)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,37 @@
+"""Two FSDP2 ranks that share one GPU (over gloo) compute what one process computes there, with the fused kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+NAMES = ("grpo in micro batches", "grpo, gradient checkpointing", "ppo", "lora", "gspo", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.scale.rank_pool import run_pool
+
+    folder = tmp_path_factory.mktemp("ranks")
+    run_pool(folder, [2], "cuda:0", f"^({'|'.join(NAMES)})$")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_on_one_gpu_compute_what_one_process_computes(name: str, found: Path) -> None:
+    from tests.scale.rank_cases import CASES, run_case
+
+    got = torch.load(found / f"2-{name}.pt", weights_only=True)
+    want = run_case(CASES[name], device="cuda:0")
+    limit = 1e-4 if "dtype" not in CASES[name] else 2e-2
+    assert got["version"] == want["version"]
+    assert got["path"] == f"2 ranks; {want['path']}"
+    for told, expected in zip(got["metrics"], want["metrics"], strict=True):
+        for key in expected.keys() - {"train/padding_waste"}:
+            assert told[key] == pytest.approx(expected[key], rel=limit, abs=limit), key
+    for key, tensor in want["weights"].items():
+        assert (got["weights"][key].float() - tensor.float()).abs().max() <= limit, key

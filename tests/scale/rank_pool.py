@@ -1,0 +1,93 @@
+"""A pool of rank processes that runs all cases once, for several tests.
+
+`run_pool` starts it; `python -m tests.scale.rank_pool FOLDER RANK PORT DEVICE PATTERN SIZE...` is one of its processes. It runs
+the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves what it found in FOLDER.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tests.scale.rank_cases import CASES, run_case, updates_of
+from tests.scale.rank_checks import CHECKS
+
+ROOT = Path(__file__).parent.parent.parent
+PATIENCE_S = 600.0
+
+
+def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: str = "") -> None:
+    """Run the cases whose names match on pools of these sizes. Raises AssertionError if a process fails."""
+    words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
+    more = [f"{_free_ports(len(sizes))}", device, pattern, *map(str, sizes)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pool = [
+        subprocess.Popen([*words, f"{rank}", *more], cwd=ROOT, env=environ, start_new_session=True)
+        for rank in range(max(sizes))
+    ]
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while any(process.poll() is None for process in pool) and not any(process.poll() for process in pool):
+            assert time.monotonic() < deadline, "the ranks took too long"
+            time.sleep(0.1)
+        assert [process.poll() for process in pool] == [0] * len(pool)
+    finally:
+        for process in pool:
+            process.kill()
+            process.wait()
+
+
+def _free_ports(count: int) -> int:
+    """Returns the first of some adjacent free ports."""
+    for _ in range(50):
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+        try:
+            for number in range(count):
+                with socket.socket() as other:
+                    other.bind(("127.0.0.1", port + number))
+        except OSError:
+            continue
+        return int(port)
+    raise AssertionError("no adjacent free ports")
+
+
+def main(folder: Path, rank: int, port: int, device: str, pattern: str, sizes: Sequence[int]) -> None:
+    from agentfly.learn.ranks.environment import read_place
+    from agentfly.learn.ranks.group import RankGroup
+
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+    for number, size in enumerate(sizes):
+        if rank >= size:
+            continue
+        os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port + number}"}
+        place = read_place()
+        assert place is not None
+        group = RankGroup.join(place, device, 300.0)
+        for name in filter(re.compile(pattern).search, [*CASES, *CHECKS]):
+            if name in CASES:
+                found = run_case(CASES[name], group, device, updates_of(CASES[name], size))
+            else:
+                found = CHECKS[name](group, folder)
+            group.broken = None
+            if group.leads:
+                print(size, name, flush=True)
+                torch.save(found, folder / f"{size}-{name}.pt")
+        group.close()
+
+
+if __name__ == "__main__":
+    place, number, first, device, pattern, *sizes = sys.argv[1:]
+    main(Path(place), int(number), int(first), device, pattern, list(map(int, sizes)))

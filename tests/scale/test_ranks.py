@@ -1,0 +1,119 @@
+"""2 and 4 ranks over gloo give the losses, metrics and weights of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentfly.learn.model.storage import load_state
+from agentfly.training.checkpoint import STATE, broken_files
+from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
+from tests.scale.rank_checks import PLAIN, SAVED, go_on, other_model, save
+from tests.scale.rank_pool import run_pool
+
+pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch four times
+DIVISION = {"train/padding_waste"}
+"""Metrics of the division into micro batches, which is another one on several ranks."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of all cases: four processes run them once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name in SAVED:
+        learner = make_learner(CASES[name], make_model(CASES[name]))
+        learner.update(groups_of(CASES[name], 0))
+        save(learner, folder, f"1-ranks-{name}")
+    run_pool(folder, SIZES)
+    return folder
+
+
+def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], limit: float) -> None:
+    assert got.keys() == want.keys()
+    for key, tensor in want.items():
+        assert got[key].dtype == tensor.dtype
+        assert (got[key].float() - tensor.float()).abs().max() <= limit, key
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_compute_what_one_process_computes(name: str, size: int, found: Path) -> None:
+    got: dict[str, Any] = torch.load(found / f"{size}-{name}.pt", weights_only=True)
+    want = run_case(CASES[name], updates=updates_of(CASES[name], size))
+    limit = 1e-5 if "dtype" not in CASES[name] else 2e-2
+    assert got["version"] == want["version"]
+    for told, expected in zip(got["metrics"] + got["measured"], want["metrics"] + want["measured"], strict=True):
+        assert told.keys() == expected.keys()
+        for key in expected.keys() - DIVISION:
+            assert told[key] == pytest.approx(expected[key], rel=limit, abs=limit), key
+    assert got["logprobs"] == pytest.approx(want["logprobs"], abs=10 * limit)
+    assert_near(got["weights"], want["weights"], limit)
+
+
+REFUSED = "InvariantError: refused"
+NOT_FINITE = "InvariantError: step 0: the loss is nan"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("a check refuses", REFUSED),
+        ("the announcement fails", REFUSED),
+        ("a loss raises on one rank", "ZeroDivisionError: the first chain"),
+        ("a loss is not finite on one rank", NOT_FINITE),
+    ],
+)
+def test_an_error_of_one_rank_is_one_of_all_and_changes_nothing(name: str, error: str, size: int, found: Path) -> None:
+    told = torch.load(found / f"{size}-{name}.pt", weights_only=True)
+    assert error in told["error"]
+    assert told["unchanged"]
+    assert not told["half_updated"]
+    assert told["version"] == 0
+    assert told["answers"] == 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_error_after_the_first_step_leaves_half_an_update(size: int, found: Path) -> None:
+    told = torch.load(found / f"{size}-a later step is not finite.pt", weights_only=True)
+    assert NOT_FINITE in told["error"]
+    assert told["half_updated"]
+    assert not told["unchanged"]
+    assert told["version"] == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_agree_on_the_size_of_micro_batches(size: int, found: Path) -> None:
+    told = torch.load(found / f"{size}-budgets differ.pt", weights_only=True)
+    learner = make_learner(PLAIN, make_model(PLAIN))
+    metrics = learner.update(groups_of(PLAIN, 0))
+    assert told["tokens"] == 16
+    assert told["metrics"]["train/grad_norm"] == pytest.approx(metrics["train/grad_norm"], rel=1e-5)
+    assert_near(told["weights"], weights_of(learner), 1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", SAVED)
+def test_a_checkpoint_is_loaded_exactly_by_any_number_of_ranks(name: str, size: int, found: Path) -> None:
+    told = torch.load(found / f"{size}-saved {name}.pt", weights_only=True)
+    own = told.pop("own")
+    assert told.keys() >= {"1-ranks", f"{size}-ranks"}
+    assert size != 4 or "2-ranks" in told
+    limit = 1e-5 if "dtype" not in CASES[name] else 2e-2
+    for source, (loaded, version, metrics, weights) in told.items():
+        checkpoint = found / f"{source}-{name}" / "step-000001"
+        assert not broken_files(checkpoint)
+        saved = make_learner(CASES[name], other_model(CASES[name]))
+        saved.restore(checkpoint, load_state(checkpoint / STATE)["learner"])
+        assert_near(loaded, weights_of(saved), 0.0)
+        assert version == saved.version == own[1] == 1
+        if source == f"{size}-ranks":
+            assert_near(loaded, own[0], 0.0)
+            assert_near(weights, own[3], 0.0)
+        further = go_on(saved, name)
+        for key in further[0].keys() - DIVISION:
+            assert metrics[key] == pytest.approx(further[0][key], rel=limit, abs=limit), key
+        assert_near(weights, further[1], limit)
