@@ -29,6 +29,7 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError, ConfigError
+from ..learn.algorithms import find_algorithm
 from ..rollout import (
     Group,
     GroupStream,
