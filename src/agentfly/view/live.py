@@ -1,6 +1,6 @@
 """/api/changes: tells browsers which run has new rows. It carries no data; a page then asks for what is new (`after=`).
 
-One task looks at the files of all runs every LOOK_S seconds while somebody listens. SQLite appends to `run.db-wal` with every
+One task looks at the files of all runs every LOOK_S seconds while a page listens. SQLite appends to `run.db-wal` with every
 commit, so size and time of the two files are enough: no connection stays open, and an idle dashboard makes a few `stat` calls.
 
     data: {"run": "grpo-pocket", "version": 3}        `version` grows with every change that this server has seen
@@ -70,7 +70,7 @@ class Changes:
             self._task.cancel()
 
     async def _watch(self) -> None:
-        """Look while somebody listens."""
+        """Look while a page listens."""
         loop = asyncio.get_running_loop()
         scanned, folders = loop.time(), self._library.scan()
         while self._listeners:
