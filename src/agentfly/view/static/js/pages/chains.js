@@ -32,6 +32,13 @@ export default function Chains({ run, about, query }) {
     j: () => setCursor(Math.min((cursor ?? -1) + 1, rows.list.length - 1)), k: () => setCursor(Math.max((cursor ?? 1) - 1, 0)), Enter: () => cursor !== null && open(cursor),
     ",": () => query.step && setQuery({ step: Math.max(0, Number(query.step) - 1) }), ".": () => query.step && setQuery({ step: Number(query.step) + 1 }),
   });
+  // A row is drawn once: Preact skips a node that it has seen, so a count or a histogram that arrives later costs no row.
+  const kept = useRef(new WeakMap());
+  const drawn = (row, chosen) => {
+    if (chosen) return html`<${Row} run=${run} row=${row} query=${query} chosen />`;
+    if (!kept.current.has(row)) kept.current.set(row, html`<${Row} run=${run} row=${row} query=${query} />`);
+    return kept.current.get(row);
+  };
   const pick = (from, to, last) => setQuery(from === null ? { low: null, high: null, below: null } : { low: from, high: last ? to : null, below: last ? null : to });
   return html`<header class="page-head"><div><h1>Chains</h1><p class="sub tnum" aria-live="polite">${rows.total === null ? " " : `${rows.exact ? "" : "more than "}${count(rows.total, "chain")}`}${Object.keys(filter).length ? " match the filter" : ""}</p></div>
       <div class="tools bottom"><${Select} label="Sort" value=${sort} options=${query.in === "body" ? SORTS.slice(0, 2) : SORTS} onPick=${(next) => setQuery({ sort: next === "-added" ? null : next })} />
@@ -44,7 +51,7 @@ export default function Chains({ run, about, query }) {
         ${rows.error ? html`<${Failure} error=${rows.error} retry=${rows.reload} />` : rows.list.length === 0 && rows.done ? html`<${Empty} title="No chain matches.">${Object.keys(filter).length ? "Loosen or clear the filter." : "Chains appear here as they end."}<//>`
           : html`<div class="chain-row chain-head" aria-hidden="true"><span>Task</span><span class="wide-only n">Step</span><span>Outcome</span><span>Reward</span><span class="n wide-only">Advantage</span><span class="wide-only">Prediction</span><span class="n wide-only">Turns</span><span class="n wide-only">Tokens</span><span class="n wide-only">Time</span></div>
             <${VirtualList} total=${rows.list.length} height=${44} cursor=${cursor} reset=${JSON.stringify([filter, sort])} label="Chains" className="chain-list"
-              row=${(index) => html`<${Row} run=${run} row=${rows.list[index]} query=${query} chosen=${index === cursor} />`}
+              row=${(index) => drawn(rows.list[index], index === cursor)}
               onRange=${(_, last) => last > rows.list.length - 60 && rows.more()} />`}<//>
     </div>`;
 }
