@@ -37,7 +37,6 @@ def phases() -> dict[str, tuple[Any, str]]:
         "learn": (PolicyLearner, "update"),
         "publish": (LocalEngine, "publish"),
         "trajectories": (RunStore, "add_trajectories"),
-        "tokens": (RunStore, "add_tokens"),
         "metrics": (RunStore, "add_metrics"),
         "record": (Trainer, "_record"),
         "validate": (Trainer, "_validate"),

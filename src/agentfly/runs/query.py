@@ -231,7 +231,8 @@ class RunReader(Displayed):
     ) -> tuple[list[ChainRow], str | None]:
         """A page of the chains whose summaries hold a text: reads one range of keys after the other until the time is up."""
         where, values = self._where(chosen)
-        first, last = self._fetch("SELECT min(key), max(key) FROM trajectories")[0]
+        # Two subqueries: SQLite finds one extreme in an index at once, but reads all rows for both.
+        first, last = self._fetch("SELECT (SELECT min(key) FROM trajectories), (SELECT max(key) FROM trajectories)")[0]
         if first is None:
             return [], None
         sign = -1 if order.descending else 1
@@ -406,7 +407,10 @@ class RunReader(Displayed):
         found: dict[str, list[tuple[float, float | None]]] = {}
         for name in self.gauge_names() if names is None else dict.fromkeys(names):
             before = self._fetch("SELECT t, value FROM gauges WHERE name = ? AND t < ? ORDER BY t DESC LIMIT 1", (name, start))
-            low, high = self._fetch("SELECT min(t), max(t) FROM gauges WHERE name = ? AND t >= ?", (name, start))[0]
+            low, high = (
+                self._fetch(f"SELECT {extreme}(t) FROM gauges WHERE name = ? AND t >= ?", (name, start))[0][0]
+                for extreme in ("min", "max")
+            )
             points = []
             if low is not None:
                 width = max((high - low) / max(1, max_points), 1e-9)
