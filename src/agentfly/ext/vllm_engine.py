@@ -267,6 +267,7 @@ class VllmEngine:
 
     def ask(self, ids: list[int], sampling: Sampling) -> Probe:
         """Score the ids, then continue them. Called from a thread without an event loop."""
+
         async def both() -> Probe:
             loop = asyncio.get_running_loop()
             params = _params(Sampling(max_tokens=1), 1, [], scores=True)

@@ -25,6 +25,7 @@ from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, s
 from .loop import Trainer, TrainResult, adapt_model
 from .stopping import StopSignals
 from .supervised import warm_start
+from .workers.engine import use_workers
 
 
 def train(
@@ -49,6 +50,7 @@ def train(
             raise ConfigError("train(config) takes everything from the config: set data and the rest there")
         config, agent = agent, build_agent(agent)
         train_tasks, validation_tasks = build_tasks(config)
+        described = True
     else:
         if not isinstance(agent, BaseAgent):
             raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
@@ -56,6 +58,7 @@ def train(
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
         train_tasks, validation_tasks = build_tasks(config, data, validation)
+        described = False
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
@@ -63,6 +66,7 @@ def train(
     check_trained_sampling(config.sampling)
     agent.check(train_tasks)
     agent.check(validation_tasks)
+    use_workers(config, agent, described=described)
     progress = progress or Progress(config.train.steps)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..config import Config
 from ..data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
+from ..rollout import Plan, make_plan
 from ..runs import RunDirectory
 from ..types import Task
 
@@ -37,6 +38,12 @@ def build_agent(config: Config) -> BaseAgent:
     if not isinstance(agent, BaseAgent):
         raise ConfigError(f"agent.kind {settings.kind!r} is not a BaseAgent")
     return agent
+
+
+def build_plan(config: Config, agent: BaseAgent) -> Plan:
+    """Returns the plan of the chains of a config, without environments. Opens the model."""
+    plan = make_plan(agent, sampling=config.sampling)
+    return replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
 
 
 def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import InvariantError, RolloutError
-from ..types import Completion, Learner, Outcome, Request, Sampling, TrainableEngine, Trajectory
+from ..types import Completion, Learner, Outcome, ReplicatedEngine, Request, Sampling, TrainableEngine, Trajectory
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
@@ -151,6 +151,8 @@ class Ledger:
             raise InvariantError("the engine's model is not the learner's: updates would never reach it")
         if not engine.shares_weights and (engine.proof is None or engine.proof.version != learner.version):
             raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
+        if isinstance(engine, ReplicatedEngine) and (unproven := engine.unproven()):
+            raise InvariantError(f"{', '.join(unproven)} did not prove version {learner.version} of the weights")
         if stale := engine.stats().get("stale_hits"):
             raise InvariantError(f"the engine reused {stale:g} cached tokens of older weights for new requests")
 
