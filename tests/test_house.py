@@ -57,7 +57,15 @@ ALSO: set[tuple[str, str]] = set()
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
-    "torch": ("kernels/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py", "training/workers/"),
+    "torch": (
+        "kernels/",
+        "engines/local",
+        "learn/",
+        "ext/embeddings.py",
+        "engines/copies.py",
+        "ext/vllm_engine.py",
+        "training/workers/",
+    ),
     "transformers": ("render/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py"),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),

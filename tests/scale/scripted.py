@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from typing import Any
 
 from agentfly import Action, BaseAgent, Completion, ToolCall, reward, tool
@@ -21,6 +22,8 @@ async def wait(seconds: float) -> str:
     Args:
         seconds: how long
     """
+    if seconds < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
     await asyncio.sleep(seconds)
     return f"process {os.getpid()}"
 
@@ -39,6 +42,8 @@ class Waits(BaseAgent):
 
     def parse(self, completion: Completion) -> Action:
         kind, _, rest = completion.text.partition(" ")
+        if kind == "bug":
+            raise ZeroDivisionError("a bug of the tool's author")
         if kind == "wait":
             return Action(calls=(ToolCall("wait", {"seconds": float(rest)}),))
         return Action(answer=rest)
@@ -48,4 +53,6 @@ def reply(request: Request) -> str:
     text = bytes(token for token in request.prompt_ids if token < 256).decode()
     if "Observation" not in text:
         return f"wait {text.rpartition('wait for ')[2].split()[0]}"
+    if "bug" in text:
+        return "bug"
     return f"answer {request.sampling.seed}"

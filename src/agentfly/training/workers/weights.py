@@ -233,7 +233,7 @@ class BroadcastSender:
             try:
                 total = self._send_to(members, buckets())
                 break
-            except RuntimeError as error:  # torch reports a lost rank as RuntimeError
+            except (RuntimeError, EngineError) as error:  # torch here, or a worker, reports a lost rank
                 self._group, self._members = None, []
                 if all(peer.alive for peer in members) and not _some_died(members):
                     raise EngineError(f"the weights could not be broadcast to the workers: {error}") from error
