@@ -173,8 +173,9 @@ def test_a_chain_under_which_two_workers_die_is_lost_and_the_run_goes_on(workers
 
 
 def test_an_error_that_stops_the_run_is_raised_here_with_its_type(workers: Workers) -> None:
-    with pytest.raises(ZeroDivisionError, match="a bug of the tool's author"):
+    with pytest.raises(ZeroDivisionError, match="a bug of the tool's author") as raised:
         workers.run([{"question": "a bug: wait for 0.05 s", "seconds": 0}], num_chains=1)
+    assert "scripted.py" in "".join(raised.value.__notes__)  # where it happened in the worker
 
 
 def test_a_cancelled_chain_ends_in_its_worker_too(workers: Workers) -> None:

@@ -291,7 +291,9 @@ class WorkerPool:
         elif message.kind == "reply":
             future.set_result(message.value)
         else:
-            future.set_exception(error_of(message.value))
+            error = error_of(message.value[:2])
+            error.add_note(f"In {replica.name}: {message.value[2]}")
+            future.set_exception(error)
 
     def _report(self, replica: Replica, value: Mapping[str, Any]) -> None:
         replica.status_s = 0.0

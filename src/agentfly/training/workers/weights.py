@@ -83,6 +83,11 @@ def gpu_identity(device: Any) -> str | None:
     return str(torch.cuda.get_device_properties(torch.device(device)).uuid)
 
 
+def default_device() -> torch.device:
+    """The device on which this process samples or receives weights."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def has_expandable_segments() -> bool:
     """Whether PyTorch allocates GPU memory in a way that CUDA IPC cannot share."""
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -193,6 +198,7 @@ class IpcSender:
         if found is None:
             from torch.multiprocessing import reductions
 
+            assert self._staging is not None
             share: Any = reductions.reduce_tensor
             _, arguments = share(self._staging)
             # (class, size, stride, offset, storage class, dtype, device, handle, bytes, ...): what comes after the device
@@ -335,7 +341,7 @@ class Receiver:
         self._how: Kind = load["how"]
         self._parts: queue.SimpleQueue[tuple[Mapping[str, Any], Future[None]]] = queue.SimpleQueue()
         self._closed = False
-        self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        self._device = default_device()
         self._memory: torch.Tensor | None = None
         if self._how == "memory":
             self._memory = _map(load["path"], load["size"])

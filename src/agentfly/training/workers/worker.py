@@ -30,6 +30,7 @@ from typing import Any, Never
 from ... import codec
 from ...agents.base import BaseAgent
 from ...config import Config
+from ...engines.options import CACHE_SIZES
 from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
 from ...resources.rpc.frames import MAX_ERROR_TEXT
@@ -154,7 +155,8 @@ class RolloutWorker:
             raise
         except BaseException as error:  # noqa: BLE001 - every exception is a reply
             traceback.print_exc()
-            self.connection.send("error", message.id, [type(error).__name__, str(error)[:MAX_ERROR_TEXT]])
+            where = traceback.format_exc()[-MAX_ERROR_TEXT:]
+            self.connection.send("error", message.id, [type(error).__name__, str(error)[:MAX_ERROR_TEXT], where])
 
     # ---- what the trainer asks for
 
@@ -163,6 +165,7 @@ class RolloutWorker:
         config = Config.from_dict(tomllib.loads(value["config"]))
         share = (int(value["index"]), int(value["count"]))
         self.agent = agent = build_agent(config)
+        agent.engine_options |= gpu_options(config, agent.engine_options)
         engine = agent.engine
         if "torch" in sys.modules:
             from ...learn.model.storage import seed_torch
@@ -306,13 +309,39 @@ def without_task(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, task=NO_TASK)
 
 
+def gpu_options(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine that follow from who shares its GPU, where the config leaves them open.
+
+    Replicas on the learner's GPU divide what one engine would take of its memory. One on a GPU of its own takes most of it, and
+    does not free it while the learner updates.
+    """
+    sampler, kind = config.sampler, options.get("kind") or "local"
+    if sampler.place == "own":
+        defaults = {"vllm": {"sleep": False, "memory_fraction": 0.85}, "local": {"kv_fraction": 0.7}}.get(kind, {})
+    else:
+        sleeps = options.get("sleep", True)
+        vllm = {"memory_fraction": (0.85 if sleeps else 0.5) / sampler.replicas}
+        defaults = {"vllm": vllm, "local": {"kv_fraction": 0.4 / sampler.replicas}}.get(kind, {})
+    if kind == "local" and any(name in options for name in CACHE_SIZES):
+        return {}
+    return {name: value for name, value in defaults.items() if name not in options} if _sees_gpu(options) else {}
+
+
+def _sees_gpu(options: Mapping[str, Any]) -> bool:
+    if str(options.get("device", "cuda")).startswith("cpu") or not any(map(os.path.exists, ("/dev/nvidia0", "/dev/kfd"))):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def device_of(engine: Any) -> str | None:
     """The identity of the GPU that an engine samples on, or None."""
     if "torch" not in sys.modules:
         return None
-    from .weights import gpu_identity
+    from .weights import default_device, gpu_identity
 
-    return gpu_identity(getattr(engine, "device", None))
+    return gpu_identity(getattr(engine, "device", None) or (default_device() if hasattr(engine, "take_weights") else None))
 
 
 def _sampling(value: Mapping[str, Any]) -> Sampling:
