@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -564,8 +565,9 @@ def _adds_up(name: str) -> bool:
     return name in ("prefilled_tokens", "sampled_tokens", "stale_hits", "requests", "evicted", "steps")
 
 
+@lru_cache(256)
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """Sampling as it travels."""
+    """Sampling as it travels. The dict must not be changed."""
     return asdict(sampling) | {"stop": list(sampling.stop), "stop_ids": list(sampling.stop_ids)}
 
 
