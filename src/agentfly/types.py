@@ -522,6 +522,9 @@ class ReplicatedEngine(TrainableEngine, Protocol):
     def open(self, plan: Any, log_dir: Any, note: Callable[[str], None]) -> Any:
         """An async context manager that starts the processes and yields the plan with them as its runner."""
 
+    def updating(self) -> AbstractContextManager[None]:
+        """Around an update of the learner and the `publish` that follows."""
+
     def unproven(self) -> list[str]: ...
 
     def handover_metrics(self) -> dict[str, float]:

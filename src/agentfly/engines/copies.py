@@ -83,6 +83,9 @@ class LearnerCopy:
         self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
         self.context = context_of(config)
         self.num_ids = int(config.get_text_config().vocab_size)
+        self.scorer: Callable[[Sequence[int], float], list[float]] | None = (
+            None  # in place of the copy, if a learner is sharded
+        )
         self._last: list[float] | None = None  # the probe's scores under the weights that were proven last
         self._before: list[float] | None = None  # those under the weights before the last `expect`
         self._own: list[float] = []
@@ -114,7 +117,7 @@ class LearnerCopy:
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probs of every id from the second on, under this copy."""
-        return score_ids(self.model, ids, temperature)
+        return score_ids(self.model, ids, temperature) if self.scorer is None else self.scorer(ids, temperature)
 
     def unchanged(self) -> bool:
         """Whether the scores of the probe are bit-identical to those at the last proof."""

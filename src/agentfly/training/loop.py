@@ -264,6 +264,8 @@ class Trainer:
         `reply` is that of a probe: the weights that it is compared with are still there.
         """
         with ExitStack() as held:
+            if self.workers is not None and self.overlaps:
+                held.enter_context(self.workers.updating())
             with self.breakdown.span("learn"):
                 if not self.overlaps:
                     self.engine.rest()

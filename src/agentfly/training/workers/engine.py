@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,8 +44,9 @@ EXACT_GAP, HALF_GAP = 0.01, 0.15
 class WorkerEngine:
     """Samples in worker processes. Implements `types.TrainableEngine`; `open` starts the workers.
 
-    `weights()` yields the learner's weights in buckets; a learner of several ranks replaces it. `transport` is for tests:
-    by default it follows from where the learner and a worker are.
+    `weights()` yields the learner's weights in buckets; a learner of several ranks replaces it (`use_learner`). `transport` is
+    for tests: by default it follows from where the learner and a worker are. `launcher(log_dir)` replaces processes of this
+    machine, and `host` is then the address at which their machines reach this one.
     """
 
     reads: Literal["ids", "messages"] = "ids"
@@ -87,6 +88,7 @@ class WorkerEngine:
         self._senders: dict[str, Any] = {}
         self._written = -1  # the version that the memory file holds
         self._expected = -1  # the version that the probe was scored at
+        self._alone = False  # the learner does one thing at a time
         self._present = 0  # the version of the learner's weights, unless `_changing`
         self._changing = False  # the learner changes its weights
         self._joining = 0  # workers that are brought up outside of `publish`
@@ -116,6 +118,20 @@ class WorkerEngine:
         if len(known) < len(live):
             return None
         return max(known, key=lambda proof: proof.gap) if known else self._proof
+
+    def use_learner(
+        self, weights: Callable[[], Iterator[Bucket]], score: Callable[[Sequence[int], float], list[float]]
+    ) -> None:
+        """Take weights and scores from a learner of several ranks, which does one thing at a time.
+
+        `weights()` yields full tensors in buckets, `score(ids, temperature)` returns the log-prob of every id from the second
+        on. Neither is called inside `updating`.
+        """
+        self.weights, self.copy.scorer, self._alone = weights, score, True
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Around an update and its `publish`. If the learner does one thing at a time, no worker is brought up meanwhile."""
+        return self.hold() if self._alone else nullcontext()
 
     def unproven(self) -> list[str]:
         """The live replicas that have not proven the version."""
