@@ -11,7 +11,7 @@ import signal
 from typing import Any
 
 from agentfly import Action, BaseAgent, Completion, ToolCall, reward, tool
-from agentfly.testing import ByteRenderer, ScriptedEngine
+from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.types import Request
 
 
@@ -56,3 +56,29 @@ def reply(request: Request) -> str:
     if "bug" in text:
         return "bug"
     return f"answer {request.sampling.seed}"
+
+
+@tool(name="guess", register=False)
+async def guess(n: int, env: GuessEnv) -> str:
+    """Guess the number.
+
+    Args:
+        n: the guess
+    """
+    return await env.guess(n)
+
+
+@reward(name="solved")
+def solved(env: GuessEnv) -> float:
+    return float(env.solved)
+
+
+class Guesses(BaseAgent):
+    """Guesses 4 and ends."""
+
+    def __init__(self, model: str, **options: Any) -> None:
+        parts = {"tools": [guess], "reward": solved, "env": GuessEnv, "renderer": ByteRenderer()}
+        super().__init__(ScriptedEngine(["guess", "end"]), **({**options, **parts}))
+
+    def parse(self, completion: Completion) -> Action:
+        return Action(calls=(ToolCall("guess", {"n": 4}),)) if completion.text == "guess" else Action(answer="done")

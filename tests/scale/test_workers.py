@@ -204,6 +204,33 @@ def test_the_deadline_of_a_group_holds_in_the_worker(workers: Workers) -> None:
     assert "the group of the chain exceeded its time limit" in (found.error or "")
 
 
+def test_the_environments_of_the_workers_are_counted_together(tmp_path: Path) -> None:
+    async def work() -> tuple[list[Trajectory], dict[str, float], dict[str, float]]:
+        config = Config.from_dict(
+            {**CONFIG, "agent": {"kind": "tests.scale.scripted:Guesses"}, "resources": {"pools": {"GuessEnv": {"max": 3}}}}
+        )
+        opening = {"config": config.to_toml(), "count": 2, "threads": 1, "chains": 4}
+        async with WorkerPool(LocalLauncher(tmp_path), 2, opening) as pool:
+            admission = Admission(pool.room)
+            pool.on_room(admission.wake)
+            assert pool.room() == 3  # two environments in one worker, one in the other
+            plan = replace(build_plan(config, build_agent(config)), runner=pool, admission=admission)
+            pool.mark()
+            found = await run_chains(plan, load_tasks([{"question": "?", "secret": 4}] * 8), num_chains=2, max_concurrency=99)
+            measured = await pool.step_metrics()
+            async with asyncio.timeout(30):
+                while pool.metrics().get("resources/GuessEnv/started") != 3:
+                    await asyncio.sleep(0.05)
+            return found, measured, pool.metrics()
+
+    found, measured, now = asyncio.run(work())
+    assert [each.reward for each in found] == [1.0] * 16
+    assert measured["resources/GuessEnv/started"] == 3
+    assert 2 <= measured["resources/total/most_allocated"] <= 3
+    assert measured["workers/live"] == 2
+    assert now["resources/GuessEnv/started"] == 3
+
+
 def test_a_stranger_without_the_token_is_not_heard(workers: Workers) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(20)
@@ -263,9 +290,12 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="'no_such_tool'"):
         asyncio.run(work({**CONFIG, "agent": {"kind": "react", "tools": ["no_such_tool"]}}))
+    (tmp_path / "ends.py").write_text("import os, sys\nprint('no licence', file=sys.stderr, flush=True)\nos._exit(3)")
+    with pytest.raises(EngineError, match=r"sampler 0 did not start: it ended \(exit code 3\); it said: no licence"):
+        asyncio.run(work({**CONFIG, "agent": {"kind": f"{tmp_path}/ends.py:Agent"}}))
 
 
-def test_the_workers_of_a_trainer_that_is_killed_end_by_themselves(tmp_path: Path) -> None:
+def test_workers_outlive_a_pause_of_the_trainer_and_end_with_it(tmp_path: Path) -> None:
     code = f"""
 import asyncio
 from pathlib import Path
@@ -275,20 +305,32 @@ from agentfly.training.workers.pool import WorkerPool
 
 async def work():
     opening = {{"config": Config.from_dict({CONFIG!r}).to_toml(), "count": 2, "threads": 1, "chains": 4}}
-    async with WorkerPool(LocalLauncher(Path({str(tmp_path)!r})), 2, opening) as pool:
+    async with WorkerPool(LocalLauncher(Path({str(tmp_path)!r})), 2, opening, health_s=2.0) as pool:
         print(*[replica.about["pid"] for replica in pool.replicas], flush=True)
+        await asyncio.to_thread(input)
+        await asyncio.sleep(1)
+        print(pool.restarts, sum(replica.joined for replica in pool.replicas), flush=True)
         await asyncio.sleep(600)
 
 asyncio.run(work())
 """
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert trainer.stdin is not None
     assert trainer.stdout is not None
     pids = [int(word) for word in trainer.stdout.readline().split()]
     assert len(pids) == 2
-    os.kill(pids[1], signal.SIGSTOP)  # also one that is frozen
+    trainer.send_signal(signal.SIGSTOP)
+    time.sleep(5)  # longer than its workers may be silent
+    trainer.send_signal(signal.SIGCONT)
+    trainer.stdin.write("\n")
+    trainer.stdin.flush()
+    assert trainer.stdout.readline().split() == ["0", "2"]
+    os.kill(pids[1], signal.SIGSTOP)
     trainer.kill()
     trainer.wait()
-    assert all(wait_until_gone(pid, 15) for pid in pids)
+    trainer.stdin.close()
+    trainer.stdout.close()
+    assert all(wait_until_gone(pid, 15) for pid in pids)  # also the one that is frozen
 
 
 # ---- without processes

@@ -80,7 +80,7 @@ class WorkerEngine:
         self.version = 0
         self.proofs: dict[int, Proof] = {}
         """The newest proof of each replica that is alive."""
-        self.handover_s = self.handover_bytes = 0.0
+        self.handover_s, self.handover_bytes = 0.0, 0
         self.weights: Callable[[], Iterator[Bucket]] = self.copy.weights
         self.pool: WorkerPool | None = None
         self._launcher, self._transport, self._host = launcher, transport, host
@@ -94,7 +94,6 @@ class WorkerEngine:
         self._joining = 0  # workers that are brought up outside of `publish`
         self._state = threading.Condition()  # guards these three
         self._proof: Proof | None = None
-        self._size = 0.0
         self._failed_proofs: dict[int, int] = {}
         self._handing_over = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -269,7 +268,7 @@ class WorkerEngine:
         pool = self.pool
         assert pool is not None
         began = time.perf_counter()
-        self._written = -1  # the learner's weights have changed
+        self._written = self._expected = -1  # the learner's weights have changed
         await self._bring_up([replica for replica in pool.replicas if replica.joined])
         while not any(replica.joined and replica.version == version for replica in pool.replicas):
             await pool.news()  # all workers died: one that is started again is brought up with these weights
@@ -303,15 +302,14 @@ class WorkerEngine:
         """Load the present weights into replicas and prove them. One that fails is ended; its keeper starts it again."""
         async with self._handing_over:
             version = self._present
+            assert self.pool is not None
             proving = {replica: asyncio.get_running_loop().create_future() for replica in replicas if replica.alive}
             for replica, future in proving.items():
                 replica.proving = future
             try:
                 for sender, some in self._by_sender(list(proving)):
-                    try:
-                        self.handover_bytes = await asyncio.to_thread(self._send, sender, some, version)
-                    except EngineError as error:
-                        self._end_all(some, f"could not load the weights: {error}")
+                    for replica, why in (await asyncio.to_thread(self._send, sender, some, version)).items():
+                        self.pool.end(replica, f"could not load the weights: {why}")
                 await asyncio.gather(*(self._prove(replica, version) for replica in proving if replica.alive))
             finally:
                 for replica, future in proving.items():
@@ -319,24 +317,22 @@ class WorkerEngine:
                     if not future.done():
                         future.set_result(None)
 
-    def _end_all(self, replicas: Sequence[Replica], why: str) -> None:
-        assert self.pool is not None
-        for replica in replicas:
-            self.pool.end(replica, why)
-
-    def _send(self, sender: Any, replicas: Sequence[Replica], version: int) -> float:
-        """In a thread: score the probe once per version, and hand the weights over."""
-        if self._expected != version or self._written == -1:
+    def _send(self, sender: Any, replicas: Sequence[Replica], version: int) -> dict[Replica, str]:
+        """In a thread: score the probe once per version, and hand the weights over. Returns the replicas that failed."""
+        if self._expected != version:
             self.copy.expect()
             self._expected = version
+        failed: dict[Replica, str]
         if sender.kind == "memory":
             if self._written != version:
-                self._size = float(sender.write(self.weights()))
+                self.handover_bytes = sender.write(self.weights())
                 self._written = version
-            sender.send(version, replicas)
-            return self._size
-        self._written = version
-        return float(sender.send(version, replicas, self.weights() if sender.kind == "ipc" else self.weights))
+            failed = sender.send(version, replicas)
+        elif sender.kind == "ipc":
+            self.handover_bytes, failed = sender.send(version, replicas, self.weights())
+        else:
+            self.handover_bytes, failed = sender.send(version, replicas, self.weights)
+        return failed
 
     async def _prove(self, replica: Replica, version: int) -> None:
         """Compare a replica's answer to the probe with the learner's. A replica that fails twice in a row stops the run."""

@@ -124,14 +124,13 @@ class MemorySender:
             end = after
         return end
 
-    def send(self, version: int, peers: Sequence[Peer]) -> None:
-        """Let the workers copy the weights. A worker that dies is left out. Raises EngineError of a worker that refuses."""
+    def send(self, version: int, peers: Sequence[Peer]) -> Failed:
+        """Let the workers copy the weights. Returns the live workers that did not, and why. A worker that dies is left out."""
         where = {"how": self.kind, "path": f"/proc/{os.getpid()}/fd/{self._fd}", "size": self._size}
-        ends = [(peer, peer.post("load", {"version": version, **where})) for peer in peers if peer.alive]
+        loads = Loads(version, peers, where)
         for layout in self._layouts:
-            _wait([(peer, peer.post("bucket", {"layout": layout})) for peer, _ in ends if peer.alive])
-        _wait([(peer, peer.post("bucket", {"layout": None})) for peer, _ in ends if peer.alive])
-        _wait(ends)
+            loads.hand_out({"layout": layout})
+        return loads.end()
 
     def close(self) -> None:
         if self._map is not None:
@@ -169,9 +168,9 @@ class IpcSender:
         self._numbers = itertools.count(1)
         self._handles: dict[int, dict[str, Any]] = {}
 
-    def send(self, version: int, peers: Sequence[Peer], buckets: Iterable[Bucket]) -> int:
-        """Hand the weights over. Returns their bytes."""
-        ends = [(peer, peer.post("load", {"version": version, "how": self.kind})) for peer in peers if peer.alive]
+    def send(self, version: int, peers: Sequence[Peer], buckets: Iterable[Bucket]) -> tuple[int, Failed]:
+        """Hand the weights over. Returns their bytes, and the live workers that did not take them."""
+        loads = Loads(version, peers, {"how": self.kind})
         total = 0
         for bucket in buckets:
             layout, size = layout_of(bucket)
@@ -179,12 +178,9 @@ class IpcSender:
             assert self._staging is not None
             fill(self._staging, bucket, layout)
             torch.cuda.synchronize(self._device)
-            live = [peer for peer, _ in ends if peer.alive]
-            _wait([(peer, peer.post("bucket", {"layout": layout, **self._handle(peer)})) for peer in live])
+            loads.hand_out({"layout": layout}, self._handle)
             total += size
-        _wait([(peer, peer.post("bucket", {"layout": None})) for peer, _ in ends if peer.alive])
-        _wait(ends)
-        return total
+        return total, loads.end()
 
     def _reserve(self, size: int) -> None:
         if self._staging is not None and self._staging.numel() >= size:
@@ -229,25 +225,23 @@ class BroadcastSender:
         self._group: Any = None
         self._name = ""
 
-    def send(self, version: int, peers: Sequence[Peer], buckets: Callable[[], Iterable[Bucket]]) -> int:
-        """Hand the weights over. If a worker dies on the way, the others get them again from the start."""
-        ends = [(peer, peer.post("load", {"version": version, "how": self.kind})) for peer in peers if peer.alive]
-        while True:
-            members = [peer for peer, _ in ends if peer.alive]
-            if not members:
-                return 0
+    def send(self, version: int, peers: Sequence[Peer], buckets: Callable[[], Iterable[Bucket]]) -> tuple[int, Failed]:
+        """Hand the weights over. If a worker dies on the way, the others get them again from the start.
+
+        Returns their bytes, and the live workers that did not take them.
+        """
+        loads = Loads(version, peers, {"how": self.kind})
+        while members := loads.members:
             try:
-                total = self._send_to(members, buckets())
-                break
-            except (RuntimeError, EngineError) as error:  # torch here, or a worker, reports a lost rank
+                return self._send_to(members, buckets()), loads.end()
+            except RuntimeError as error:  # torch here, or a worker, reports a lost rank
                 self._group, self._members = None, []
-                if all(peer.alive for peer in members) and not _some_died(members):
-                    raise EngineError(f"the weights could not be broadcast to the workers: {error}") from error
-        _wait([(peer, peer.post("bucket", {"layout": None})) for peer, _ in ends if peer.alive])
-        _wait(ends)
-        return total
+                if not _some_died(members):
+                    loads.failed |= dict.fromkeys(members, f"the broadcast failed: {error}")
+        return 0, loads.failed
 
     def _send_to(self, members: list[Peer], buckets: Iterable[Bucket]) -> int:
+        """Raises RuntimeError if a rank is lost."""
         joining: list[tuple[Peer, Future[Any]]] = []
         if members != self._members:
             joining = self._regroup(members)
@@ -256,11 +250,14 @@ class BroadcastSender:
             layout, size = layout_of(bucket)
             flat = torch.empty(size, dtype=torch.uint8, device=self._device)
             fill(flat, bucket, layout)
-            parts = [(peer, peer.post("bucket", {"layout": layout, "size": size})) for peer in members if peer.alive]
+            parts = [(peer, peer.post("bucket", {"layout": layout, "size": size})) for peer in members]
             _broadcast(self._group, flat)
-            _wait([*joining, *parts])
+            if failed := _wait([*joining, *parts]):
+                raise RuntimeError(next(iter(failed.values())))
             joining = []
             total += size
+        if not all(peer.alive for peer in members):
+            raise RuntimeError("a worker was lost")
         return total
 
     def _regroup(self, members: list[Peer]) -> list[tuple[Peer, Future[Any]]]:
@@ -310,16 +307,45 @@ def _some_died(members: Sequence[Peer], patience_s: float = 10.0) -> bool:
     return True
 
 
-def _wait(replies: Sequence[tuple[Peer, Future[Any]]]) -> None:
-    """Wait for the replies of the workers that live. Raises EngineError if one of these reports an error."""
+Failed = dict[Peer, str]
+"""Live workers that did not take new weights, and why."""
+
+
+class Loads:
+    """One hand-over to several workers: "load" begins it, "bucket" goes on, and `end` waits for all of them."""
+
+    def __init__(self, version: int, peers: Sequence[Peer], how: Mapping[str, Any]) -> None:
+        self.failed: Failed = {}
+        self._ends = [(peer, peer.post("load", {"version": version, **how})) for peer in peers if peer.alive]
+
+    @property
+    def members(self) -> list[Peer]:
+        """The workers that live and have not failed."""
+        return [peer for peer, _ in self._ends if peer.alive and peer not in self.failed]
+
+    def hand_out(self, part: Mapping[str, Any], own: Callable[[Peer], Mapping[str, Any]] = lambda _: {}) -> None:
+        """Send a message "bucket" to each worker, with what is its own, and wait until it is copied."""
+        self.failed |= _wait([(peer, peer.post("bucket", {**part, **own(peer)})) for peer in self.members])
+
+    def end(self) -> Failed:
+        """Tell the workers that this is all, and wait until they sample from it."""
+        self.hand_out({"layout": None})
+        self.failed |= _wait([(peer, end) for peer, end in self._ends if peer not in self.failed])
+        return self.failed
+
+
+def _wait(replies: Sequence[tuple[Peer, Future[Any]]]) -> Failed:
+    """Wait for the replies. Returns the live workers that reported an error or no reply."""
+    failed: Failed = {}
     for peer, reply in replies:
         try:
             reply.result(TIMEOUT_S)
         except TimeoutError:
-            raise EngineError(f"a worker did not take the new weights within {TIMEOUT_S:g} s") from None
-        except Exception:
+            failed[peer] = f"it did not take them within {TIMEOUT_S:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever its type, it stands for the worker's own
             if peer.alive:
-                raise
+                failed[peer] = str(error)
+    return failed
 
 
 # ---- the worker's side ---------------------------------------------------------------------------------------------------
