@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from agentfly.errors import ConfigError, EngineError, InvariantError
 from agentfly.runs import RunStore
 from agentfly.training.doctor import diagnose
 from agentfly.training.evaluation import evaluate_run
+from agentfly.training.ledger import Ledger
 from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module
 from agentfly.training.workers.engine import WorkerEngine
 from agentfly.training.workers.pool import WorkerPool
 from agentfly.training.workers.weights import MemorySender
+from agentfly.types import Proof
 from agentfly.watch.metrics import unknown
 from tests.scale.forked import ForkLauncher, is_running, wait_until_gone
 from tests.tiny import ROWS, save_tiny_model
@@ -101,7 +104,7 @@ def test_a_run_with_one_worker_that_is_killed_again_and_again_is_the_run_in_one_
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = agentfly.train(config_of(folder, tmp_path, "alone"))
-    in_publish = Killer(monkeypatch, MemorySender, "send", 2, signal.SIGKILL)  # the first hands over the first weights
+    in_publish = Killer(monkeypatch, MemorySender, "send", 2, signal.SIGSTOP)  # the first hands over the first weights
     in_rollout = Killer(monkeypatch, WorkerPool, "_run_on", 20, signal.SIGKILL)
     in_validation = Killer(monkeypatch, Trainer, "_validate", 2, signal.SIGKILL)
     apart = agentfly.train(config_of(folder, tmp_path, "apart", sampler={"place": "process"}))
@@ -237,6 +240,22 @@ def test_a_worker_that_samples_from_other_weights_stops_the_run(
     monkeypatch.setattr(MemorySender, "write", broken)
     with pytest.raises((InvariantError, EngineError), match="log-probs differ from the learner's"):
         agentfly.train(config_of(folder, tmp_path, "run", sampler={"place": "process"}))
+
+
+def test_the_ledger_stops_a_run_in_which_a_replica_has_not_proven_the_version(folder: Path, tmp_path: Path) -> None:
+    engine: Any = WorkerEngine(config_of(folder, tmp_path, "run", sampler={"replicas": 2}))
+    proven, behind = (SimpleNamespace(joined=True, index=i, name=f"sampler {i}", version=3 - i, stats={}) for i in range(2))
+    engine.version, engine.proofs = 3, {0: Proof(3, 0.0, 0.0), 1: Proof(2, 0.0, 0.0)}
+    engine.pool = SimpleNamespace(replicas=[proven, behind], stats=dict)
+    learner: Any = SimpleNamespace(version=3, model=engine.model)
+    ledger = Ledger(max_logprob_gap=0.1, max_failed_share=0.5)
+    with pytest.raises(InvariantError, match="no proof says"):
+        ledger.check_published(engine, learner)
+    engine.proofs[1] = Proof(3, 0.0, 0.0)  # of the process before the present one
+    with pytest.raises(InvariantError, match="sampler 1 did not prove version 3"):
+        ledger.check_published(engine, learner)
+    behind.version = 3
+    ledger.check_published(engine, learner)
 
 
 def test_evaluation_uses_the_workers_and_gives_the_same_figures(folder: Path, tmp_path: Path) -> None:
