@@ -353,6 +353,8 @@ def _wait(replies: Sequence[tuple[Peer, Future[Any]]]) -> Failed:
 
 _groups: dict[str, Any] = {}
 """The process group that this worker joined last, by name."""
+_mapped: dict[tuple[str, int], torch.Tensor] = {}
+"""The trainer's memory file, by its path and size."""
 _opened: dict[int, torch.Tensor] = {}
 """The staging buffer on the GPU that was opened last, by its number."""
 
@@ -436,12 +438,15 @@ class Receiver:
 
 
 def _map(path: str, size: int) -> torch.Tensor:
-    """A private view of the trainer's memory file."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return torch.frombuffer(mmap.mmap(file, size, access=mmap.ACCESS_COPY), dtype=torch.uint8)
-    finally:
-        os.close(file)
+    """A view of the trainer's memory file. It stays mapped: each later version costs no page faults."""
+    if (path, size) not in _mapped:
+        _mapped.clear()
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _mapped[path, size] = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
+        finally:
+            os.close(file)
+    return _mapped[path, size]
 
 
 def _open_ipc(part: Mapping[str, Any]) -> torch.Tensor:
