@@ -369,6 +369,7 @@ class Receiver:
         self._how: Kind = load["how"]
         self._parts: queue.SimpleQueue[tuple[Mapping[str, Any], Future[None]]] = queue.SimpleQueue()
         self._closed = False
+        self._current: Future[None] | None = None  # of the bucket that is being copied
         self._device = default_device()
         self._memory: torch.Tensor | None = None
         if self._how == "memory":
@@ -386,6 +387,8 @@ class Receiver:
     def close(self) -> None:
         """Fail what was not copied."""
         self._closed = True
+        if self._current is not None and not self._current.done():
+            self._current.set_exception(EngineError("the weights could not be copied"))
         with contextlib.suppress(queue.Empty):
             while True:
                 _, done = self._parts.get_nowait()
@@ -397,6 +400,7 @@ class Receiver:
                 part, done = self._parts.get(timeout=TIMEOUT_S)
             except queue.Empty:
                 raise EngineError(f"no weights came for {TIMEOUT_S:g} s") from None
+            self._current = done
             if part["layout"] is None:
                 done.set_result(None)
                 return
