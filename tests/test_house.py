@@ -61,7 +61,15 @@ ALSO: set[tuple[str, str]] = {("display", "errors")}
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly.
 HEAVY = {
-    "torch": ("kernels/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py", "ext/vllm_engine.py"),
+    "torch": (
+        "kernels/",
+        "engines/local",
+        "learn/",
+        "ext/embeddings.py",
+        "engines/copies.py",
+        "ext/vllm_engine.py",
+        "training/workers/",
+    ),
     "transformers": ("render/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py"),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),

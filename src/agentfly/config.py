@@ -204,6 +204,39 @@ class FaultSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerSettings:
+    """The sampler: how many replicas of the engine there are, and where they run."""
+
+    replicas: int = setting(1, "replicas of the engine; more than 1 run in processes, each with its own chains", low=1)
+    place: Literal["shared", "process", "own"] = setting(
+        "shared",
+        "where replicas run: shared (on the learner's devices; a single one inside the trainer's process), process (on the "
+        "learner's devices, also a single one in a process) or own (in processes, on GPUs that the learner does not use)",
+    )
+    gpus: int = setting(1, "GPUs of each replica if place is own; the engines sample on one", low=1, high=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "sampler.")
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether chains run in worker processes and not in the trainer's."""
+        return self.replicas > 1 or self.place != "shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """The connection between the trainer and its worker processes."""
+
+    health_s: float = setting(
+        6.0, "seconds of silence after which a worker process counts as dead; its chains run again in another", above=0.5
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, "cluster.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Where results are stored and reported."""
 
@@ -257,6 +290,8 @@ class Config:
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     sampling: Sampling = field(default_factory=Sampling)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     loss: LossSettings = field(default_factory=LossSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
@@ -305,6 +340,7 @@ class Config:
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         config.check_ranks(config.learner.ranks)
+        _check_sampler(config)
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")
@@ -344,6 +380,23 @@ def _changed(section: Any) -> list[str]:
     """The names of the fields that differ from a section's defaults."""
     default = type(section)()
     return [item.name for item in dataclasses.fields(section) if getattr(section, item.name) != getattr(default, item.name)]
+
+
+def _check_sampler(config: Config) -> None:
+    """Raises ConfigError for keys of [sampler] and [cluster] that the engine cannot serve, or that have no effect."""
+    if not config.sampler.in_processes:
+        if config.cluster != ClusterSettings():
+            raise ConfigError(
+                'cluster.health_s has no effect without worker processes: set sampler.replicas or sampler.place = "process", '
+                "or remove it"
+            )
+        return
+    engine = engine_options(config.agent.engine)
+    if engine.get("kind") == "openai" or config.agent.model.startswith("openai:"):
+        raise ConfigError(
+            "sampler.replicas and sampler.place are for engines that run in processes of this framework; this engine is a "
+            "server, which has replicas of its own: remove them"
+        )
 
 
 SECTIONS = tuple(name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint))

@@ -554,6 +554,29 @@ class TrainableEngine(Engine, Protocol):
         """Free device memory for the learner until the next `publish`. Engines that share weights do nothing."""
 
 
+@runtime_checkable
+class ReplicatedEngine(TrainableEngine, Protocol):
+    """A trainable engine whose replicas sample in other processes, together with the chains.
+
+    `proofs` are the newest of the replicas, by number. `exact`: replicas compute with the learner's own kernels. `unproven`
+    names the live replicas that have not proven the engine's version.
+    """
+
+    exact: bool
+    proofs: Mapping[int, Proof]
+
+    def open(self, plan: Any, log_dir: Any, note: Callable[[str], None]) -> Any:
+        """An async context manager that starts the processes and yields the plan with them as its runner."""
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Around an update of the learner and the `publish` that follows."""
+
+    def unproven(self) -> list[str]: ...
+
+    def handover_metrics(self) -> dict[str, float]:
+        """The metrics handover/* of the last publication, per replica."""
+
+
 class Learner(Protocol):
     """Updates the weights of `model`. `version` counts the changes."""
 

@@ -196,6 +196,10 @@ class BaseAgent:
         result: RunResult = run_to_end(self.run(*args, **kwargs))
         return result
 
+    def use_engine(self, engine: Engine, renderer: Renderer | None) -> None:
+        """Sample from this engine, and do not open the model."""
+        self._opened = (engine, renderer)
+
     async def close(self) -> None:
         """Close the engine that the agent opened. An engine that was passed in stays open."""
         if self._opened is not None and self._opened[0] is not self.model:

@@ -2,13 +2,13 @@
 
 For the proof the engine scores a fixed prompt and continues it, at a temperature other than 1 and through its cache. Weights,
 log-probs and the emptied cache are thereby proven at once. An answer that is not this copy's, or that is closer to the weights
-before the update, raises an InvariantError.
+before the update, raises an InvariantError. Several engines that hold the same weights are proven one by one: `expect` scores
+the probe once, and `check` compares each answer with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,33 @@ import torch
 
 from ..errors import InvariantError
 from ..kernels.replica import evaluating
-from ..types import Completion, Proof, Renderer, Sampling
+from ..types import Proof, Renderer, Sampling
 from .local.engine import tune
-from .local.load import context_of, end_ids, find_source, load_model, merged_weights, read_settings, save_model
+from .local.load import context_of, end_ids, find_source, load_model, merged_tensors, read_settings, save_model
+from .prompt import Probe
 
 PROBE_TOKENS = 160  # longer than a block of any prefix cache: 16 on most devices, 128 in vLLM on a CPU
 PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
 DISTINCT = 4.0  # old and new weights are distinguishable if they differ by this many times the noise between both sides
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """An engine's answer: log-probs of the prompt's ids from the second on (at temperature 1), and a sampled continuation."""
+Bucket = list[tuple[str, torch.Tensor]]
+"""Some of the weights, by their names in the model's state dict."""
+BUCKET_BYTES = 1 << 30
 
-    scores: list[float]
-    reply: Completion
+
+def weight_buckets(model: Any, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
+    """Yields the state dict of the equivalent model without adapters, in buckets of at most `max_bytes` or one tensor."""
+    bucket: Bucket = []
+    size = 0
+    for name, tensor in merged_tensors(model):
+        if bucket and size + tensor.nbytes > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
 
 
 @torch.no_grad()
@@ -71,7 +83,12 @@ class LearnerCopy:
         self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
         self.context = context_of(config)
         self.num_ids = int(config.get_text_config().vocab_size)
-        self._last: list[float] | None = None
+        self.scorer: Callable[[Sequence[int], float], list[float]] | None = (
+            None  # in place of the copy, if a learner is sharded
+        )
+        self._last: list[float] | None = None  # the probe's scores under the weights that were proven last
+        self._before: list[float] | None = None  # those under the weights before the last `expect`
+        self._own: list[float] = []
         self._noise = float("inf")
 
     @property
@@ -90,9 +107,9 @@ class LearnerCopy:
         """The folder or hub name that other programs can load, or None if the model must be saved first."""
         return None if self.name == "smollm2" else find_source(self.name)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The state dict of an equivalent model without adapters."""
-        return merged_weights(self.model)
+    def weights(self) -> Iterator[Bucket]:
+        """Yields the state dict of an equivalent model without adapters."""
+        return weight_buckets(self.model)
 
     def save(self, folder: Path) -> None:
         """Save a folder that `from_pretrained` and the servers can load."""
@@ -100,7 +117,7 @@ class LearnerCopy:
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probs of every id from the second on, under this copy."""
-        return score_ids(self.model, ids, temperature)
+        return score_ids(self.model, ids, temperature) if self.scorer is None else self.scorer(ids, temperature)
 
     def unchanged(self) -> bool:
         """Whether the scores of the probe are bit-identical to those at the last proof."""
@@ -111,12 +128,18 @@ class LearnerCopy:
         return self._last is not None and _distance(scores, self._last) <= min(limit, DISTINCT * self._noise + 1e-4)
 
     def prove(self, version: int, ask: Callable[[list[int], Sampling], Probe], limit: float) -> Proof:
-        """Compare the engine's answer to the probe with this copy. Raises InvariantError if they differ."""
-        ids = self.probe_ids()
-        own = self.score(ids)
-        told = ask(ids, PROBE)
-        sampled = told.reply.token_ids
-        again = self.score([*ids, *sampled], PROBE.temperature)[len(ids) - 1 :]
+        """Compare an engine's answer to the probe with this copy. Raises InvariantError if they differ."""
+        self.expect()
+        return self.check(version, ask(self.probe_ids(), PROBE), limit)
+
+    def expect(self) -> None:
+        """Score the probe under the present weights: `check` compares answers with them until the next call."""
+        self._before, self._own = self._last, self.score(self.probe_ids())
+
+    def check(self, version: int, told: Probe, limit: float) -> Proof:
+        """Compare one engine's answer to the probe with this copy. Raises InvariantError if they differ."""
+        ids, own = self.probe_ids(), self._own
+        again = self.score([*ids, *told.reply.token_ids], PROBE.temperature)[len(ids) - 1 :]
         gap, drawn = _distance(told.scores, own), _distance(told.reply.logprobs, again)
         if not gap <= limit:
             raise InvariantError(
@@ -130,8 +153,8 @@ class LearnerCopy:
                 "are not those of the temperature it sampled at (vLLM: --logprobs-mode processed_logprobs)"
             )
         moved = 0.0
-        if self._last is not None:
-            moved, behind = _distance(own, self._last), _distance(told.scores, self._last)
+        if self._before is not None:
+            moved, behind = _distance(own, self._before), _distance(told.scores, self._before)
             if moved > DISTINCT * self._noise and gap >= behind:
                 raise InvariantError(
                     f"after the hand-over of version {version} the engine still samples from the old weights: its "

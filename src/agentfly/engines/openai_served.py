@@ -213,7 +213,7 @@ class ServedEngine:
             cleanup_old()
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
-        from .copies import Probe
+        from .prompt import Probe
 
         scored = self._server.call("POST", self._dialect.url, self._dialect.score_body(ids), timeout_s=self._handover_s)
         scores = self._dialect.read_scores(scored, ids)

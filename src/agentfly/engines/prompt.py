@@ -8,10 +8,21 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import EngineError
 from ..types import Completion, Request, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An engine's answer to the probe of `copies`: log-probs of the prompt's ids from the second on (at temperature 1), and a
+    sampled continuation.
+    """
+
+    scores: list[float]
+    reply: Completion
 
 
 def room_for(request: Request, max_context: int) -> int:

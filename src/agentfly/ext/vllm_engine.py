@@ -15,21 +15,18 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..aio.threads import run_to_end
 from ..engines.options import COUNTERS, AtUpdate, Device, Dtype, Fraction, check_arguments
-from ..engines.prompt import complete, cuts, room_for
+from ..engines.prompt import Probe, complete, cuts, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
 from ..types import Completion, Proof, Request, Sampling
 from .vllm_thread import VllmRequest, VllmThread
-
-if TYPE_CHECKING:
-    from ..engines.copies import Probe
 
 ASLEEP = "vLLM sleeps while the learner updates: it accepts requests again after the next publish"
 
@@ -194,7 +191,12 @@ class VllmEngine:
         New requests get a new salt, so they share no prefix with requests of before, whatever those have cached.
         """
         began = time.perf_counter()
-        weights = self._copy.weights()
+        self.take_weights(version, self._copy.weights())
+        self.proof = self._copy.prove(version, self.ask, self._max_gap)
+        self.handover_took_s = time.perf_counter() - began
+
+    def take_weights(self, version: int, buckets: Iterable[Sequence[tuple[str, Any]]]) -> None:
+        """Sample from these weights from now on, under this version. Each bucket is copied before the next is requested."""
         mode = self.at_update
 
         def take(engine: Any) -> None:
@@ -203,7 +205,7 @@ class VllmEngine:
                 engine.wake_up(["weights"])
             else:
                 self._thread.pause(engine)
-            engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+            engine.collective_rpc("reload_weights", kwargs={"weights_iterator": itertools.chain.from_iterable(buckets)})
             if asleep:
                 engine.wake_up(["kv_cache"])
             if mode != "keep" and not engine.reset_prefix_cache(reset_running_requests=True):
@@ -215,8 +217,6 @@ class VllmEngine:
 
         self._thread.call(take, self._handover_s, "take the new weights", last=mode == "finish")
         self._asleep = False
-        self.proof = self._copy.prove(version, self._ask, self._max_gap)
-        self.handover_took_s = time.perf_counter() - began
 
     def hold(self, timeout_s: float = 600.0) -> AbstractContextManager[None]:
         """Nothing to hold: vLLM samples from its own copy of the weights until `publish`."""
@@ -265,9 +265,8 @@ class VllmEngine:
             running.on_token = _listener(self.tokenizer, request, {*self.stop_ids, *request.sampling.stop_ids})
         return running
 
-    def _ask(self, ids: list[int], sampling: Sampling) -> Probe:
+    def ask(self, ids: list[int], sampling: Sampling) -> Probe:
         """Score the ids, then continue them. Called from a thread without an event loop."""
-        from ..engines.copies import Probe
 
         async def both() -> Probe:
             loop = asyncio.get_running_loop()

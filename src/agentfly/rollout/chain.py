@@ -80,7 +80,8 @@ class Plan:
 
     `kinds` are all kinds of environment that a chain may use. A chain acquires `env_kind` at its start and the others when a
     tool or the reward requests them. `admission` controls all rollouts of the run; if it is None, each rollout makes one.
-    `activities` lists the running chains with what they wait for (None: they are not listed).
+    `activities` lists the running chains with what they wait for (None: they are not listed). `runner` runs the chains; None:
+    this process does, with the objects of the plan.
     """
 
     agent: AgentLike
@@ -96,16 +97,32 @@ class Plan:
     limits: Limits = field(default_factory=Limits)
     on_event: Callable[[Event], None] | None = None
     activities: Activities | None = None
+    runner: ChainRunner | None = None
 
 
 @dataclass(slots=True)
 class Opening:
-    """One draw of a task: its opening messages and, for engines that read ids, its prompt. The sibling chains share it."""
+    """One draw of a task: its opening messages and, for engines that read ids, its prompt. The sibling chains share it.
+
+    A runner that renders elsewhere leaves messages and prompt empty.
+    """
 
     task: Task
     messages: list[Message]
     prompt_ids: list[int]
     draw: int = 0
+
+
+class ChainRunner(Protocol):
+    """Where chains run. In this process: `scheduler.open_task` and `run_chain`."""
+
+    def open(self, plan: Plan, task: Task, draw: int = 0) -> Opening:
+        """Returns what the sibling chains of one draw of a task share."""
+
+    async def run(
+        self, plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None
+    ) -> Trajectory:
+        """Play one chain and score it: see `run_chain`."""
 
 
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None) -> Trajectory:

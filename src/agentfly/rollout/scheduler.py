@@ -31,6 +31,8 @@ TIMEOUT_S = 3600.0
 
 def open_task(plan: Plan, task: Task, draw: int = 0) -> Opening:
     """Write and render a task's prompt. Raises DataError if it leaves no room for a reply."""
+    if plan.runner is not None:
+        return plan.runner.open(plan, task, draw)
     return replace(_render(plan, task, plan.agent.start(task), f"task {task.id!r}"), draw=draw)
 
 
@@ -58,6 +60,14 @@ def _render(plan: Plan, task: Task, messages: list[Message], where: str) -> Open
             f"raise max_context"
         )
     return Opening(task, messages, ids)
+
+
+async def start_chain(
+    plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None
+) -> Trajectory:
+    """Run one chain where the plan says: by its runner, or in this process."""
+    run = run_chain if plan.runner is None else plan.runner.run
+    return await run(plan, opening, chain, trajectory_id, until=until)
 
 
 async def run_chains(
@@ -91,7 +101,7 @@ async def run_chains(
             async with admission.slot(admission.done if step is None else step, timeout_s):
                 if position not in openings:
                     openings[position] = open_task(plan, tasks[position], draws[position])
-                trajectory = await run_chain(plan, openings[position], chain, f"{prefix}{position}-{chain}")
+                trajectory = await start_chain(plan, openings[position], chain, f"{prefix}{position}-{chain}")
             results[index] = trajectory
             if on_trajectory is not None:
                 on_trajectory(trajectory)

@@ -82,23 +82,29 @@ def make_plan(
 
 
 @asynccontextmanager
-async def open_environments(agent: RunnableAgent, plan: Plan, max_concurrency: int | None) -> AsyncIterator[Plan]:
-    """Yields the plan with an admission controller and, if the agent uses environments, with a resource manager."""
+async def open_environments(
+    agent: RunnableAgent, plan: Plan, max_concurrency: int | None, *, share: tuple[int, int] = (0, 1)
+) -> AsyncIterator[Plan]:
+    """Yields the plan with an admission controller and, if the agent uses environments, with a resource manager.
+
+    `share` (i, n): this process is the i-th of n that share the budget and the sizes of the pools.
+    """
     together = most_in_flight(plan.engine, max_concurrency)
-    kinds = environment_kinds(agent, together)
+    kinds = environment_kinds(agent, together, share)
     if not kinds:
         yield replace(plan, admission=controller(plan, together))
         return
-    async with ResourceManager(_budget(agent), *kinds) as manager:
+    async with ResourceManager(_budget(agent, share[1]), *kinds) as manager:
         names = tuple(kind.name for kind in kinds)
         ready = replace(plan, manager=manager, env_kind=agent.env.name if agent.env else None, kinds=names)
         yield replace(ready, admission=controller(ready, together))
 
 
-def environment_kinds(agent: RunnableAgent, max_concurrency: int) -> list[Spec]:
+def environment_kinds(agent: RunnableAgent, max_concurrency: int, share: tuple[int, int] = (0, 1)) -> list[Spec]:
     """Returns every kind of environment that the agent, its tools or its reward use, with the size of its pool.
 
-    A pool without a set size gets one environment for each concurrent chain, as far as the budget allows.
+    A pool without a set size gets one environment for each concurrent chain, as far as the budget allows. A set size is
+    divided among the processes of `share`.
     """
     found: dict[Any, Spec] = {} if agent.env is None else {agent.env.make: agent.env}
     in_use = [kind for tool in agent.tools.values() for kind in tool.envs]
@@ -113,8 +119,10 @@ def environment_kinds(agent: RunnableAgent, max_concurrency: int) -> list[Spec]:
     for kind, spec in found.items():
         settings = {**sizes.get(kind, {}), **pools.get(spec.name, {})}
         if spec.max is None and "max" not in settings and settings.get("placement", spec.placement) == "loop":
-            settings["max"] = max(1, min(max_concurrency, _budget(agent).holds(settings.get("cost", spec.cost))))
-        kinds.append(spec_of(spec, **settings))
+            fits = _budget(agent, share[1]).holds(settings.get("cost", spec.cost))
+            kinds.append(spec_of(spec, **settings, max=max(1, min(max_concurrency, fits))))
+        else:
+            kinds.append(_share_of(spec_of(spec, **settings), *share))
     return kinds
 
 
@@ -142,8 +150,27 @@ def _pool_sizes(tools: Iterable[Tool]) -> dict[type, dict[str, int]]:
     return sizes
 
 
-def _budget(agent: RunnableAgent) -> Budget:
-    return Budget(cpu=agent.resources.get("cpu"), memory_mb=agent.resources.get("memory_mb"))
+def _share_of(spec: Spec, index: int, count: int) -> Spec:
+    """The pool of one process of `count`. Raises ConfigError if there are more processes than places."""
+    if count == 1:
+        return spec
+    changed = {"min_warm": -(-spec.min_warm // count)} if spec.min_warm else {}
+    if spec.max is not None:
+        changed["max"] = spec.max // count + (index < spec.max % count)
+        if not changed["max"]:
+            raise ConfigError(
+                f"the pool of {spec.name} has at most {spec.max} environments, and {count} samplers share it: each needs one. "
+                f"Raise resources.pools.{spec.name}.max, or lower sampler.replicas"
+            )
+        if changed.get("min_warm", 0) > changed["max"]:
+            changed["min_warm"] = changed["max"]
+    return spec_of(spec, **changed) if changed else spec
+
+
+def _budget(agent: RunnableAgent, count: int = 1) -> Budget:
+    """The budget of one process of `count`."""
+    limits = {name: agent.resources.get(name) for name in ("cpu", "memory_mb")}
+    return Budget(**{name: None if limit is None else limit / count for name, limit in limits.items()})
 
 
 def as_sampling(value: Sampling | Mapping[str, Any] | None) -> Sampling:

@@ -29,8 +29,8 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, InvariantError
 from ..types import Task, Trajectory
-from .chain import Opening, Plan, run_chain
-from .scheduler import admission_timeout_s, fewer_collections, make_ready, open_task
+from .chain import Opening, Plan
+from .scheduler import admission_timeout_s, fewer_collections, make_ready, open_task, start_chain
 
 AtLimit = Literal["wait", "mask"]
 
@@ -240,7 +240,7 @@ class GroupStream:
             if group.opening is None:
                 group.opening = open_task(plan, group.task, group.draw)
             name = f"t{group.step}-{group.position}-{chain}"
-            trajectory = await run_chain(plan, group.opening, chain, name, until=group.deadline)
+            trajectory = await start_chain(plan, group.opening, chain, name, until=group.deadline)
         if group.chains[chain] is not None:
             raise InvariantError(f"chain {trajectory.id} came back twice")
         group.chains[chain] = trajectory

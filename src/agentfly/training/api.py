@@ -29,6 +29,7 @@ from .ranks.supervisor import report_directory
 from .stopping import StopSignals
 from .supervised import warm_start
 from .verl import train_verl
+from .workers.engine import use_workers
 
 
 def train(
@@ -57,6 +58,7 @@ def train(
         if agent.backend == "verl":
             return train_verl(agent, resume, progress)
         config, agent = agent, build_agent(agent)
+        described = True
     else:
         if not isinstance(agent, BaseAgent):
             raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
@@ -65,6 +67,7 @@ def train(
             raise ConfigError('backend = "verl" builds the agent in each of its processes: pass a Config, not an agent')
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
+        described = False
     ranks = None
     if (place := find_place(config)) is not None:
         ranks = join_ranks(config, place, agent.engine_options.get("device"))
@@ -79,6 +82,7 @@ def train(
     check_trained_sampling(config.sampling)
     agent.check(train_tasks)
     agent.check(validation_tasks)
+    use_workers(config, agent, described=described)
     progress = progress or Progress(config.train.steps)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:

@@ -14,6 +14,7 @@ from ..config import Config
 from ..data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
+from ..rollout import Plan, make_plan
 from ..runs import RunDirectory
 from ..types import Engine, Renderer, Task
 from .checkpoint import latest_checkpoint
@@ -88,6 +89,12 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
 
     settings = config.learner
     return RankLearner(model, algorithm, ranks=ranks, reduce=settings.reduce, timeout_s=settings.timeout_s, **options)
+
+
+def build_plan(config: Config, agent: BaseAgent) -> Plan:
+    """Returns the plan of the chains of a config, without environments. Opens the model."""
+    plan = make_plan(agent, sampling=config.sampling)
+    return replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
 
 
 def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..agents.base import BaseAgent
@@ -26,6 +28,9 @@ from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RemoteEngine, RunResult, Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 from .build import build_agent, held_out_tasks
+from .workers.engine import use_workers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -125,10 +130,12 @@ def evaluate(
     success_at: float = 1.0,
     on_start: Callable[[int], None] | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
+    opened: Callable[[Plan], AbstractAsyncContextManager[Plan]] | None = None,
 ) -> Evaluation:
     """Evaluate an agent on a data set; `split` selects the split of a task set. Works with every engine, servers included.
 
-    `on_start` receives the number of chains before the first begins. Raises EngineError within seconds if the model's server
+    `on_start` receives the number of chains before the first begins. `opened` is what opens the environments of a plan, if that
+    is not this process. Raises EngineError within seconds if the model's server
     does not answer.
     """
     if agent.reward is None:
@@ -146,7 +153,7 @@ def evaluate(
             await plan.engine.check_alive()
         if on_start is not None:
             on_start(len(tasks) * num_chains)
-        async with open_environments(agent, plan, max_concurrency) as ready:
+        async with open_environments(agent, plan, max_concurrency) if opened is None else opened(plan) as ready:
             return await validate(
                 ready,
                 tasks,
@@ -174,6 +181,7 @@ def evaluate_run(
     Each trajectory is handed to the store's thread as soon as its chain ends.
     """
     agent, tasks = build_agent(config), held_out_tasks(config, split)
+    workers = use_workers(config, agent)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
     directory: RunDirectory | None = None
     writer: StoreWriter | None = None
@@ -192,6 +200,11 @@ def evaluate_run(
         if on_trajectory is not None:
             on_trajectory(trajectory)
 
+    def start(plan: Plan) -> AbstractAsyncContextManager[Plan]:
+        assert workers is not None
+        logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-samplers-")))
+        return workers.open(plan, logs, log.warning, trained=False)
+
     with opened:
         done = evaluate(
             agent,
@@ -203,6 +216,7 @@ def evaluate_run(
             success_at=config.agent.success_at,
             on_start=on_start,
             on_trajectory=keep,
+            opened=None if workers is None else start,
         )
         if writer is not None:
             writer.add_metrics(0, done.metrics)

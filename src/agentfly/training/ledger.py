@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import InvariantError, RolloutError
-from ..types import Completion, Learner, Outcome, Request, Sampling, TrainableEngine, Trajectory
+from ..types import Completion, Learner, Outcome, ReplicatedEngine, Request, Sampling, TrainableEngine, Trajectory
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
@@ -177,6 +177,10 @@ class Ledger:
             late = None if proof is None else learner.version - proof.version
             if not self._note("handover_proven", late == 0, late, 0):
                 raise InvariantError(f"no proof says that the engine's copy of the weights is version {learner.version}")
+        if isinstance(engine, ReplicatedEngine):
+            unproven = engine.unproven()
+            if not self._note("replicas_proven", not unproven, len(unproven), 0):
+                raise InvariantError(f"{', '.join(unproven)} did not prove version {learner.version} of the weights")
         stale = engine.stats().get("stale_hits", 0.0)
         if not self._note("stale_cache", not stale, stale, 0):
             raise InvariantError(f"the engine reused {stale:g} cached tokens of older weights for new requests")

@@ -19,8 +19,8 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,27 @@ from ..rollout import (
     Plan,
     as_groups,
     check_prompts,
-    make_plan,
     most_in_flight,
     open_environments,
     open_task,
     watchdog,
 )
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
-from ..types import Completion, Learner, PreparedEngine, RecordingLearner, Task, TrainableEngine, Trajectory
+from ..types import (
+    Completion,
+    Learner,
+    PreparedEngine,
+    RecordingLearner,
+    ReplicatedEngine,
+    Task,
+    TrainableEngine,
+    Trajectory,
+)
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown, Span
-from .build import build_learner
+from .build import build_learner, build_plan
 from .checkpoint import STATE
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
@@ -123,10 +131,12 @@ class Trainer:
         self.engine = trainable_engine(agent)
         if self.overlaps:
             self.engine.at_update = config.rollout.at_update
-        plan = make_plan(agent, sampling=config.sampling)
-        self.plan = replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
+        self.plan = build_plan(config, agent)
+        workers = self.engine if isinstance(self.engine, ReplicatedEngine) else None
+        self.workers = workers
         if ranks is None:
-            learner = build_learner(config, self.engine.model, exact=self.engine.shares_weights)
+            exact = self.engine.shares_weights or (workers is not None and workers.exact)
+            learner = build_learner(config, self.engine.model, exact=exact)
         else:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
@@ -191,7 +201,7 @@ class Trainer:
                 with self.writer, self.recorder.running(**self._description()):
                     if self.agent.env is not None:
                         self.progress.phase("opening the environments")
-                    async with open_environments(self.agent, self.plan, self.config.rollout.max_concurrency) as self.plan:
+                    async with self._open_rollout() as self.plan:
                         assert self.plan.admission is not None
                         self.plan.admission.advance(self.step)
                         # Saved before the environments are closed, which may take longer than a scheduler waits after SIGTERM.
@@ -240,13 +250,15 @@ class Trainer:
         settings, rollout = self.config.train, self.config.rollout
         step = self.recorder.step = self.step + 1
         self.result.after = {}
-        if self.plan.manager is not None:
-            self.plan.manager.mark()
+        if (figures := self._figures()) is not None:
+            figures.mark()
         metrics: dict[str, float] = {"train/version": float(self.learner.version)}
         try:
             with self.breakdown.span("rollout"):
                 groups = await self._collect(step)
-            metrics |= self.plan.manager.step_metrics() if self.plan.manager is not None else {}
+            if figures is not None:
+                measured = figures.step_metrics()
+                metrics |= await measured if isinstance(measured, Awaitable) else measured
             with timed(metrics, "time/ledger_s"):
                 self.ledger.check_rollout(
                     groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
@@ -295,6 +307,8 @@ class Trainer:
         metrics |= learned | {"train/idle_steps": float(self.idle.in_a_row)}
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
+        if self.workers is not None:
+            metrics |= self.workers.handover_metrics()
         self.step, self.sound = step, True
 
     def _learn(self, groups: list[list[Trajectory]], reply: Completion | None, metrics: dict[str, float]) -> dict[str, float]:
@@ -303,6 +317,8 @@ class Trainer:
         `reply` is that of a probe: the weights that it is compared with are still there.
         """
         with ExitStack() as held:
+            if self.workers is not None and self.overlaps:
+                held.enter_context(self.workers.updating())
             with self.breakdown.span("learn"):
                 if not self.overlaps:
                     self.engine.rest()
@@ -356,11 +372,11 @@ class Trainer:
     @asynccontextmanager
     async def _environments_shown(self) -> AsyncIterator[None]:
         """Update the displayed and the recorded environments while the body runs, also while no chain ends."""
-        manager, activities = self.plan.manager, self.breakdown.activities
+        manager, activities, measured = self.plan.manager, self.breakdown.activities, self._figures()
 
         async def look() -> None:
             while True:
-                figures = {} if manager is None else manager.metrics()
+                figures = {} if measured is None else measured.metrics()
                 self.progress.environments(figures)
                 self.recorder.look(figures, activities, None if manager is None else manager.holders())
                 await asyncio.sleep(LOOK_S)
@@ -371,6 +387,18 @@ class Trainer:
         finally:
             looking.cancel()
             await asyncio.wait([looking])
+
+    def _open_rollout(self) -> AbstractAsyncContextManager[Plan]:
+        """The environments of the chains; if chains run in worker processes, those."""
+        if self.workers is not None:
+            opened: AbstractAsyncContextManager[Plan]
+            opened = self.workers.open(self.plan, self.directory.path / "workers", self.progress.note)
+            return opened
+        return open_environments(self.agent, self.plan, self.config.rollout.max_concurrency)
+
+    def _figures(self) -> Any:
+        """What measures the environments: the resource manager, or the workers; None if there is neither."""
+        return self.plan.manager if self.workers is None else self.plan.runner
 
     @property
     def overlaps(self) -> bool:

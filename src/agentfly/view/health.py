@@ -37,6 +37,7 @@ PROMISES = {
     "version_published": "after an update the engine samples from the new version",
     "same_model": "the engine's model is the one that the learner trains",
     "handover_proven": "a proof says that the engine's copy of the weights is the newest version",
+    "replicas_proven": "every live replica of the engine has proven the newest version of the weights",
     "stale_cache": "no key or value of older weights is used for a new request",
 }
 """What each check of `training.ledger` proves."""

@@ -186,6 +186,22 @@ class LocalEngine:
             self.version = version
             self._published += 1
 
+    def take_weights(self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
+        """Copy new weights into `model` and publish them: for an engine in another process than the learner.
+
+        The names are those of the model's state dict. Each bucket is copied before the next is requested. No token is sampled
+        meanwhile; `at_update` says what happens to the replies in progress. If the weights do not come whole, the engine stops
+        and every request fails: its weights would be those of no version.
+        """
+        with self.hold():
+            try:
+                copy_weights(self.model, buckets)
+            except BaseException as error:
+                self._failure = self._failure or f"the weights of version {version} did not come whole: {error}"
+                raise
+            self._synchronize()
+            self.publish(version)
+
     @contextmanager
     def hold(self, timeout_s: float = 600.0) -> Iterator[None]:
         """No forward pass runs inside the context: for a learner that updates the weights while chains are sampled.
@@ -469,6 +485,23 @@ def _telling(done: Future[None]) -> Iterator[None]:
         done.set_exception(error)
         raise
     done.set_result(None)
+
+
+@torch.no_grad()
+def copy_weights(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
+    """Copy tensors into a model in place. Raises EngineError unless each of its weights gets a value of the right shape."""
+    own = model.state_dict()
+    missing = {tensor.data_ptr() for tensor in own.values()}  # tied weights have one address and several names
+    for bucket in buckets:
+        for name, tensor in bucket:
+            if name not in own or own[name].shape != tensor.shape:
+                shape = tuple(own[name].shape) if name in own else "none"
+                raise EngineError(f"{name} has the shape {tuple(tensor.shape)}, but in this model {shape}")
+            own[name].copy_(tensor)
+            missing.discard(own[name].data_ptr())
+    if missing:
+        lost = sorted(name for name, tensor in own.items() if tensor.data_ptr() in missing)
+        raise EngineError(f"{len(lost)} tensors are missing, among them {lost[0]}")
 
 
 def tune(weights: torch.Tensor) -> None:

@@ -61,21 +61,25 @@ def save_model(model: Any, tokenizer: Any, folder: Path, weights: dict[str, torc
             tokenizer.save_pretrained(folder)
 
 
-@torch.no_grad()
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:
     """The state dict of the equivalent model without adapters, under its original names."""
+    return dict(merged_tensors(model))
+
+
+def merged_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the items of `merged_weights`. A merged weight is computed when it is yielded."""
     adapted = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
-    state: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         path, _, last = name.rpartition(".")
         outer, _, inner = path.rpartition(".")
         if path in adapted:  # lora_a, lora_b
             continue
         if inner == "base" and outer in adapted:
-            state[f"{outer}.{last}"] = adapted[outer].merged() if last == "weight" else tensor
+            with torch.no_grad():
+                merged = adapted[outer].merged() if last == "weight" else tensor
+            yield f"{outer}.{last}", merged
         else:
-            state[name] = tensor
-    return state
+            yield name, tensor
 
 
 @torch.no_grad()

@@ -83,12 +83,12 @@ def pack_hello(hello: Mapping[str, Any]) -> bytes:
 
 def pack_call(call_id: int, instance: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Raises `codec.NotEncodable` for an argument that cannot travel."""
-    return _pack([call_id, instance, method, list(args), dict(kwargs)])
+    return pack_message([call_id, instance, method, list(args), dict(kwargs)])
 
 
 def pack_value(call_id: int, value: Any) -> bytes:
     """The reply with a call's value. Raises `codec.NotEncodable` for a value that cannot travel."""
-    return _pack([call_id, value, None])
+    return pack_message([call_id, value, None])
 
 
 def pack_reply(call_id: int, value: Any, where: str) -> bytes:
@@ -106,7 +106,7 @@ def pack_reply(call_id: int, value: Any, where: str) -> bytes:
 def pack_error(call_id: int, error: BaseException) -> bytes:
     name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
     text = str(error.args[0]) if isinstance(error, KeyError | RemoteError) and error.args else str(error)
-    return _pack([call_id, None, [name, text[:MAX_ERROR_TEXT]]])
+    return pack_message([call_id, None, [name, text[:MAX_ERROR_TEXT]]])
 
 
 def error_of(pair: list[str], trusted: bool = True) -> Exception:
@@ -136,12 +136,13 @@ class FrameReader:
         self._limits = limits or FrameLimits(MAX_FRAME)
 
     def calls(self, data: bytes) -> list[Call]:
-        return [_check_call(value) for value in self._values(data)]
+        return [_check_call(value) for value in self.values(data)]
 
     def replies(self, data: bytes) -> list[Reply]:
-        return [_check_reply(value) for value in self._values(data)]
+        return [_check_reply(value) for value in self.values(data)]
 
-    def _values(self, data: bytes) -> list[Any]:
+    def values(self, data: bytes) -> list[Any]:
+        """The decoded bodies of the frames that are complete."""
         buffer = self._buffer
         buffer += data
         found: list[Any] = []
@@ -184,7 +185,8 @@ def _check_reply(value: Any) -> Reply:
     raise BadFrame("it is not a reply")
 
 
-def _pack(message: list[Any]) -> bytes:
+def pack_message(message: list[Any]) -> bytes:
+    """A frame with any message. Raises `codec.NotEncodable`."""
     data = codec.encode(message)
     codec.check_keys(message)
     return _with_length(data)

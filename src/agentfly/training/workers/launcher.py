@@ -1,0 +1,122 @@
+"""Starts worker processes. `Launcher` is the protocol; `LocalLauncher` starts processes of this machine.
+
+A launcher knows nothing of chains, weights or configs. It starts `worker_main.py` with a ticket (the trainer's address, a
+token, the import path) and says how the process ended. A worker ends with the process that launched it: see `rpc.worker_main`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import ConfigError, EngineError
+
+SCRIPT = Path(__file__).parent / "worker_main.py"
+RANK_VARIABLES = (
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT",
+)  # fmt: skip
+"""Variables that describe the trainer as a rank of a group, to which a worker does not belong."""
+
+
+class Launched(Protocol):
+    """A worker process that was started."""
+
+    def ended(self) -> str | None:
+        """How the process ended, such as "(exit code 3)", with the end of what it printed. None while it runs."""
+
+    def kill(self) -> None:
+        """End the process and what it has started, at once. Returns when it is gone. May be called more than once."""
+
+
+class Launcher(Protocol):
+    """Starts worker processes."""
+
+    def start(self, index: int, ticket: Mapping[str, Any]) -> Launched:
+        """Start replica `index` and give it the ticket. Raises EngineError if no process can be started."""
+
+    def close(self) -> None:
+        """Free what the launcher holds. All of its processes have ended."""
+
+
+class LocalLauncher:
+    """Processes of this machine. `log_dir` gets one file per replica with what its process prints.
+
+    A worker has the environment variables of the trainer, without those of ranks, and those in `environments[index]`.
+    """
+
+    def __init__(self, log_dir: Path, environments: Sequence[Mapping[str, str]] = ()) -> None:
+        if os.name != "posix":
+            raise ConfigError('worker processes need Linux or macOS: set sampler.replicas = 1 and sampler.place = "shared"')
+        self._log_dir, self._environments = log_dir, environments
+        self._life = os.pipe()
+
+    def start(self, index: int, ticket: Mapping[str, Any]) -> LocalProcess:
+        kept = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+        own = self._environments[index] if self._environments else {}
+        words = [sys.executable, "-I", "-X", "utf8", str(SCRIPT), str(self._life[0]), str(os.getpid())]
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            log = self._log_dir / f"sampler-{index}.log"
+            with log.open("ab") as output:
+                began = output.tell()
+                popen = subprocess.Popen(
+                    words,
+                    env={**kept, **own},
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=(self._life[0],),
+                )
+        except OSError as error:
+            raise EngineError(f"a worker process could not be started: {error}") from error
+        assert popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError), popen.stdin as stdin:  # it has ended already: `ended` says how
+            stdin.write(json.dumps(dict(ticket)).encode())
+        return LocalProcess(popen, log, began)
+
+    def close(self) -> None:
+        for end in self._life:
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+class LocalProcess:
+    """A worker process of this machine. It leads its own process group."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path, began: int) -> None:
+        """`began` is where the output of this process begins in its log."""
+        self.pid = popen.pid
+        self._popen, self._log, self._began = popen, log, began
+
+    def ended(self) -> str | None:
+        code = self._popen.poll()
+        if code is None:
+            return None
+        try:
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        except ValueError:
+            how = f"killed by signal {-code}"
+        printed = self._tail()
+        return f"({how})" + (f"; it said: {printed}" if printed else "")
+
+    def kill(self) -> None:
+        if self._popen.returncode is None:  # once it is reaped, its number may belong to another process
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(timeout=5)
+
+    def _tail(self) -> str:
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(max(self._began, self._log.stat().st_size - 2000))
+            return file.read().decode("utf-8", "replace").strip()[-500:]
+        return ""

@@ -1,0 +1,367 @@
+"""A rollout worker: one replica of the sampler, with the environments and the chains that use it.
+
+    connection thread    beats, reads messages         a busy or blocked main thread does not make the worker look dead
+    main thread          the event loop of the chains
+    engine's thread(s)   sampling; new weights are copied in a thread of their own
+
+    hello --> "open": config -> agent, engine, environments --> "chain", "generate", "load", "bucket", "probe", ... --> "stop"
+
+The worker ends itself when the connection is lost, or the trainer is silent for ten times `health_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import tomllib
+import traceback
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Never
+
+from ... import codec
+from ...agents.base import BaseAgent
+from ...config import Config
+from ...engines.options import CACHE_SIZES
+from ...engines.prompt import Probe
+from ...errors import ConfigError, EngineError
+from ...resources.rpc.frames import MAX_ERROR_TEXT
+from ...rollout import Activities, Plan, open_environments, open_task, run_chain
+from ...rollout.chain import Opening
+from ...rollout.scheduler import admission_timeout_s, fewer_collections, make_ready
+from ...runs.codec import encode
+from ...types import PreparedEngine, Request, Sampling, Task, Trajectory
+from ..build import build_agent, build_plan
+from .channel import Link, Message, beat_s, pack
+
+STATUS_S = 0.5
+"""Seconds between two reports of what the chains wait for."""
+OPENINGS = 256
+"""Rendered prompts that are kept for sibling chains."""
+NO_TASK = Task("", ())
+
+
+def software() -> dict[str, str]:
+    """The versions that the trainer and its workers must have in common."""
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in ("agentfly", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def machine() -> str:
+    """Names this boot of this machine, so that the trainer knows whether it shares memory with a worker."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{socket.gethostname()} {file.read().strip()}"
+    except OSError:
+        return socket.gethostname()
+
+
+class Connection(threading.Thread):
+    """The thread that holds the link to the trainer. `on_message(message)` is called in it."""
+
+    def __init__(self, ticket: Mapping[str, Any], on_message: Any) -> None:
+        super().__init__(name="agentfly-connection", daemon=True)
+        self._ticket, self._on_message = ticket, on_message
+        self._loop = asyncio.new_event_loop()
+        self._link = Link(lambda _, message: on_message(message), lambda _: die("the connection to the trainer was lost"))
+
+    def send(self, kind: str, message_id: int = 0, value: Any = None) -> None:
+        """Send a message, from any thread. Raises `codec.NotEncodable`."""
+        self._loop.call_soon_threadsafe(self._link.write, pack(kind, message_id, value))
+
+    def run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+        except OSError as error:
+            die(f"the trainer cannot be reached at {self._ticket['address']}: {error}")
+
+    async def _live(self) -> None:
+        address, health_s = self._ticket["address"], self._ticket["health_s"]
+        async with asyncio.timeout(30):
+            if isinstance(address, str):
+                await self._loop.create_unix_connection(lambda: self._link, address)
+            else:
+                await self._loop.create_connection(lambda: self._link, *address)
+        hello = {name: self._ticket[name] for name in ("token", "index", "attempt")}
+        self._link.send("hello", 0, {**hello, "pid": os.getpid(), "machine": machine(), "software": software()})
+        pause = beat_s(health_s)
+        while self._link.silent_s < 10 * health_s:
+            self._link.send("beat")
+            await asyncio.sleep(pause)
+            self._link.silent_s += pause
+        die(f"the trainer was silent for {10 * health_s:g} s")
+
+
+def die(why: str) -> Never:
+    """End this process and its group at once."""
+    print(why, file=sys.stderr, flush=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+class RolloutWorker:
+    """Answers the trainer's messages. Everything but `receive` runs in the main thread's event loop."""
+
+    def __init__(self, ticket: Mapping[str, Any]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.stopped = asyncio.Event()
+        self.connection = Connection(ticket, self.receive)
+        self.activities = Activities()
+        self.resources = AsyncExitStack()
+        self.agent: BaseAgent | None = None
+        self.plan: Plan | None = None
+        self.receiver: Any = None  # of the weights that are being loaded
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._openings: OrderedDict[str, Opening] = OrderedDict()
+
+    def receive(self, message: Message) -> None:
+        """In the thread of the connection."""
+        self.loop.call_soon_threadsafe(self.handle, message)
+
+    def handle(self, message: Message) -> None:
+        if message.kind == "cancel":
+            if (task := self._tasks.get(message.id)) is not None:
+                task.cancel()
+        elif message.kind == "mark":
+            if self.plan is not None and self.plan.manager is not None:
+                self.plan.manager.mark()
+        elif message.kind == "stop":
+            self.stopped.set()
+        else:
+            task = self.loop.create_task(self.answer(message))
+            self._tasks[message.id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
+
+    async def answer(self, message: Message) -> None:
+        """Do what a message asks for, and reply with the value or the exception."""
+        try:
+            work: Coroutine[Any, Any, Any] = getattr(self, f"do_{message.kind}")(message.value)
+            self.connection.send("reply", message.id, await work)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - every exception is a reply
+            traceback.print_exc()
+            where = traceback.format_exc()[-MAX_ERROR_TEXT:]
+            self.connection.send("error", message.id, [type(error).__name__, str(error)[:MAX_ERROR_TEXT], where])
+
+    # ---- what the trainer asks for
+
+    async def do_open(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Build the agent of the config, open its engine and its environments."""
+        config = Config.from_dict(tomllib.loads(value["config"]))
+        share = (int(value["index"]), int(value["count"]))
+        self.agent = agent = build_agent(config)
+        agent.engine_options |= gpu_options(config, agent.engine_options)
+        engine = agent.engine
+        if "torch" in sys.modules:
+            from ...learn.model.storage import seed_torch
+
+            seed_torch(config.seed, value["threads"])
+        if config.rollout.steps_ahead:
+            engine.at_update = config.rollout.at_update  # type: ignore[attr-defined]
+        plan = build_plan(config, agent)
+        chains = value["chains"]
+        if isinstance(engine, PreparedEngine):
+            await asyncio.to_thread(engine.prepare, chains)
+        self.resources.enter_context(fewer_collections())
+        most = config.rollout.max_concurrency
+        each = None if most is None else -(-most // share[1])
+        opened = await self.resources.enter_async_context(open_environments(agent, plan, each, share=share))
+        self.plan = replace(opened, activities=self.activities)
+        return {"capacity": self._limit(), "device": device_of(engine), "stats": self._stats()}
+
+    async def do_chain(self, value: Mapping[str, Any]) -> list[Any]:
+        """Run one chain. Returns the stored form of its trajectory, without the task, and the engine's counters."""
+        plan = replace(self._ready(), sampling=_sampling(value["sampling"]))
+        assert plan.admission is not None
+        until = None if value["left_s"] is None else self.loop.time() + value["left_s"]
+        task = codec.decode(value["task"], any_keys=True)
+        if plan.manager is not None:
+            await make_ready(plan, plan.manager, [task])
+        async with plan.admission.slot(plan.admission.done, admission_timeout_s(plan.limits)):
+            opening = self._opening(plan, value["id"].rpartition("-")[0], task, value["draw"])
+            trajectory = await run_chain(plan, opening, value["chain"], value["id"], until=until)
+        return [encode(without_task(trajectory)), self._stats()]
+
+    async def do_generate(self, value: Mapping[str, Any]) -> Any:
+        """Sample one reply outside of a chain."""
+        plan = self._ready()
+        request = Request(value["prompt_ids"], _sampling(value["sampling"]), session=value["session"])
+        try:
+            return await plan.engine.generate(request)
+        finally:
+            plan.engine.release(request.session)
+
+    async def do_load(self, value: Mapping[str, Any]) -> dict[str, float]:
+        """Sample from new weights, which come in messages "bucket". Returns the engine's counters."""
+        engine: Any = self._ready().engine
+        if value["how"] == "none":
+            engine.publish(value["version"])
+            return self._stats()
+        from .weights import Receiver
+
+        self.receiver = receiver = Receiver(value)
+        try:
+            await asyncio.to_thread(engine.take_weights, value["version"], receiver)
+        except Exception as error:  # noqa: BLE001 - the weights may be those of no version
+            traceback.print_exc()
+            self.connection.send("error", 0, ["EngineError", f"version {value['version']} could not be loaded: {error}"])
+            await asyncio.sleep(0.2)
+            die(f"version {value['version']} could not be loaded: {error}")
+        finally:
+            receiver.close()
+        return self._stats()
+
+    async def do_bucket(self, value: Mapping[str, Any]) -> None:
+        """Hand a part of the weights to `do_load`. Returns when it has been copied."""
+        if self.receiver is None:
+            raise EngineError("a part of the weights came before their announcement")
+        await asyncio.wrap_future(self.receiver.put(value))
+
+    async def do_probe(self, value: Mapping[str, Any]) -> list[Any]:
+        """Answer the probe: log-probs of its ids, and a continuation."""
+        engine: Any = self._ready().engine
+        ids, sampling = value["ids"], _sampling(value["sampling"])
+        if hasattr(engine, "ask"):
+            told: Probe = await asyncio.to_thread(engine.ask, ids, sampling)
+            return [told.scores, told.reply]
+        from ...engines.copies import score_ids
+
+        scores = await asyncio.to_thread(score_ids, engine.model, ids)
+        return [scores, await engine.generate(Request(list(ids), sampling, session="probe"))]
+
+    async def do_rest(self, _: Any) -> None:
+        """Free device memory for the learner until the next weights."""
+        engine: Any = self._ready().engine
+        await asyncio.to_thread(engine.rest)
+
+    async def do_figures(self, _: Any) -> dict[str, float]:
+        """The figures of the environments since the last "mark"."""
+        manager = self._ready().manager
+        return {} if manager is None else manager.step_metrics()
+
+    # ---- inside
+
+    def _ready(self) -> Plan:
+        if self.plan is None:
+            raise EngineError("the worker is not open yet")
+        return self.plan
+
+    def _opening(self, plan: Plan, key: str, task: Task, draw: int) -> Opening:
+        found = self._openings.get(key)
+        if found is None or found.task != task or found.draw != draw:
+            found = self._openings[key] = open_task(plan, task, draw)
+            if len(self._openings) > OPENINGS:
+                self._openings.popitem(last=False)
+        return found
+
+    def _limit(self) -> int | None:
+        """How many chains may run at once: what the engine and the environments allow together."""
+        plan = self._ready()
+        return None if plan.admission is None else plan.admission.limit
+
+    def _stats(self) -> dict[str, float]:
+        engine = self._ready().engine
+        return {name: float(value) for name, value in engine.stats().items()} if hasattr(engine, "stats") else {}
+
+    async def report(self) -> None:
+        """Tell the trainer what the chains wait for, again and again."""
+        while True:
+            if self.plan is not None:
+                now = time.perf_counter()
+                chains = {
+                    name: [each.phase, now - each.since, each.turn, list(each.what)] for name, each in self.activities.items()
+                }
+                manager = self.plan.manager
+                figures = {} if manager is None else manager.metrics()
+                self.connection.send(
+                    "status",
+                    0,
+                    {"capacity": self._limit(), "chains": chains, "stats": self._stats(), "resources": figures},
+                )
+            await asyncio.sleep(STATUS_S)
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self.resources.aclose()
+        if self.agent is not None:
+            await self.agent.close()
+
+
+def without_task(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as it travels: the trainer has its task."""
+    return replace(trajectory, task=NO_TASK)
+
+
+def gpu_options(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine that follow from who shares its GPU, where the config leaves them open.
+
+    Replicas on the learner's GPU divide what one engine would take of its memory. One on a GPU of its own takes most of it, and
+    does not free it while the learner updates.
+    """
+    sampler, kind = config.sampler, options.get("kind") or "local"
+    if sampler.place == "own":
+        defaults = {"vllm": {"sleep": False, "memory_fraction": 0.85}, "local": {"kv_fraction": 0.7}}.get(kind, {})
+    else:
+        sleeps = options.get("sleep", True)
+        vllm = {"memory_fraction": (0.85 if sleeps else 0.5) / sampler.replicas}
+        defaults = {"vllm": vllm, "local": {"kv_fraction": 0.4 / sampler.replicas}}.get(kind, {})
+    if kind == "local" and any(name in options for name in CACHE_SIZES):
+        return {}
+    return {name: value for name, value in defaults.items() if name not in options} if _sees_gpu(options) else {}
+
+
+def _sees_gpu(options: Mapping[str, Any]) -> bool:
+    if str(options.get("device", "cuda")).startswith("cpu") or not any(map(os.path.exists, ("/dev/nvidia0", "/dev/kfd"))):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def device_of(engine: Any) -> str | None:
+    """The identity of the GPU that an engine samples on, or None."""
+    if "torch" not in sys.modules:
+        return None
+    from .weights import default_device, gpu_identity
+
+    return gpu_identity(getattr(engine, "device", None) or (default_device() if hasattr(engine, "take_weights") else None))
+
+
+def _sampling(value: Mapping[str, Any]) -> Sampling:
+    return Sampling(**{**value, "stop": tuple(value["stop"]), "stop_ids": tuple(value["stop_ids"])})
+
+
+def serve(ticket: Mapping[str, Any]) -> None:
+    """Connect to the trainer and work until it says "stop". Does not return."""
+    try:
+        asyncio.run(_serve(ticket))
+    except ConfigError as error:
+        die(str(error))
+    os._exit(0)  # threads of engines and tools must not hold the process up
+
+
+async def _serve(ticket: Mapping[str, Any]) -> None:
+    worker = RolloutWorker(ticket)
+    worker.connection.start()
+    reporting = asyncio.create_task(worker.report())
+    reporting.add_done_callback(lambda task: None if task.cancelled() else die(f"the report failed: {task.exception()!r}"))
+    await worker.stopped.wait()
+    reporting.cancel()
+    await worker.close()
