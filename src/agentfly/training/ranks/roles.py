@@ -138,7 +138,8 @@ class CopyProof:
         return self._copy.prove(version, self._ask, PROOF_LIMIT if whole else PROOF_LIMIT_HALF)
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
-        from ...engines.copies import Probe, score_ids
+        from ...engines.copies import score_ids
+        from ...engines.prompt import Probe
 
         return Probe(score_ids(self._engine.model, ids), self._reply(Request(ids, sampling)))
 

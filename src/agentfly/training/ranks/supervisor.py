@@ -177,10 +177,10 @@ def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path 
                     selector.unregister(key.fileobj)
             own = group[0].process.poll()
             if own is not None and own >= 0 and own != RANK_LOST:  # rank 0 has ended by itself
-                if own:
-                    return _why_failed(group), directory
-                _leave(group)
-                return None, directory
+                if own == 0:
+                    _leave(group)
+                    return None, directory
+                return _why_failed(group), directory
             if any(rank.process.poll() == 2 for rank in group[1:]):  # a mistake of the user, which that rank has reported
                 return None, directory
             if lost := [(rank, why) for rank in group if (why := rank.why_lost()) is not None]:
