@@ -44,7 +44,7 @@ def test_an_error_of_rank_0_ends_the_run(run) -> None:
 
 
 def test_an_error_of_rank_0_is_reported_by_its_own_status(run) -> None:
-    assert run("exit 1", "exit 1") == (1, 1)
+    assert run("sleep 0.5; exit 1", "exit 1") == (1, 1)
     assert run("exit 130", "sleep 30")[0] == 130
 
 

@@ -36,6 +36,8 @@ RANK_LOST = 75
 """Exit status of a rank that has lost another one (EX_TEMPFAIL)."""
 BEAT_S, SILENT_S, SILENT_UNSEEN_S = 1.0, 10.0, 60.0
 """Seconds between two signs of life; of silence until a rank is lost, with and without a look at its CPU time."""
+END_S = 5.0
+"""Seconds that rank 0 has to end by itself after another rank has failed."""
 LEAVE_S = 30.0
 """Seconds that the other ranks have to end after rank 0."""
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -186,6 +188,10 @@ def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path 
             if lost := [(rank, why) for rank in group if (why := rank.why_lost()) is not None]:
                 # A process that was killed is the cause; the others have lost it.
                 rank, why = min(lost, key=lambda item: (item[0].process.poll() == RANK_LOST, item[0].number))
+                if rank.number and (rank.process.poll() or 0) > 0 and group[0].process.poll() is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # it may have lost rank 0, which is about to end
+                        group[0].process.wait(END_S)
+                        continue
                 return f"rank {rank.number} {why}", directory
 
 
