@@ -137,7 +137,22 @@ class RankLearner(PolicyLearner):
         self._budget.plan()
         self._budget.tokens = self._ranks.least(self._budget.tokens)
         self._budget.alone = False
-        return super()._improve(experience)
+        metrics = super()._improve(experience)
+        self._share_notes(experience)
+        return metrics
+
+    def _share_notes(self, experience: Experience) -> None:
+        """Add up what each rank has noted about its tokens (`Experience.keep`), so that rank 0 can record all of them."""
+        none = torch.full_like(experience.sampled, torch.nan)
+        used = torch.zeros_like(experience.sampled) if experience.used is None else experience.used.to(experience.sampled.dtype)
+        experience.used = self._ranks.sum(used) > 0
+        experience.own = self._mean_over_ranks(none if experience.own is None else experience.own)
+        experience.entropies = self._mean_over_ranks(none if experience.entropies is None else experience.entropies)
+
+    def _mean_over_ranks(self, values: Tensor) -> Tensor:
+        """The mean over the ranks that know a value; NaN if none does."""
+        known = self._ranks.sum((~values.isnan()).to(values.dtype))
+        return self._ranks.sum(values.nan_to_num(0.0)) / known
 
     def _credit(self, chains: Chains) -> Credit:
         data: bytes | None = None
