@@ -568,6 +568,13 @@ class ReplicatedEngine(TrainableEngine, Protocol):
     def open(self, plan: Any, log_dir: Any, note: Callable[[str], None]) -> Any:
         """An async context manager that starts the processes and yields the plan with them as its runner."""
 
+    def use_learner(
+        self,
+        weights: Callable[[], Iterator[list[tuple[str, Any]]]],
+        score: Callable[[Sequence[int], float], list[float]],
+    ) -> None:
+        """Take weights and scores from a learner of several ranks, which does one thing at a time."""
+
     def updating(self) -> AbstractContextManager[None]:
         """Around an update of the learner and the `publish` that follows."""
 

@@ -134,6 +134,7 @@ class Trainer:
         self.plan = build_plan(config, agent)
         workers = self.engine if isinstance(self.engine, ReplicatedEngine) else None
         self.workers = workers
+        in_full = next(self.engine.model.parameters()).dtype.itemsize >= 4  # a sharded model has float32 shards
         if ranks is None:
             exact = self.engine.shares_weights or (workers is not None and workers.exact)
             learner = build_learner(config, self.engine.model, exact=exact)
@@ -151,7 +152,7 @@ class Trainer:
         self.probe = Probe(opening_ids(self.plan, train_tasks), self.plan.sampling)
         gap = config.train.max_logprob_gap
         if gap is None:
-            gap = 0.05 if next(self.engine.model.parameters()).dtype.itemsize >= 4 else 0.15
+            gap = 0.05 if in_full else 0.15
         progress.max_logprob_gap = gap
         rollout = config.rollout
         self.ledger = Ledger(

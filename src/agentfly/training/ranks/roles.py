@@ -21,7 +21,7 @@ from ...agents.base import BaseAgent
 from ...config import Config, FaultSettings, LearnerSettings
 from ...errors import ConfigError
 from ...learn.ranks.environment import Place, read_place
-from ...types import Completion, Proof, Request, Sampling, TrainableEngine
+from ...types import Completion, Proof, ReplicatedEngine, Request, Sampling, TrainableEngine
 from ..build import build_learner
 
 if TYPE_CHECKING:
@@ -91,14 +91,23 @@ def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
 
 
 def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> RankLearner:
-    """On rank 0: make the sharded learner of the engine's model. The engine keeps a copy without adapters."""
+    """On rank 0: make the sharded learner of the engine's model.
+
+    The local engine keeps a copy without adapters. Worker processes have their own copies.
+    """
     from ...engines.local import LocalEngine
     from ...learn.model.lora import merge_adapters
 
+    learner: RankLearner
+    if isinstance(engine, ReplicatedEngine):
+        ranks.send("start")
+        learner = build_learner(config, engine.model, exact=engine.exact, ranks=ranks)
+        engine.use_learner(learner.weights, learner.score)
+        return learner
     if not isinstance(engine, LocalEngine):
         raise ConfigError(f"a learner over several ranks needs the local engine, not {type(engine).__name__}")
     ranks.send("start")
-    learner: RankLearner = build_learner(config, copy.deepcopy(engine.model), exact=True, ranks=ranks)
+    learner = build_learner(config, copy.deepcopy(engine.model), exact=True, ranks=ranks)
     merge_adapters(engine.model)
     proof = CopyProof(learner, engine)
     engine.copy_from(learner.weights, proof)
