@@ -197,3 +197,11 @@ def test_a_restart_resumes_the_folder_of_the_run() -> None:
     words = ["train", "run.toml", "--resume", "old", "train.steps=3", "--profile"]
     assert resuming(words, Path("/runs/a")) == ["train", "run.toml", "train.steps=3", "--profile", "--resume", "/runs/a"]
     assert resuming(["train", "--resume=old"], Path("/runs/a")) == ["train", "--resume", "/runs/a"]
+
+
+def test_ranks_and_worker_processes_together_train_as_one_process(recipe: Path, alone: dict[str, Any], tmp_path: Path) -> None:
+    words = agentfly("train", str(recipe), "run.name=both", "learner.ranks=2", "sampler.replicas=2")
+    process = start(words, tmp_path / "log")
+    assert process.wait(PATIENCE_S * 2) == 0, (tmp_path / "log").read_text()[-3000:]
+    assert_same(outcome(recipe.parent / "both"), alone)
+    assert main(["doctor", str(recipe.parent / "both")]) == 0
