@@ -59,7 +59,7 @@ def test_environments_are_counted_in_the_metrics_and_shown_and_all_chains_pass_o
 ) -> None:
     monkeypatch.setattr(loop, "LOOK_S", 0.005)
     seen: set[tuple[str, int]] = set()
-    real = stream.run_chain
+    real = stream.start_chain
 
     async def spy(plan: Any, opening: Any, chain: int, name: str, **options: Any) -> Any:
         assert plan.admission is not None
@@ -67,7 +67,7 @@ def test_environments_are_counted_in_the_metrics_and_shown_and_all_chains_pass_o
         seen.add((name.partition("-")[0], plan.admission.done))
         return await real(plan, opening, chain, name, **options)
 
-    monkeypatch.setattr(stream, "run_chain", spy)
+    monkeypatch.setattr(stream, "start_chain", spy)
     progress = Watching(2)
     agent = tiny_agent(save_tiny_model(tmp_path / "model"), tools=[look], resources={"pools": {"Cave": {"max": 2}}})
     result = agentfly.train(
