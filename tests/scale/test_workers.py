@@ -218,17 +218,18 @@ def test_the_environments_of_the_workers_are_counted_together(tmp_path: Path) ->
             pool.mark()
             found = await run_chains(plan, load_tasks([{"question": "?", "secret": 4}] * 8), num_chains=2, max_concurrency=99)
             measured = await pool.step_metrics()
-            async with asyncio.timeout(30):
-                while pool.metrics().get("resources/GuessEnv/started") != 3:
+            async with asyncio.timeout(60):  # the figures of now come with the next heartbeats
+                while pool.metrics().get("resources/GuessEnv/started", 0) < measured["resources/GuessEnv/started"]:
                     await asyncio.sleep(0.05)
             return found, measured, pool.metrics()
 
     found, measured, now = asyncio.run(work())
     assert [each.reward for each in found] == [1.0] * 16
-    assert measured["resources/GuessEnv/started"] == 3
+    started = measured["resources/GuessEnv/started"]
+    assert 2 <= started <= 3  # an environment that no chain had to wait for is not started
     assert 2 <= measured["resources/total/most_allocated"] <= 3
     assert measured["workers/live"] == 2
-    assert now["resources/GuessEnv/started"] == 3
+    assert started <= now["resources/GuessEnv/started"] <= 3
 
 
 def test_a_stranger_without_the_token_is_not_heard(workers: Workers) -> None:
