@@ -57,7 +57,7 @@ class Waits(agentfly.BaseAgent):
 
 
 class Takes(ScriptedEngine):
-    """An engine that copies the weights it is given into memory of its own."""
+    """An engine that copies the given weights into separate memory."""
 
     held: dict[str, Any]
 

@@ -98,7 +98,7 @@ async def settle(page: Any) -> None:
 
 
 def save(data: bytes, path: Path) -> None:
-    """Writes the picture with a palette of its own colours, which halves the file."""
+    """Writes the picture with an adaptive palette, which halves the file."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     image.quantize(256, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size

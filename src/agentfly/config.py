@@ -395,7 +395,7 @@ def _check_sampler(config: Config) -> None:
     if engine.get("kind") == "openai" or config.agent.model.startswith("openai:"):
         raise ConfigError(
             "sampler.replicas and sampler.place are for engines that run in processes of this framework; this engine is a "
-            "server, which has replicas of its own: remove them"
+            "server, which manages its replicas itself: remove them"
         )
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from agentfly.engines.copies import score_ids
+from agentfly.engines.copies import score_ids, weight_buckets
 from agentfly.engines.local import LocalEngine
 from agentfly.errors import InvariantError
 from agentfly.learn.model.lora import adapt, is_adapted, merge_adapters
-from agentfly.learn.model.storage import weight_buckets
 from agentfly.learn.settings import LoraSettings
 from agentfly.training.ranks.roles import CopyProof
 from tests.engines.tiny import byte_tokenizer, make_model

@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run_chat(arguments: argparse.Namespace) -> int:
-    """Talk until there is no more to say. Returns 1 if a reply failed and nobody is at the terminal to see it."""
+    """Converse until the input ends. Returns 1 if a reply failed and stdin is not a terminal."""
     from rich.console import Console
 
     from ..training.build import build_agent, checkpoint_config

@@ -9,7 +9,7 @@ from typing import Any
 
 def add_parser(commands: Any) -> None:
     """Add `export-model` to the command line."""
-    model = commands.add_parser("export-model", help="write the model of a run's newest checkpoint to a folder of its own")
+    model = commands.add_parser("export-model", help="write the model of a run's newest checkpoint to a new folder")
     model.add_argument("run_dir", metavar="RUN", help="the folder of the run, or of one of its checkpoints")
     model.add_argument("folder", help="the folder to write, which from_pretrained, vLLM and others load")
     model.set_defaults(run=run_export_model)

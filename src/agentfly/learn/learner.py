@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..engines.copies import weight_buckets
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
 from ..types import Sample, TokenRecord, Trajectory
@@ -37,7 +38,7 @@ from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
 from .model.logprobs import EntropyMode, Scorer, Scores
 from .model.lora import copy_sharing_frozen
-from .model.storage import load_learner_state, load_weights, weight_buckets
+from .model.storage import load_learner_state, load_weights
 from .optim import Optimizer
 from .settings import LossSettings, OptimSettings
 

@@ -52,16 +52,8 @@ def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path, weights: Map
             save_adapter(model, folder / FOLDER, weights["adapter"])
 
 
-Bucket = list[tuple[str, torch.Tensor]]
 MAX_BUCKET = 2**30
 """Bytes of the weights that are handed over at a time."""
-
-
-def weight_buckets(model: Any) -> Iterator[Bucket]:
-    """Yield the state dict of the equivalent model without adapters in buckets of at most MAX_BUCKET bytes, or one tensor."""
-    weights = merged_weights(model)
-    for names in in_buckets([(name, tensor.nbytes) for name, tensor in weights.items()]):
-        yield [(name, weights[name]) for name in names]
 
 
 def in_buckets(sizes: list[tuple[str, int]]) -> list[list[str]]:

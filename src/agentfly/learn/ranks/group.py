@@ -52,7 +52,7 @@ class RankGroup:
     def join(cls, place: Place, device: str | None = None, timeout_s: float = 600.0) -> RankGroup:
         """Wait for the other ranks. `device` is "cpu", "cuda" (one GPU per rank) or one GPU that all ranks share.
 
-        Raises ConfigError if a rank is missing, has no device of its own or runs other software.
+        Raises ConfigError if a rank is missing, has no separate device or runs other software.
         """
         problem: AgentFlyError | None = None
         chosen, backend = torch.device("cpu"), "gloo"

@@ -146,7 +146,7 @@ def write_run(config: Config, directory: RunDirectory, progress: Progress, *, re
 
 
 def _write_model(config: Config, prepared: Prepared, folder: Path, progress: Progress) -> list[Override] | None:
-    """Save the model that verl loads if it is no folder of its own or has a warm start. Returns the overrides with its path."""
+    """Save the model that verl loads if it is not a model folder or has a warm start. Returns the overrides with its path."""
     target = folder / "model"
     if config.warm_start.demos is not None:
         from ...engines.local.load import save_model
@@ -163,7 +163,7 @@ def _write_model(config: Config, prepared: Prepared, folder: Path, progress: Pro
 
 
 def write_parquet(prepared: Prepared, folder: Path) -> None:
-    """Write the rows in verl's form, with the encoded task in a column of its own. Raises DataError."""
+    """Write the rows in verl's form, with the encoded task in a separate column. Raises DataError."""
     if importlib.util.find_spec("pyarrow") is None:
         raise missing_extra('backend = "verl"', "pyarrow")
     import pyarrow
@@ -206,7 +206,7 @@ def environment(folder: Path) -> dict[str, str]:
 def run_verl(
     overrides: Sequence[str], folder: Path, signals: StopSignals, command: Sequence[str] = ("-m", "verl.trainer.main_ppo")
 ) -> None:
-    """Run verl's trainer in a process group of its own until it ends. Raises InvariantError if it fails.
+    """Run verl's trainer in a separate process group until it ends. Raises InvariantError if it fails.
 
     A signal to this process, and stopped.txt, end the group.
     """

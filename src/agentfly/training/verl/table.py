@@ -470,8 +470,8 @@ TABLE: dict[str, Rule] = {
     "loss.correction_cap": made("algorithm.rollout_correction.rollout_is_threshold", lambda value, job: {}),
     "loss.gamma": to("algorithm.gamma"),
     "loss.lam": to("algorithm.lam"),
-    "loss.critic": refused("verl's critic is a model of its own: leave it at copy"),
-    "loss.value_coef": refused("verl's critic is a model of its own: set train.critic_lr"),
+    "loss.critic": refused("verl's critic is a separate model: leave it at copy"),
+    "loss.value_coef": refused("verl's critic is a separate model: set train.critic_lr"),
     "loss.value_clip": made("critic.cliprange_value", critic(value_clip)),
     "loss.options": refused("verl has no algorithm with options"),
     # ---- train

@@ -428,7 +428,7 @@ def gpu_environments(config: Config, uses_gpus: bool) -> list[dict[str, str]]:
         needed = ranks + sampler.replicas * sampler.gpus
         if len(names) < needed:
             raise ConfigError(
-                f"the learner and {sampler.replicas} samplers on GPUs of their own need {needed} GPUs, and {len(names)} are "
+                f"the learner and {sampler.replicas} samplers on separate GPUs need {needed} GPUs, and {len(names)} are "
                 f'visible: lower sampler.replicas, or set sampler.place = "process"'
             )
         return [{"CUDA_VISIBLE_DEVICES": names[ranks + index]} for index in range(sampler.replicas)]

@@ -5,7 +5,7 @@
        +-------------------- started again <-------------------- dead
 
 A new chain goes to the joined replica with the fewest live chains, and stays there. If its replica dies, the chain runs once
-more, under the same name and seed; if that one dies, too, the chain is a failure of the world. A reply that nobody waits for is
+more, under the same name and seed; if that one dies, too, the chain is a failure of the world. A second or late result is
 dropped and counted, so no chain comes back twice. If no replica is joined for ten times `health_s` and the time that a start
 takes, the run stops.
 """
@@ -164,7 +164,7 @@ class WorkerPool:
         self.replicas: list[Replica] = []
         self.restarts = 0
         self.counts: Counter[str] = Counter()
-        """Chains that were run again, and lost, because their worker died; replies that nobody waited for."""
+        """Chains that were run again, and lost, because their worker died; results that came a second time or too late."""
         self._opening, self._stuck_s, self._bring_up, self._note, self._host = opening, stuck_s, bring_up, note, host
         self._token = secrets.token_hex(32)
         self._failure: AgentFlyError | None = None
@@ -422,7 +422,7 @@ class WorkerPool:
             self.end(replica, f"did not report for {replica.status_s:.0f} s: its main thread is blocked")
 
     def _fail(self, error: AgentFlyError) -> None:
-        """The run cannot go on: whoever runs a chain or waits for a replica gets this error."""
+        """Stop the run: every running chain and every wait for a replica raises this error."""
         self._failure = self._failure or error
         self._changed()
 

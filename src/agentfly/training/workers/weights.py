@@ -3,7 +3,7 @@
     memory      same machine: one anonymous file in memory (memfd) holds all weights; workers map it. A worker that is started
                 again reads the present version from there.
     ipc         same GPU, other process: one staging buffer on the GPU, opened by its CUDA IPC handle once per worker
-    broadcast   other GPU or other machine: torch.distributed broadcast in a group of its own, gloo on CPUs, NCCL on GPUs
+    broadcast   other GPU or other machine: torch.distributed broadcast in a separate group, gloo on CPUs, NCCL on GPUs
 
 Nothing passes through the disk. A sender runs in a thread of the trainer; `Peer.call` sends a message and waits for the reply.
 """

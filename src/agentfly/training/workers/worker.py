@@ -2,7 +2,7 @@
 
     connection thread    beats, reads messages         a busy or blocked main thread does not make the worker look dead
     main thread          the event loop of the chains
-    engine's thread(s)   sampling; new weights are copied in a thread of their own
+    engine's thread(s)   sampling; new weights are copied in a separate thread
 
     hello --> "open": config -> agent, engine, environments --> "chain", "generate", "load", "bucket", "probe", ... --> "stop"
 
@@ -312,7 +312,7 @@ def without_task(trajectory: Trajectory) -> Trajectory:
 def gpu_options(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an engine that follow from who shares its GPU, where the config leaves them open.
 
-    Replicas on the learner's GPU divide what one engine would take of its memory. One on a GPU of its own takes most of it, and
+    Replicas on the learner's GPU divide what one engine would take of its memory. One on another GPU takes most of it, and
     does not free it while the learner updates.
     """
     sampler, kind = config.sampler, options.get("kind") or "local"
