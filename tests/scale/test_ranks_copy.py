@@ -60,7 +60,7 @@ def test_other_weights_than_the_learners_are_noticed() -> None:
 def test_missing_and_unknown_weights_are_refused() -> None:
     learner = Trained(make_model(seed=0))
     every = [pair for bucket in weight_buckets(learner.model) for pair in bucket]
-    for given, told in ((every[1:], "lack "), ([("else", torch.zeros(1))], "do not fit the engine's model: else")):
+    for given, told in ((every[1:], "are missing, among them"), ([("else", torch.zeros(1))], "else has the shape")):
         engine = copying(learner, lambda given=given: [given])  # type: ignore[misc]
         with pytest.raises(InvariantError, match=told):
             engine.publish(1)

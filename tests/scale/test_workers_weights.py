@@ -14,7 +14,7 @@ import torch
 
 from agentfly.engines.copies import Bucket, LearnerCopy, weight_buckets
 from agentfly.engines.local import LocalEngine
-from agentfly.errors import EngineError
+from agentfly.errors import EngineError, InvariantError
 from agentfly.training.workers.weights import BroadcastSender, MemorySender, Receiver, has_expandable_segments, layout_of, views
 from agentfly.types import Request, Sampling
 from tests.tiny import save_tiny_model
@@ -136,7 +136,9 @@ def test_an_engine_whose_weights_do_not_come_whole_stops(tmp_path: Path, fault: 
         "shape": [(whole[0][0], whole[0][1][:-1]), *whole[1:]],
         "unknown": [*whole, ("other", torch.zeros(1))],
     }
-    with pytest.raises(EngineError, match={"missing": "are missing, among them", "shape": "has the shape"}.get(fault, "other")):
+    with pytest.raises(
+        InvariantError, match={"missing": "are missing, among them", "shape": "has the shape"}.get(fault, "other")
+    ):
         engine.take_weights(2, [broken[fault]])
     with pytest.raises(EngineError, match="the weights of version 2 did not come whole"):
         asyncio.run(engine.generate(request))

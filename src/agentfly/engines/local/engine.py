@@ -33,7 +33,7 @@ from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, room_for
-from .load import context_of, end_ids, load_buckets
+from .load import context_of, copy_weights, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools
 from .paged_scheduler import PagedScheduler
@@ -162,7 +162,7 @@ class LocalEngine:
             self._publish(version)
             return
         with self._hold(600.0):
-            load_buckets(self.model, self._source())
+            copy_weights(self.model, self._source())
             self._publish(version)
         self.proof = self._prove(version)
 
@@ -485,23 +485,6 @@ def _telling(done: Future[None]) -> Iterator[None]:
         done.set_exception(error)
         raise
     done.set_result(None)
-
-
-@torch.no_grad()
-def copy_weights(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
-    """Copy tensors into a model in place. Raises EngineError unless each of its weights gets a value of the right shape."""
-    own = model.state_dict()
-    missing = {tensor.data_ptr() for tensor in own.values()}  # tied weights have one address and several names
-    for bucket in buckets:
-        for name, tensor in bucket:
-            if name not in own or own[name].shape != tensor.shape:
-                shape = tuple(own[name].shape) if name in own else "none"
-                raise EngineError(f"{name} has the shape {tuple(tensor.shape)}, but in this model {shape}")
-            own[name].copy_(tensor)
-            missing.discard(own[name].data_ptr())
-    if missing:
-        lost = sorted(name for name, tensor in own.items() if tensor.data_ptr() in missing)
-        raise EngineError(f"{len(lost)} tensors are missing, among them {lost[0]}")
 
 
 def tune(weights: torch.Tensor) -> None:

@@ -83,18 +83,20 @@ def merged_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @torch.no_grad()
-def load_buckets(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
-    """Copy named tensors into the model, in place. Raises InvariantError unless they are all of its state dict."""
+def copy_weights(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
+    """Copy tensors into a model in place. Raises InvariantError unless each of its weights gets a value of the right shape."""
     own: dict[str, torch.Tensor] = model.state_dict()
-    missing = set(own)
+    missing = {tensor.data_ptr() for tensor in own.values()}  # tied weights have one address and several names
     for bucket in buckets:
         for name, tensor in bucket:
             if name not in own or own[name].shape != tensor.shape:
-                raise InvariantError(f"the weights that were handed over do not fit the engine's model: {name}")
+                shape = tuple(own[name].shape) if name in own else "none"
+                raise InvariantError(f"{name} has the shape {tuple(tensor.shape)}, but in the engine's model {shape}")
             own[name].copy_(tensor)
-            missing.discard(name)
+            missing.discard(own[name].data_ptr())
     if missing:
-        raise InvariantError(f"the weights that were handed over lack {sorted(missing)[0]}")
+        lost = sorted(name for name, tensor in own.items() if tensor.data_ptr() in missing)
+        raise InvariantError(f"of the weights that were handed over, {len(lost)} are missing, among them {lost[0]}")
 
 
 def end_ids(*holders: Any) -> set[int]:
