@@ -82,7 +82,8 @@ def run_side(side: str, settings: dict[str, Any], work: Path, label: str, *, pyt
             return {"error": f"not done after {timeout_s:g} s; its output is in {log}"}
     if done.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-        return {"error": f"{' '.join(lines[-1].split())[:300]} (exit status {done.returncode}; the whole output is in {log})"}
+        told = next((line for line in reversed(lines) if "Error" in line), lines[-1])  # warnings may follow the error
+        return {"error": f"{' '.join(told.split())[:300]} (exit status {done.returncode}; the whole output is in {log})"}
     result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return result
 

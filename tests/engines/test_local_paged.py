@@ -486,6 +486,33 @@ import torch
 from agentfly.engines.local import paged_attention
 from agentfly.kernels import paged_attention as kernels
 torch.manual_seed(0)
+
+def turn(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos[:, None] + torch.cat((-x[..., half:], x[..., :half]), -1) * sin[:, None]
+
+def check_new(query, keys, values, table, lengths, options):
+    # New keys and values go to their places, and are attended to; rotated before, if asked for.
+    rows, heads, dim = query.shape
+    kv_heads = keys.shape[2]
+    table = torch.arange(1, 37, dtype=torch.int32).view(3, 12)
+    last = (lengths.long() - 1).clamp(min=0)
+    places = table[torch.arange(3), last // 16].long() * 16 + last % 16
+    merged = torch.randn(rows, (heads + 2 * kv_heads) * dim)  # strided, as the parts of a merged product
+    q, k, v = (part.view(rows, -1, dim) for part in merged.split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
+    cos, sin = torch.randn(2, rows, 2 * dim)[..., :dim]
+    for by in (None, (cos, sin)):
+        ours, theirs = (keys.clone(), values.clone()), (keys.clone(), values.clone())
+        got = kernels.decode(q, *ours, table, lengths, new=kernels.NewToken(k, v, places, by), **options)
+        turned = (q, k) if by is None else (turn(q, *by), turn(k, *by))
+        live = lengths > 0
+        for pool, part in zip(theirs, (turned[1], v)):
+            pool.view(-1, kv_heads, dim)[places[live]] = part[live]
+        want = paged_attention.decode_reference(turned[0], *theirs, table, lengths, **options)
+        assert (got - want).abs().max() < 1e-5
+        for pool, expected in zip(ours, theirs):
+            assert (pool - expected).abs().max() < 1e-6
+
 for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
     for window, softcap in ((None, None), (20, None), (None, 5.0)):
         pools = paged_attention.KVPools(40, [(torch.zeros(1, kv_heads, 1, dim),) * 2])
@@ -500,6 +527,7 @@ for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
             got = kernels.decode(query, keys, values, table, lengths, **options)
             want = paged_attention.decode_reference(query, keys, values, table, lengths, **options)
             assert (got - want).abs().max() < 1e-5
+            check_new(query, keys.clone(), values.clone(), table, lengths, options)
         rows = [(table[0].tolist(), 70, 75), (table[2].tolist(), 0, 5), (table[1].tolist(), 33, 1)]
         plan = paged_attention.PrefillMetadata.of(pools, rows, torch.device("cpu"))
         query = torch.randn(81, heads, dim)

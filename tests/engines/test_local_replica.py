@@ -217,7 +217,9 @@ def test_every_module_of_a_known_family_is_replaced_and_the_replica_still_passes
 ) -> None:
     model, kernels = make_model(family).to(dtype), Plain()
     norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
-    assert accelerate(model, make_replica(model), kernels) == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3}
+    found = accelerate(model, make_replica(model), kernels)
+    sums = 0 if family.startswith("gemma") else 3  # gemma has a norm between product and sum
+    assert found == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3, "residuals": sums}
     monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
     twin = make_replica(model, on_pages=True)
     kernels.calls = dict.fromkeys(kernels.calls, 0)
@@ -240,7 +242,7 @@ def test_modules_that_fail_their_probe_are_not_replaced() -> None:
 
     model = make_model()
     twin = make_replica(model)
-    assert accelerate(model, twin, Wrong()) == {"merged": 6, "norms": 0, "gates": 0, "rotary": 0}
+    assert accelerate(model, twin, Wrong()) == {"merged": 6, "norms": 0, "gates": 0, "rotary": 0, "residuals": 3}
     erf = make_model()
     for layer in erf.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
@@ -275,7 +277,8 @@ def test_an_accelerated_replica_of_a_model_with_adapters_passes(monkeypatch: pyt
     monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
     twin = make_replica(model, on_pages=True)
     check_paged_replica(model, twin, check_replica(model, make_replica(model), device), device)
-    assert accelerate(model, make_replica(model), kernels) == {"merged": 0, "norms": 7, "gates": 3, "rotary": 3}
+    found = accelerate(model, make_replica(model), kernels)
+    assert found == {"merged": 0, "norms": 7, "gates": 3, "rotary": 3, "residuals": 0}
 
 
 KERNELS = """
@@ -394,11 +397,18 @@ REPLICAS = """
 import sys
 import torch
 sys.path.insert(0, "tests")
-from agentfly.engines.local import replica
-from agentfly.kernels import layers
+from agentfly.engines.local import paged_attention as paged, replica
+from agentfly.kernels import decode, layers, paged_attention
 from engines.tiny import FAMILIES, make_model
 device = torch.device(sys.argv[1])
 replica.find_kernels = lambda name, device: layers
+turns = []
+class Attention:
+    NewToken, prefill = paged_attention.NewToken, staticmethod(paged_attention.prefill)
+    def decode(*args, new, **options):
+        turns.append(new.turn is not None)
+        return paged_attention.decode(*args, new=new, **options)
+paged.find_kernels = lambda name, device: {"decode": decode, "paged_attention": Attention}[name]
 short = torch.float16 if device.type == "cpu" else torch.bfloat16
 for family in FAMILIES:
     both = family in ("llama", "qwen3", "gemma3") or device.type == "cuda"
@@ -408,10 +418,13 @@ for family in FAMILIES:
         made = replica.make_replica(model, on_pages=True)
         replica.check_paged_replica(model, made, probe, device)
         assert model not in replica._not_accelerated, (family, dtype)
+        assert turns == [True] * 3, (family, dtype)  # one decode step of three layers, which rotates and stores
+        turns.clear()
         again = replica.make_replica(model)
         done = replica.accelerate(model, again, layers)
         norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
-        assert done == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3}, (family, dtype, done)
+        sums = 0 if family.startswith("gemma") else 3
+        assert done == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3, "residuals": sums}, (family, dtype, done)
         assert not any("forward" in vars(module) for module in model.modules())
         ids = torch.tensor([[3, 1, 4, 1, 5]], device=device)
         assert torch.isfinite(model(ids).logits).all()

@@ -30,16 +30,19 @@ def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: s
     words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
     more = [f"{_free_ports(len(sizes))}", device, pattern, *map(str, sizes)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pool = [
-        subprocess.Popen([*words, f"{rank}", *more], cwd=ROOT, env=environ, start_new_session=True)
-        for rank in range(max(sizes))
-    ]
+    logs = [folder / f"rank-{rank}.log" for rank in range(max(sizes))]
+    pool = []
+    for rank, log in enumerate(logs):
+        with log.open("wb") as out:
+            own = [*words, f"{rank}", *more]
+            pool.append(subprocess.Popen(own, cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True))
     deadline = time.monotonic() + PATIENCE_S
     try:
         while any(process.poll() is None for process in pool) and not any(process.poll() for process in pool):
             assert time.monotonic() < deadline, "the ranks took too long"
             time.sleep(0.1)
-        assert [process.poll() for process in pool] == [0] * len(pool)
+        codes = [process.poll() for process in pool]
+        assert codes == [0] * len(pool), f"exit codes {codes}\n" + "\n".join(log.read_text()[-3000:] for log in logs)
     finally:
         for process in pool:
             process.kill()

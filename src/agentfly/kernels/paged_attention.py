@@ -1,8 +1,9 @@
 """Attention over a paged KV cache in Triton: `decode` with one query per sequence, `prefill` with many.
 
 Keys and values stay in their pages; none are copied. Sums are float32. `decode` computes the query heads that share a key head
-together, so each key is read once. With few sequences it splits long contexts over several programs and combines the partial
-results by their log-sum-exp. Both can be captured in a CUDA graph: no size depends on the data and nothing waits for the host.
+together, so each key is read once. It rotates the query and the new key, and writes the new key and value into their page. With
+few sequences it splits long contexts over several programs and combines the partial results by their log-sum-exp. Both can be
+captured in a CUDA graph: no size depends on the data and nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -16,6 +17,19 @@ from torch import Tensor
 
 BLOCK = 64  # keys per iteration of `prefill`
 MAX_SPLITS = 16  # parts of one context that are computed in parallel
+PROGRAMS = 512  # `decode` splits contexts until it has as many programs
+
+
+class NewToken(NamedTuple):
+    """The tokens that `decode` computes: key and value [rows, kv_heads, dim], and their places in the pools [rows].
+
+    `turn`: cos and sin [rows, dim] by which the query and the key are still to be rotated.
+    """
+
+    key: Tensor
+    value: Tensor
+    places: Tensor
+    turn: tuple[Tensor, Tensor] | None = None
 
 
 class DecodeTuning(NamedTuple):
@@ -81,17 +95,31 @@ def _block(
     return top, total, acc
 
 
+@triton.jit
+def _turned(ptr, at, cos_ptr, sin_ptr, dims, take, DIM: tl.constexpr):
+    """Load numbers and rotate their halves, rounded in the order of `layers.rotary`. `at`: offset of each number's head."""
+    kind = ptr.dtype.element_ty
+    cos = tl.load(cos_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    low = dims < DIM // 2
+    x = tl.load(ptr + at + dims, mask=take, other=0.0).to(tl.float32)
+    y = tl.load(ptr + at + tl.where(low, dims + DIM // 2, dims - DIM // 2), mask=take, other=0.0).to(tl.float32)
+    near, far = (x * cos).to(kind).to(tl.float32), (y * sin).to(kind).to(tl.float32)
+    return tl.where(low, near - far, near + far).to(kind)
+
+
 @triton.jit(do_not_specialize=["splits"])
 def _decode(
-    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, part_ptr, sum_ptr,
-    scale, table_width, q_row, kv_page, kv_token, kv_head, splits,
+    q_ptr, k_ptr, v_ptr, table_ptr, length_ptr, out_ptr, part_ptr, sum_ptr, key_ptr, value_ptr, place_ptr, cos_ptr, sin_ptr,
+    scale, table_width, q_row, kv_page, kv_token, kv_head, key_row, value_row, cos_row, sin_row, splits,
     FOLDS: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, DIM_2: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
-    ALIGN: tl.constexpr,
+    ALIGN: tl.constexpr, NEW: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """One sequence, the query heads of one key head, one part of the context.
 
-    `splits` is not a constexpr, so that a few compiled kernels serve every batch size.
+    `splits` is not a constexpr, so that a few compiled kernels serve every batch size. With NEW, the program that attends to
+    the last position first writes its key and value; with TURN, they and the queries are rotated.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * FOLDS
@@ -106,13 +134,31 @@ def _decode(
     end = tl.minimum(begin + share * BLOCK, length)
     folds, dims = tl.arange(0, ROWS), tl.arange(0, DIM_2)
     inside = (folds[:, None] < FOLDS) & (dims[None, :] < DIM)
-    q = tl.load(q_ptr + row * q_row + (head * FOLDS + folds[:, None]) * DIM + dims[None, :], mask=inside, other=0.0)
+    q_at = row * q_row + (head * FOLDS + folds[:, None]) * DIM
+    cos_ptr += row * cos_row
+    sin_ptr += row * sin_row
+    if TURN:
+        q = _turned(q_ptr, q_at, cos_ptr, sin_ptr, dims[None, :], inside, DIM)
+    else:
+        q = tl.load(q_ptr + q_at + dims[None, :], mask=inside, other=0.0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_2], tl.float32)
     k_ptr += head * kv_head
     v_ptr += head * kv_head
     table_ptr += row * table_width
+    if NEW:
+        if (begin < end) & (end == length):
+            place = tl.load(place_ptr + row).to(tl.int64)
+            to = place // PAGE * kv_page + place % PAGE * kv_token + dims
+            if TURN:
+                key = _turned(key_ptr, row * key_row + head * DIM, cos_ptr, sin_ptr, dims, dims < DIM, DIM)
+            else:
+                key = tl.load(key_ptr + row * key_row + head * DIM + dims, mask=dims < DIM)
+            value = tl.load(value_ptr + row * value_row + head * DIM + dims, mask=dims < DIM)
+            tl.store(k_ptr + to, key, mask=dims < DIM)
+            tl.store(v_ptr + to, value, mask=dims < DIM)
+        tl.debug_barrier()  # other threads of this program read them below
     if WINDOW > 0:
         for start in range(begin, end, BLOCK):
             best, total, acc = _block(q, k_ptr, v_ptr, table_ptr, start, first, end, scale, kv_page, kv_token, best, total, acc,
@@ -201,24 +247,31 @@ def _prefill(
 
 def decode(
     query: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, *,
-    scale: float, window: int | None, softcap: float | None,
+    scale: float, window: int | None, softcap: float | None, new: NewToken | None = None,
 ) -> Tensor:  # fmt: skip
-    """query [rows, heads, dim] -> the same shape. Row i attends to its first `lengths[i]` tokens; length 0 gives zeros."""
+    """query [rows, heads, dim] -> the same shape. Row i attends to its first `lengths[i]` tokens; length 0 gives zeros.
+
+    With `new`, key and value of the last of these tokens are first written to their places in the pools; not for length 0.
+    """
     rows, heads, dim = query.shape
     kv_heads = keys.shape[2]
     folds = heads // kv_heads
     splits = num_splits(rows * kv_heads)
     cut = tuning(dim, folds, query.dtype)
-    query = query.contiguous()
-    out = torch.empty_like(query)
+    query = _heads_adjacent(query)
+    key, value, places = (query, query, lengths) if new is None else (*map(_heads_adjacent, new[:2]), new.places.contiguous())
+    turn = None if new is None else new.turn
+    cos, sin = (query, query) if turn is None else turn
+    out = query.new_empty(rows, heads, dim)
     part = query.new_empty((rows, heads, splits, dim) if splits > 1 else (1,), dtype=torch.float32)
     sums = query.new_empty((rows, heads, splits) if splits > 1 else (1,), dtype=torch.float32)
     _decode[(rows, kv_heads, splits)](
-        query, keys, values, table, lengths, out, part, sums,
-        scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2), splits,
+        query, keys, values, table, lengths, out, part, sums, key, value, places, cos, sin,
+        scale, table.stride(0), query.stride(0), keys.stride(0), keys.stride(1), keys.stride(2),
+        key.stride(0), value.stride(0), cos.stride(0), sin.stride(0), splits,
         FOLDS=folds, ROWS=max(16, _power(folds)), DIM=dim, DIM_2=max(16, _power(dim)), BLOCK=cut.block, PAGE=keys.shape[1],
         SPLIT=splits > 1, WINDOW=window or 0, SOFTCAP=softcap or 0.0, EXACT=_precision(query), ALIGN=_align(keys),
-        num_warps=cut.warps, num_stages=cut.stages,
+        NEW=new is not None, TURN=turn is not None, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     if splits > 1:
         _join[(rows * heads,)](part, sums, out, splits, DIM=dim, DIM_2=max(16, _power(dim)), MOST=MAX_SPLITS, num_warps=4)
@@ -244,7 +297,7 @@ def prefill(
 def num_splits(programs: int) -> int:
     """Splits of each context so that a large GPU is filled: a power of two, 1 if there are many programs already."""
     splits = 1
-    while splits < MAX_SPLITS and programs * splits < 512:
+    while splits < MAX_SPLITS and programs * splits < PROGRAMS:
         splits *= 2
     return splits
 
@@ -257,6 +310,11 @@ def _precision(tensor: Tensor) -> str:
 def _align(pool: Tensor) -> int:
     """A divisor (in elements) of every key's offset; loads of 16 bytes need 16."""
     return 16 if all(stride % 16 == 0 for stride in pool.stride()[:3]) else 1
+
+
+def _heads_adjacent(tensor: Tensor) -> Tensor:
+    """The tensor itself if the heads of a row follow one another, as in a part of a merged product; else a copy."""
+    return tensor if tensor.stride()[1:] == (tensor.shape[2], 1) else tensor.contiguous()
 
 
 def _power(number: int) -> int:

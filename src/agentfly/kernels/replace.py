@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .rotation import defer_rotation
+
 ROTARY = "apply_rotary_pos_emb"
 _MARK = "agentfly_fused"
 
@@ -29,10 +31,12 @@ class Mismatch(Exception):
     """A probe found that a kernel does not compute what the module computes."""
 
 
-def replace_modules(replica: Any, kernels: Any, *, gradients: bool, failed: dict[str, str] | None = None) -> dict[str, int]:
+def replace_modules(
+    replica: Any, kernels: Any, *, gradients: bool, defers: bool = False, failed: dict[str, str] | None = None
+) -> dict[str, int]:
     """Replace the modules that pass their probe. Returns how many of each kind; modules replaced before are not counted.
 
-    `failed` receives, per kind, why the last module that was not replaced failed its probe.
+    `defers`: the attention function rotates queries and keys (`rotation`). `failed` receives, per kind, why the last module that was not replaced failed its probe.
     """
     done = {"norms": 0, "gates": 0, "rotary": 0}
     rotated: dict[Any, Any] = {}
@@ -46,7 +50,7 @@ def replace_modules(replica: Any, kernels: Any, *, gradients: bool, failed: dict
                 kind, replace = "gates", partial(_replace_gate, module, kernels, gradients)
             elif _calls_rotary(module):
                 like = next(replica.parameters())
-                kind, replace = "rotary", partial(_replace_rotary, module, kernels, gradients, rotated, like)
+                kind, replace = "rotary", partial(_replace_rotary, module, kernels, gradients, defers, rotated, like)
             else:
                 continue
             try:
@@ -133,19 +137,22 @@ def _calls_rotary(module: Any) -> bool:
     return inspect.isfunction(original) and ROTARY in original.__code__.co_names and callable(original.__globals__.get(ROTARY))
 
 
-def _replace_rotary(module: Any, kernels: Any, gradients: bool, made: dict[Any, Any], like: Tensor) -> None:
+def _replace_rotary(module: Any, kernels: Any, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor) -> None:
     """Rebuild the module's forward from the same code with another value of one global name."""
     kind = type(module).forward
     if kind not in made:
         original = inspect.unwrap(kind)
-        names = {**original.__globals__, ROTARY: _fused_rotary(original.__globals__[ROTARY], kernels, gradients, like)}
+        rotary = _fused_rotary(original.__globals__[ROTARY], kernels, gradients, defers, like)
+        names = {**original.__globals__, ROTARY: rotary}
         forward = types.FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
         forward.__kwdefaults__ = original.__kwdefaults__
         made[kind] = forward
     set_forward(module, made[kind])
 
 
-def _fused_rotary(original: Callable[..., Any], kernels: Any, gradients: bool, like: Tensor) -> Callable[..., Any]:
+def _fused_rotary(
+    original: Callable[..., Any], kernels: Any, gradients: bool, defers: bool, like: Tensor
+) -> Callable[..., Any]:
     """The kernel where it applies, else `original`. Raises Mismatch if the kernel computes something else than `original`."""
     if not _is_supported(like):
         raise Mismatch(f"weights of {like.dtype}")
@@ -165,7 +172,7 @@ def _fused_rotary(original: Callable[..., Any], kernels: Any, gradients: bool, l
     def rotate(*args: Any, **kwargs: Any) -> Any:
         supported = len(args) == 4 and not kwargs and _fits_rotary(*args)
         if supported and _usable(args[0], gradients) and not args[2].requires_grad:
-            return kernels.rotary(*args)
+            return defer_rotation(*args, kernels.rotary) if defers else kernels.rotary(*args)
         return original(*args, **kwargs)
 
     return rotate

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...kernels import find_kernels
 from ...kernels.replica import check_attention
+from ...kernels.rotation import rotate_now, take_rotation
 from .page_allocator import PAGE_SIZE
 
 NAME = "agentfly_pages"
@@ -124,22 +125,33 @@ def attention(
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
     metadata: DecodeMetadata | PrefillMetadata = agentfly_metadata
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     keys, values = metadata.pools.layers[int(getattr(module, "layer_idx", 0))]
+    kernels = find_kernels("paged_attention", query.device)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap}
+    if isinstance(metadata, DecodeMetadata) and kernels is not None and key.shape == value.shape:
+        turn = take_rotation(query, key)
+        query, key, value = (_by_token(tensor) for tensor in (query, key, value))
+        new = kernels.NewToken(key, value, metadata.places, None if turn is None else (turn[0][0], turn[1][0]))
+        return kernels.decode(query, keys, values, metadata.table, metadata.lengths, new=new, **options)[None], None
+    query, key = rotate_now(query, key)
+    query, key, value = (_by_token(tensor) for tensor in (query, key, value))
     writer = find_kernels("decode", query.device)
     if writer is not None and key.shape == value.shape:
         writer.store(key, value, keys, values, metadata.places)
     else:
         keys.view(-1, *keys.shape[2:]).index_copy_(0, metadata.places, key.contiguous())
         values.view(-1, *values.shape[2:]).index_copy_(0, metadata.places, value.contiguous())
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap}
-    kernels = find_kernels("paged_attention", query.device)
     if isinstance(metadata, DecodeMetadata):
         decode = decode_reference if kernels is None else kernels.decode
         return decode(query, keys, values, metadata.table, metadata.lengths, **options)[None], None
     prefill = prefill_reference if kernels is None else kernels.prefill
     return prefill(query, keys, values, metadata, **options)[None], None
+
+
+def _by_token(tensor: Tensor) -> Tensor:
+    """[1, heads, tokens, dim] -> [tokens, heads, dim]."""
+    return tensor[0].transpose(0, 1)
 
 
 def decode_reference(

@@ -22,6 +22,7 @@ from ...kernels import find_kernels
 from ...kernels.merged_linear import merge_linears
 from ...kernels.replace import replace_modules, restore
 from ...kernels.replica import evaluating, share_tensors
+from ...kernels.residual import fuse_residuals
 from . import paged_attention, slot_attention
 from .page_allocator import PAGE_SIZE
 from .slot_attention import SlotCache, SlotMetadata, forward
@@ -50,21 +51,22 @@ def make_replica(model: Any, *, on_pages: bool = False) -> Any:
         replica.gradient_checkpointing_disable()
     kernels = find_kernels("layers", next(model.parameters()).device) if on_pages else None
     if kernels is not None:
-        accelerate(model, replica, kernels)
+        accelerate(model, replica, kernels, on_pages=True)
     return replica
 
 
 @torch.no_grad()
-def accelerate(model: Any, replica: Any, kernels: Any) -> dict[str, int]:
+def accelerate(model: Any, replica: Any, kernels: Any, *, on_pages: bool = False) -> dict[str, int]:
     """Merge linear layers and put in fused kernels. Returns how many of each kind; {} for a model that failed before.
 
     Of the model itself only the addresses of merged weights change. With gradients enabled, or for unsupported shapes, every
-    replaced module runs its original forward.
+    replaced module runs its original forward. `on_pages`: the attention function rotates queries and keys.
     """
     if model in _not_accelerated:
         return {}
     merged = merge_linears(model, replica)
-    return {"merged": merged, **replace_modules(replica, kernels, gradients=False)}
+    replaced = replace_modules(replica, kernels, gradients=False, defers=on_pages)
+    return {"merged": merged, **replaced, "residuals": fuse_residuals(replica)}
 
 
 def restore_modules(model: Any, replica: Any) -> bool:
