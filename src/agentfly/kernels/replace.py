@@ -36,7 +36,8 @@ def replace_modules(
 ) -> dict[str, int]:
     """Replace the modules that pass their probe. Returns how many of each kind; modules replaced before are not counted.
 
-    `defers`: the attention function rotates queries and keys (`rotation`). `failed` receives, per kind, why the last module that was not replaced failed its probe.
+    `defers`: the attention function rotates queries and keys (`rotation`). `failed` receives, per kind, why the last module
+    that was not replaced failed its probe.
     """
     done = {"norms": 0, "gates": 0, "rotary": 0}
     rotated: dict[Any, Any] = {}
