@@ -17,6 +17,7 @@ import atexit
 import copy
 import os
 import platform
+import sys
 import threading
 import time
 import weakref
@@ -45,6 +46,7 @@ from .slot_scheduler import SlotScheduler
 
 IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
 QUIET_S = 0.25  # idle for this long, the thread captures graphs that were missing
+SWITCH_S, DEFAULT_SWITCH_S = 2e-4, 5e-3  # seconds that a thread may keep the interpreter from others: ours, and Python's
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
@@ -493,7 +495,12 @@ def tune(weights: torch.Tensor) -> None:
     On ARM, oneDNN repacks the weights at every float32 product, ten times the work of a small layer: switched off. cuDNN's
     attention plans for 3 ms at every new shape, and the shape of a batch changes at nearly every step: switched off. Triton
     launches kernels on the thread's current device, whatever device their tensors are on: set to that of the weights.
+
+    The engine's thread releases the interpreter at every launch of a graph. While the event loop computes, each launch would
+    then cost Python's switch interval of 5 ms, and the device would wait: lowered, unless the program has set another one.
     """
+    if sys.getswitchinterval() == DEFAULT_SWITCH_S:
+        sys.setswitchinterval(SWITCH_S)
     if weights.device.type == "cuda":
         torch.cuda.set_device(weights.device)
         torch.backends.cuda.enable_cudnn_sdp(False)
