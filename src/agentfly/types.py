@@ -84,6 +84,9 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        numbers = 0.0 <= self.temperature < math.inf and 0.0 < self.top_p <= 1.0 and 0.0 <= self.min_p < 1.0
+        if numbers and self.top_k >= 0 and self.max_tokens >= 1 and type(self.stop) is tuple and all(self.stop):
+            return  # one is made for every reply
         checks = [
             (0.0 <= self.temperature < math.inf, f"temperature must be 0 or more, not {self.temperature}"),
             (0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], not {self.top_p}"),
@@ -96,6 +99,13 @@ class Sampling:
         for ok, sentence in checks:
             if not ok:
                 raise ConfigError(f"sampling: {sentence}")
+
+    def seeded(self, seed: int | None, max_tokens: int) -> Sampling:
+        """The same parameters with another seed and limit: what `dataclasses.replace` returns, in a third of its time."""
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, max_tokens=max_tokens,
+            stop=self.stop, stop_ids=self.stop_ids, seed=seed,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
