@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,6 +144,28 @@ class _Chain:
         return self.at == at and self.reply is messages[at] and self.first is messages[0]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """What stands around the only new content of a turn, as ids: only the text between two control tokens is tokenised.
+
+    \\n<|im_start|>user\\n    <tool_response>\\n42\\n    </tool_response><|im_end|>\\n<|im_start|>assistant\\n
+    head                      mark, middle            closing, tail
+    """
+
+    hole: tuple[str, int]
+    change: Callable[[str], str]
+    around: tuple[str, str]  # the text between the mark and the content, and between the content and the closing mark
+    mark: str
+    closing: str
+    head: list[int]
+    tail: list[int]
+    num_control: int  # in the ids of the mark and the middle
+
+    def fill(self, content: str) -> str:
+        before, after = self.around
+        return f"{before}{self.change(content)}{after}"
+
+
 class _TemplateRenderer:
     """Renders with one template. Most tokenizers have one; some have a second one for prompts with tools."""
 
@@ -165,7 +187,7 @@ class _TemplateRenderer:
         self._shaper = Shaper(self.dialect)
         self._restarter = Restarter(self.dialect, self.codec, self._shaper)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
-        self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
+        self._profiles: OrderedDict[Any, tuple[Profile, int, Frame | None, Any]] = OrderedDict()
         self.extensions = TokenCache(self.codec.pieces.cache.max_bytes)
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
         self._openings: OrderedDict[Any, tuple[Any, History]] = OrderedDict()
@@ -209,11 +231,16 @@ class _TemplateRenderer:
         _remember(self._chains, id(reply), chain)
         shown = self._guarded(tools)
         try:
-            profile, num_control = self._profile(history, turn, reply, new, stop, shown)
+            profile, num_control, frame = self._profile(history, turn, reply, new, stop, shown)
             if profile.counts:
                 return self._ask_in_full(profile, chain, messages, at, stop, tools)
             if profile.restarts:
                 return self._restart(profile, chain, messages, tools)
+            if frame is not None:
+                word, place = frame.hole
+                ids = self._framed(frame, new[place].content)
+                if ids is not None:
+                    return Extension(ids)
             if profile.contents is not None:
                 values = {word: new[place].content for word, place in profile.contents}
             else:
@@ -228,6 +255,22 @@ class _TemplateRenderer:
             if is_id(word):
                 values[word] = self.dialect.identity(values[word])
         return Extension(self._encode(profile, values, stop, num_control))
+
+    def _framed(self, frame: Frame, content: str) -> list[int] | None:
+        """The ids of an extension with one content; None if the content must be looked at with all of the text around it.
+
+        Sibling chains often get the same observation, so recent ones are cached.
+        """
+        key = (frame, content)
+        known = self.extensions.get(key)
+        if known is None:
+            middle = frame.fill(content)
+            ids = self.codec.pieces.encode_between(frame.mark, middle, frame.closing)
+            if ids is None or self.codec.num_control(ids) != frame.num_control:
+                return None
+            known = [*frame.head, *ids, *frame.tail]
+            self.extensions.put(key, content, known)
+        return known.copy()
 
     def _encode(self, profile: Profile, values: Mapping[str, str], stop: int | None, num_control: int) -> list[int]:
         """The ids of an extension. Sibling chains often get the same observation, so recent texts are cached."""
@@ -246,10 +289,10 @@ class _TemplateRenderer:
 
     def _profile(
         self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any
-    ) -> tuple[Profile, int]:
+    ) -> tuple[Profile, int, Frame | None]:
         key = (history, turn, stop, id(tools))
         known = self._profiles.get(key)
-        if known is None or known[2] is not tools:
+        if known is None or known[3] is not tools:
             text = None if stop is None else self._stop_texts[stop]
             plain = turn_shape(self._shaper, _plain(reply), new) if reply.tool_calls else turn
             profile = self._prober.profile(history, turn, plain, text, tools)
@@ -257,9 +300,33 @@ class _TemplateRenderer:
             if profile.glue is not None:
                 words = {word: "a" for word, _ in profile.holes}
                 num_control = self.codec.num_control(self.codec.encode(profile.fill(words), stop))
-            known = profile, num_control, tools
+            known = profile, num_control, self._frame(profile, stop), tools
             _remember(self._profiles, key, known)
-        return known[0], known[1]
+        return known[:3]
+
+    def _frame(self, profile: Profile, stop: int | None) -> Frame | None:
+        """The frame of a profile whose only hole is a content between two control tokens."""
+        if profile.contents is None or len(profile.contents) != 1 or profile.glue is None or stop is None:
+            return None
+        before, after = profile.glue
+        pieces = self.codec.pieces
+        left, right = pieces.split(self.codec.anchor(stop) + before), pieces.split(after)
+        if len(left) < 5 or len(right) < 3 or pieces.encode("".join(left[:-2]))[:1] != [stop]:
+            return None  # no control token between the reply and the content, or none after it
+        mark, closing = left[-2], right[1]
+        ids = pieces.encode_between(mark, left[-1] + "a" + right[0], closing)
+        if ids is None:
+            return None
+        return Frame(
+            profile.contents[0],
+            profile.holes[0][1],
+            (left[-1], right[0]),
+            mark,
+            closing,
+            pieces.encode("".join(left[:-2]))[1:],
+            pieces.encode("".join(right[1:])),
+            self.codec.num_control(ids),
+        )
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
         """Whether the glue holds here: it was found for contents that are not blank and names that the template ignores."""

@@ -105,7 +105,7 @@ class Shaper:
 
 def thinned(shapes: Sequence[Shape]) -> Unit:
     """At most two calls in a reply and two equal messages in a row: a template treats more of them alike."""
-    if len(shapes) <= 3 and all(shape.num_calls <= 2 for shape in shapes):
+    if len(shapes) <= 3 and max([shape.num_calls for shape in shapes], default=0) <= 2:
         return tuple(shapes)
     unit: list[Shape] = []
     for shape in shapes:
