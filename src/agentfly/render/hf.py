@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError, InvariantError
 from ..types import Completion, Extension, Message
+from .frames import Frame, FramedTexts, OpeningFrames, make_frame
 from .profile import History, Shaper, TurnShape, Unit, is_id, thinned, turn_shape
 from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
@@ -144,28 +145,6 @@ class _Chain:
         return self.at == at and self.reply is messages[at] and self.first is messages[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame:
-    """What stands around the only new content of a turn, as ids: only the text between two control tokens is tokenised.
-
-    \\n<|im_start|>user\\n    <tool_response>\\n42\\n    </tool_response><|im_end|>\\n<|im_start|>assistant\\n
-    head                      mark, middle            closing, tail
-    """
-
-    hole: tuple[str, int]
-    change: Callable[[str], str]
-    around: tuple[str, str]  # the text between the mark and the content, and between the content and the closing mark
-    mark: str
-    closing: str
-    head: list[int]
-    tail: list[int]
-    num_control: int  # in the ids of the mark and the middle
-
-    def fill(self, content: str) -> str:
-        before, after = self.around
-        return f"{before}{self.change(content)}{after}"
-
-
 class _TemplateRenderer:
     """Renders with one template. Most tokenizers have one; some have a second one for prompts with tools."""
 
@@ -189,6 +168,8 @@ class _TemplateRenderer:
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
         self._profiles: OrderedDict[Any, tuple[Profile, int, Frame | None, Any]] = OrderedDict()
         self.extensions = TokenCache(self.codec.pieces.cache.max_bytes)
+        self._framed = FramedTexts(self.codec, self.extensions)
+        self._opening_frames = OpeningFrames(self.dialect, self.codec, self._shaper.skeletons)
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
         self._openings: OrderedDict[Any, tuple[Any, History]] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
@@ -214,8 +195,11 @@ class _TemplateRenderer:
 
     def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int = 0) -> list[int]:
         _refuse_images(messages)
+        shown = self._guarded(tools)
+        if not manner and (ids := self._opening_frames.ids(messages, shown)) is not None:
+            return ids
         try:
-            text = self.dialect.render_somehow(messages, self._guarded(tools), manner)
+            text = self.dialect.render_somehow(messages, shown, manner)
         except TemplateRefused as refused:
             raise _refusal(messages, refused) from refused
         return self.codec.encode_start(text)
@@ -236,12 +220,11 @@ class _TemplateRenderer:
                 return self._ask_in_full(profile, chain, messages, at, stop, tools)
             if profile.restarts:
                 return self._restart(profile, chain, messages, tools)
-            if frame is not None:
-                word, place = frame.hole
-                ids = self._framed(frame, new[place].content)
-                if ids is not None:
-                    return Extension(ids)
             if profile.contents is not None:
+                if frame is not None:
+                    ids = self._framed.ids(frame, new[profile.contents[0][1]].content)
+                    if ids is not None:
+                        return Extension(ids)
                 values = {word: new[place].content for word, place in profile.contents}
             else:
                 values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
@@ -255,22 +238,6 @@ class _TemplateRenderer:
             if is_id(word):
                 values[word] = self.dialect.identity(values[word])
         return Extension(self._encode(profile, values, stop, num_control))
-
-    def _framed(self, frame: Frame, content: str) -> list[int] | None:
-        """The ids of an extension with one content; None if the content must be looked at with all of the text around it.
-
-        Sibling chains often get the same observation, so recent ones are cached.
-        """
-        key = (frame, content)
-        known = self.extensions.get(key)
-        if known is None:
-            middle = frame.fill(content)
-            ids = self.codec.pieces.encode_between(frame.mark, middle, frame.closing)
-            if ids is None or self.codec.num_control(ids) != frame.num_control:
-                return None
-            known = [*frame.head, *ids, *frame.tail]
-            self.extensions.put(key, content, known)
-        return known.copy()
 
     def _encode(self, profile: Profile, values: Mapping[str, str], stop: int | None, num_control: int) -> list[int]:
         """The ids of an extension. Sibling chains often get the same observation, so recent texts are cached."""
@@ -305,28 +272,10 @@ class _TemplateRenderer:
         return known[:3]
 
     def _frame(self, profile: Profile, stop: int | None) -> Frame | None:
-        """The frame of a profile whose only hole is a content between two control tokens."""
+        """The frame of a profile whose only hole is a content."""
         if profile.contents is None or len(profile.contents) != 1 or profile.glue is None or stop is None:
             return None
-        before, after = profile.glue
-        pieces = self.codec.pieces
-        left, right = pieces.split(self.codec.anchor(stop) + before), pieces.split(after)
-        if len(left) < 5 or len(right) < 3 or pieces.encode("".join(left[:-2]))[:1] != [stop]:
-            return None  # no control token between the reply and the content, or none after it
-        mark, closing = left[-2], right[1]
-        ids = pieces.encode_between(mark, left[-1] + "a" + right[0], closing)
-        if ids is None:
-            return None
-        return Frame(
-            profile.contents[0],
-            profile.holes[0][1],
-            (left[-1], right[0]),
-            mark,
-            closing,
-            pieces.encode("".join(left[:-2]))[1:],
-            pieces.encode("".join(right[1:])),
-            self.codec.num_control(ids),
-        )
+        return make_frame(self.codec, *profile.glue, profile.holes[0][1], stop)
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
         """Whether the glue holds here: it was found for contents that are not blank and names that the template ignores."""

@@ -86,10 +86,10 @@ class Pieces:
         return [text] if self._pattern is None else self._pattern.split(text)
 
     def encode_between(self, mark: str, text: str, closing: str) -> list[int] | None:
-        """The ids of `mark + text` before `closing`, not to be changed; None if these are not its only control tokens."""
+        """The ids of `mark + text` before `closing`, not cached; None if these are not its only control tokens."""
         if self.split(f"{mark}{text}{closing}") != ["", mark, text, closing, ""]:
             return None
-        return self._known(mark + text)
+        return self._plain(mark + text)
 
     def _known(self, piece: str) -> list[int]:
         known = self._cache.get(piece)
