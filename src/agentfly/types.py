@@ -12,10 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from .display import Displayed, chains_html, data_frame, trajectory_html
 from .errors import ConfigError, InvariantError
@@ -23,6 +23,7 @@ from .errors import ConfigError, InvariantError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_Class = TypeVar("_Class")
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
 Reaction = Literal["continue", "end", "raise"]
@@ -35,6 +36,47 @@ def _begin(text: Any, length: int = 60) -> str:
     return repr(shown if len(shown) <= length else shown[: length - 3] + "...")
 
 
+def quick_init(cls: type[_Class]) -> type[_Class]:
+    """Gives a frozen dataclass with slots an `__init__` that takes half the time: a turn makes ten such values.
+
+    The `__init__` of `dataclass` looks up `object.__setattr__` for every field, and that looks up the slot. This one calls the
+    setters of the slots. Parameters, defaults and `__post_init__` are the same.
+    """
+    given: Any = cls
+    names: dict[str, Any] = {"unset": _Factory()}
+    parameters, lines = ["self"], []
+    for each in sorted(fields(given), key=lambda each: each.kw_only):
+        if each.kw_only and "*" not in parameters:
+            parameters.append("*")
+        names[f"set_{each.name}"] = getattr(cls, each.name).__set__
+        value = each.name
+        if each.default_factory is not MISSING:
+            names[f"new_{each.name}"] = each.default_factory
+            parameters.append(f"{each.name}=unset")
+            value = f"new_{each.name}() if {each.name} is unset else {each.name}"
+        elif each.default is not MISSING:
+            names[f"default_{each.name}"] = each.default
+            parameters.append(f"{each.name}=default_{each.name}")
+        else:
+            parameters.append(each.name)
+        lines.append(f"set_{each.name}(self, {value})")
+    if hasattr(cls, "__post_init__"):
+        lines.append("self.__post_init__()")
+    exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(lines), names)
+    made, before = names["__init__"], given.__init__
+    made.__annotations__, made.__qualname__, made.__module__ = before.__annotations__, before.__qualname__, cls.__module__
+    given.__init__ = made
+    return cls
+
+
+class _Factory:
+    """Stands for a default that is made anew for each value."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+@quick_init
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call of the model. `error` is set if the call could not be parsed: the model reads it, and no tool runs."""
@@ -45,6 +87,7 @@ class ToolCall:
     error: str | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation. The `content` of an assistant message is the reply as sampled, thinking included."""
@@ -70,6 +113,7 @@ class Task:
     row: int | None = field(default=None, compare=False)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sampling parameters. `max_tokens` limits one reply. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
@@ -84,6 +128,9 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        numbers = 0.0 <= self.temperature < math.inf and 0.0 < self.top_p <= 1.0 and 0.0 <= self.min_p < 1.0
+        if numbers and self.top_k >= 0 and self.max_tokens >= 1 and type(self.stop) is tuple and all(self.stop):
+            return  # one is made for every reply
         checks = [
             (0.0 <= self.temperature < math.inf, f"temperature must be 0 or more, not {self.temperature}"),
             (0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], not {self.top_p}"),
@@ -96,6 +143,13 @@ class Sampling:
         for ok, sentence in checks:
             if not ok:
                 raise ConfigError(f"sampling: {sentence}")
+
+    def seeded(self, seed: int | None, max_tokens: int) -> Sampling:
+        """The same parameters with another seed and limit: what `dataclasses.replace` returns, in a third of its time."""
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, max_tokens=max_tokens,
+            stop=self.stop, stop_ids=self.stop_ids, seed=seed,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -114,6 +168,7 @@ class Request:
     on_text: Callable[[str], None] | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Completion:
     """A sampled reply.
@@ -141,6 +196,7 @@ class Completion:
             )
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
     """The result of a tool call. A tool may return one to add an image, a step reward or `done`.
@@ -160,6 +216,7 @@ class ToolResult:
         return self.error in ("unknown_tool", "bad_arguments")
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """A parsed reply: tool calls, or a final answer, or neither (then the agent's `on_no_tool_call` decides)."""
@@ -633,6 +690,7 @@ class RecordingLearner(Protocol):
         """One record per chain of the last `update`. Chains that were not trainable have none."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Extension:
     """The ids that follow a reply: the new ids alone or, if the template rewrites history, the whole prompt (`restarts`)."""

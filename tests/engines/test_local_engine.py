@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 
 import pytest
 import torch
 
+from agentfly.engines.local.engine import DEFAULT_SWITCH_S, IDLE_S, SWITCH_S, tune
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Engine
 
@@ -257,3 +260,28 @@ def test_a_model_whose_attention_is_of_another_kind_is_refused():
     config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ConfigError, match="MambaForCausalLM also has linear_attention"):
         run(None, transformers.MambaForCausalLM(config))
+
+
+@pytest.mark.parametrize(("before", "after"), [(DEFAULT_SWITCH_S, SWITCH_S), (0.001, 0.001), (0.02, 0.02)])
+def test_the_engines_thread_gets_the_interpreter_soon_unless_the_program_has_set_its_own_interval(before, after):
+    was = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(before)
+        tune(torch.zeros(1))
+        assert sys.getswitchinterval() == pytest.approx(after)
+    finally:
+        sys.setswitchinterval(was)
+
+
+def test_a_request_wakes_a_thread_that_waits():
+    """Each request comes when the thread has gone to sleep; its next timeout is longer than the whole test may take."""
+
+    async def work(engine):
+        for number in range(5):
+            await ask(engine, prompt_of(12), max_tokens=2, seed=number)
+            await until(lambda: engine._waits)
+        return True
+
+    began = time.monotonic()
+    assert run(work)
+    assert time.monotonic() - began < IDLE_S

@@ -16,6 +16,9 @@ from ..render.parsers import ParsedReply, Parser, find_parser, fit_parser, get_p
 from ..types import Action, Completion, Engine, ToolCall
 from .base import BaseAgent
 
+_MAX_KNOWN, _MAX_LENGTH = 4096, 1024  # replies whose calls are kept, and characters of each
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
 
 class ToolAgent(BaseAgent):
     """The model calls tools the way it was trained to.
@@ -34,6 +37,7 @@ class ToolAgent(BaseAgent):
         super().__init__(model, **options)
         self._given: Parser | None = None if parser == "auto" else get_parser(parser)
         self._parser: Parser | None = None
+        self._known: dict[str, tuple[ToolCall, ...]] = {}  # the calls of recent replies: sibling chains often call alike
 
     @property
     def parser(self) -> Parser:
@@ -53,16 +57,28 @@ class ToolAgent(BaseAgent):
     def parse(self, completion: Completion) -> Action:
         if completion.tool_calls:
             return Action(calls=_with_ids(completion.tool_calls))
-        if completion.stop == "length" and self._is_cut_in_thinking(completion.text):
+        text = completion.text
+        if completion.stop == "length" and self._is_cut_in_thinking(text):
             return Action()
-        reply = self._read(completion.text)
+        known = self._known.get(text)
+        if known is not None:
+            return Action(calls=tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in known]))
+        reply = self._read(text)
         if not reply.calls:
             return Action(answer=reply.content or None)
         calls = reply.calls
         if not reply.typed:
             schemas = {name: tool.schema for name, tool in self.tools.items()}
             calls = tuple(type_arguments(call, schemas.get(call.name, {})) for call in calls)
-        return Action(calls=_with_ids(calls))
+        calls = _with_ids(calls)
+        if len(text) <= _MAX_LENGTH and self._given is None and all(map(_is_flat, calls)):
+            self._remember(text, calls)
+        return Action(calls=calls)
+
+    def _remember(self, text: str, calls: tuple[ToolCall, ...]) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[text] = tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in calls])
 
     def _is_cut_in_thinking(self, text: str) -> bool:
         """Whether a reply that hit its length limit never left the thinking that the prompt may have opened.
@@ -75,12 +91,17 @@ class ToolAgent(BaseAgent):
     def _read(self, text: str) -> ParsedReply:
         """Parse a reply. Built-in parsers never raise; an exception of a user's parser is a bug and stops the run."""
         try:
-            reply = self.parser(text)
+            reply = (self._parser or self.parser)(text)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise ConfigError(f"the parser raised {type(error).__name__} on a reply: {error}") from error
         if not isinstance(reply, ParsedReply):
             raise ConfigError(f"a parser returns a ParsedReply(content, calls), not {type(reply).__name__}")
         return reply
+
+
+def _is_flat(call: ToolCall) -> bool:
+    """Whether a copy of the arguments shares nothing that a tool could change."""
+    return call.error is None and _SCALARS.issuperset(map(type, call.arguments.values()))
 
 
 def _source_of(renderer: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,9 +66,14 @@ def complete(
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     kind: Any = type(tokenizer)
-    if _decodes_in_rust(kind):
-        return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    if not _decodes_in_rust(kind):
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    table = _tables.get(tokenizer, _tables)
+    if table is _tables:
+        table = _tables[tokenizer] = _byte_table(tokenizer.backend_tokenizer)
+    if table is not None:
+        return b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace")
+    return str(tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False))
 
 
 @functools.cache
@@ -78,3 +84,52 @@ def _decodes_in_rust(kind: type) -> bool:
     if fast is None or not issubclass(kind, fast):
         return False
     return all(getattr(kind, name) is getattr(fast, name) for name in ("decode", "_decode"))
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token of a byte-level tokenizer: the text of a reply is that of its tokens' bytes, one after the other.
+
+    For short replies this is several times as fast as the tokenizer, which makes an object of every token and releases the
+    interpreter, so that a busy thread may keep it for a while.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self._spelling = backend.id_to_token
+
+    def __missing__(self, token: int) -> bytes:
+        text = self._spelling(token)
+        if text is None:  # left out, as the tokenizer does; it may be added later
+            return b""
+        letters = _byte_letters()
+        try:
+            data = bytes([letters[letter] for letter in text])
+        except KeyError:  # an added token with other characters stands for itself
+            data = text.encode()
+        self[token] = data
+        return data
+
+
+_tables: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The `TokenBytes` of each tokenizer, or None if its decoder does more than join bytes."""
+
+
+def _byte_table(backend: Any) -> TokenBytes | None:
+    """The table, if it gives what the tokenizer gives for the first tokens, in both orders, and for the added tokens."""
+    if type(backend.decoder).__name__ != "ByteLevel":
+        return None
+    table = TokenBytes(backend)
+    first = list(range(min(512, backend.get_vocab_size())))
+    added = list(backend.get_added_tokens_decoder())[:512]
+    for ids in (first, first[::-1], added, [token for pair in zip(first, added, strict=False) for token in pair]):
+        if b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace") != backend.decode(ids, skip_special_tokens=False):
+            return None
+    return table
+
+
+@functools.cache
+def _byte_letters() -> dict[str, int]:
+    """The letter that byte-level tokenizers write for each byte: its own if that is visible, else one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + number): byte for number, byte in enumerate(hidden)}

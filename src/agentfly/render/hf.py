@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import ConfigError, InvariantError
 from ..types import Completion, Extension, Message
+from .frames import Frame, FramedTexts, OpeningFrames, make_frame
 from .profile import History, Shaper, TurnShape, Unit, is_id, thinned, turn_shape
 from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
@@ -165,8 +166,10 @@ class _TemplateRenderer:
         self._shaper = Shaper(self.dialect)
         self._restarter = Restarter(self.dialect, self.codec, self._shaper)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
-        self._profiles: OrderedDict[Any, tuple[Profile, int, Any]] = OrderedDict()
+        self._profiles: OrderedDict[Any, tuple[Profile, int, Frame | None, Any]] = OrderedDict()
         self.extensions = TokenCache(self.codec.pieces.cache.max_bytes)
+        self._framed = FramedTexts(self.codec, self.extensions)
+        self._opening_frames = OpeningFrames(self.dialect, self.codec, self._shaper.skeletons)
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
         self._openings: OrderedDict[Any, tuple[Any, History]] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
@@ -192,8 +195,11 @@ class _TemplateRenderer:
 
     def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int = 0) -> list[int]:
         _refuse_images(messages)
+        shown = self._guarded(tools)
+        if not manner and (ids := self._opening_frames.ids(messages, shown)) is not None:
+            return ids
         try:
-            text = self.dialect.render_somehow(messages, self._guarded(tools), manner)
+            text = self.dialect.render_somehow(messages, shown, manner)
         except TemplateRefused as refused:
             raise _refusal(messages, refused) from refused
         return self.codec.encode_start(text)
@@ -209,12 +215,16 @@ class _TemplateRenderer:
         _remember(self._chains, id(reply), chain)
         shown = self._guarded(tools)
         try:
-            profile, num_control = self._profile(history, turn, reply, new, stop, shown)
+            profile, num_control, frame = self._profile(history, turn, reply, new, stop, shown)
             if profile.counts:
                 return self._ask_in_full(profile, chain, messages, at, stop, tools)
             if profile.restarts:
                 return self._restart(profile, chain, messages, tools)
             if profile.contents is not None:
+                if frame is not None:
+                    ids = self._framed.ids(frame, new[profile.contents[0][1]].content)
+                    if ids is not None:
+                        return Extension(ids)
                 values = {word: new[place].content for word, place in profile.contents}
             else:
                 values = profile.turn.values(_plain(reply) if profile.manner else reply, new)
@@ -246,10 +256,10 @@ class _TemplateRenderer:
 
     def _profile(
         self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any
-    ) -> tuple[Profile, int]:
+    ) -> tuple[Profile, int, Frame | None]:
         key = (history, turn, stop, id(tools))
         known = self._profiles.get(key)
-        if known is None or known[2] is not tools:
+        if known is None or known[3] is not tools:
             text = None if stop is None else self._stop_texts[stop]
             plain = turn_shape(self._shaper, _plain(reply), new) if reply.tool_calls else turn
             profile = self._prober.profile(history, turn, plain, text, tools)
@@ -257,9 +267,15 @@ class _TemplateRenderer:
             if profile.glue is not None:
                 words = {word: "a" for word, _ in profile.holes}
                 num_control = self.codec.num_control(self.codec.encode(profile.fill(words), stop))
-            known = profile, num_control, tools
+            known = profile, num_control, self._frame(profile, stop), tools
             _remember(self._profiles, key, known)
-        return known[0], known[1]
+        return known[:3]
+
+    def _frame(self, profile: Profile, stop: int | None) -> Frame | None:
+        """The frame of a profile whose only hole is a content."""
+        if profile.contents is None or len(profile.contents) != 1 or profile.glue is None or stop is None:
+            return None
+        return make_frame(self.codec, *profile.glue, profile.holes[0][1], stop)
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
         """Whether the glue holds here: it was found for contents that are not blank and names that the template ignores."""

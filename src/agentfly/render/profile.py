@@ -78,16 +78,16 @@ class Shaper:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._skeletons = Skeletons((*dialect.template.literals, *dialect.marks.in_replies))
+        self.skeletons = Skeletons((*dialect.template.literals, *dialect.marks.in_replies))
 
     def of(self, messages: Sequence[Message]) -> list[Shape]:
         return [self.one(message) for message in messages]
 
     def one(self, message: Message) -> Shape:
         if message.role != "assistant":
-            return Shape(message.role, self._skeletons.of(message.content))
+            return Shape(message.role, self.skeletons.of(message.content))
         parts, structured = self._dialect.read(message)
-        return Shape("assistant", self._skeletons.of(parts.head), len(message.tool_calls) if structured else 0)
+        return Shape("assistant", self.skeletons.of(parts.head), len(message.tool_calls) if structured else 0)
 
     def unit(self, messages: Sequence[Message]) -> Unit:
         """The shapes of a reply and what came back."""
@@ -105,7 +105,7 @@ class Shaper:
 
 def thinned(shapes: Sequence[Shape]) -> Unit:
     """At most two calls in a reply and two equal messages in a row: a template treats more of them alike."""
-    if len(shapes) <= 3 and all(shape.num_calls <= 2 for shape in shapes):
+    if len(shapes) <= 3 and max([shape.num_calls for shape in shapes], default=0) <= 2:
         return tuple(shapes)
     unit: list[Shape] = []
     for shape in shapes:

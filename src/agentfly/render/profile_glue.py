@@ -25,7 +25,7 @@ from .template_dialect import NUM_MANNERS, Dialect, Tools, squeeze
 
 _STAND_IN = re.compile(r"(zq[cnm]\d+[cnm]qz|zq[de]\d{5}q)")
 
-_DIFFICULT = (
+DIFFICULT = (
     ' \n\t{"a": [1, \'b\'], "c\\d": "é世界🙂"} <b>&amp;</b> {{ x }} {% y %} {# z #} \r\n\n end. \n ',
     "\n\nlines\n\nand lines\n\n",
     "0",
@@ -33,7 +33,7 @@ _DIFFICULT = (
     "long " * 2000 + "end",
 )
 
-_CHANGES: tuple[Callable[[str], str], ...] = (
+CHANGES: tuple[Callable[[str], str], ...] = (
     lambda text: text,
     str.strip,
     str.lstrip,
@@ -191,12 +191,12 @@ class Prober:
         glue, words = tuple(pieces[::2]), pieces[1::2]
         names = {word: "abcDEF123" if is_id(word) else "get_weather-2" for word in words if not is_content(word)}
         stay = {word: word for word in words} | names
-        changes: dict[str, Callable[[str], str]] = dict.fromkeys(words, _CHANGES[0])
+        changes: dict[str, Callable[[str], str]] = dict.fromkeys(words, CHANGES[0])
         contents = [(word, shape.role) for word, shape in zip(profile.turn.content_words(), new, strict=True) if shape.skeleton]
         for role in {role for _, role in contents}:
-            trials = [names | {word: difficult for word, mine in contents if mine == role} for difficult in _DIFFICULT]
+            trials = [names | {word: difficult for word, mine in contents if mine == role} for difficult in DIFFICULT]
             shown = [self.text(profile, history, trial, tools) for trial in trials]
-            for change in _CHANGES:
+            for change in CHANGES:
                 changes |= {word: change for word, mine in contents if mine == role}
                 filled = replace(profile, glue=glue, holes=tuple([(word, changes[word]) for word in words]))
                 if all(text == filled.fill(stay | trial) for text, trial in zip(shown, trials, strict=True)):
@@ -213,7 +213,7 @@ class Prober:
         if not filled.blank and not names:
             places = {word: place for place, word in enumerate(profile.turn.content_words())}
             filled = replace(filled, contents=tuple((word, places[word]) for word in words))
-        together = stay | {word: f"{_DIFFICULT[0]}{i}" for i, (word, _) in enumerate(contents)}
+        together = stay | {word: f"{DIFFICULT[0]}{i}" for i, (word, _) in enumerate(contents)}
         return filled if self.text(profile, history, together, tools) == filled.fill(together) else profile
 
 

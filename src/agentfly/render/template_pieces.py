@@ -81,6 +81,16 @@ class Pieces:
             ids += self._known(mark + rest)
         return ids
 
+    def split(self, text: str) -> list[str]:
+        """Text and control tokens in turn, beginning and ending with text; one text if texts are not split."""
+        return [text] if self._pattern is None else self._pattern.split(text)
+
+    def encode_between(self, mark: str, text: str, closing: str) -> list[int] | None:
+        """The ids of `mark + text` before `closing`, not cached; None if these are not its only control tokens."""
+        if self.split(f"{mark}{text}{closing}") != ["", mark, text, closing, ""]:
+            return None
+        return self._plain(mark + text)
+
     def _known(self, piece: str) -> list[int]:
         known = self._cache.get(piece)
         if known is None:

@@ -36,6 +36,8 @@ class ReplyReader:
         self.marks = marks
         self._openings = sorted({pair[0] for pair in marks.responses if pair[0].strip()}, key=len, reverse=True)
         self._closings = sorted({pair[1] for pair in marks.responses if pair[1]}, key=len, reverse=True)
+        alone = len(marks.calls) == 1 and not marks.named_calls and not marks.header
+        self._only_mark = marks.calls[0] if alone else ""  # the only way in which calls begin
         # The mark directly before the visible text, for a part of a reply that begins with other marks.
         self._last_opening = next(iter(re.findall(r"<[^<>\s]+>\s*$", self._openings[0])), "").strip() if self._openings else ""
 
@@ -48,8 +50,9 @@ class ReplyReader:
         thinking, rest = self._split_thinking(text)
         if not (structured and calls):
             return self._parts(text, rest, thinking), False
-        if any(call.error is not None or not call.name for call in calls):
-            return self._parts(text, rest, thinking), False
+        for call in calls:
+            if call.error is not None or not call.name:
+                return self._parts(text, rest, thinking), False
         start = self._call_start(rest, calls[0])
         if start is None:
             if all(call.name in text and all(_written(value) in text for value in call.arguments.values()) for call in calls):
@@ -116,6 +119,8 @@ class ReplyReader:
 
     def _call_start(self, rest: str, call: ToolCall) -> int | None:
         """Where the calls begin in the text after the thought, or None if the template's notation of calls is not in it."""
+        if self._only_mark and (at := rest.find(self._only_mark)) >= 0:
+            return at
         found = [at for mark in self.marks.calls if (at := rest.find(mark)) >= 0]
         named = [at for lead in self.marks.named_calls if (at := self._named(rest, lead, call.name)) >= 0]
         if not found and not named:

@@ -125,11 +125,15 @@ class Codec:
     def _continue(self, text: str, after: int | None) -> list[int]:
         if after is None:
             return self._middle(text)
+        ids = self.pieces.encode(self.anchor(after) + text)
+        return ids[1:] if ids[:1] == [after] else self._middle(text)
+
+    def anchor(self, after: int) -> str:
+        """The text of a token, before which the text that follows it is tokenised."""
         anchor = self._anchors.get(after)
         if anchor is None:
             anchor = self._anchors[after] = self.text([after])
-        ids = self.pieces.encode(anchor + text)
-        return ids[1:] if ids[:1] == [after] else self._middle(text)
+        return anchor
 
     def _append(self, ids: list[int], pieces: Iterable[str]) -> list[int]:
         for piece in pieces:

@@ -11,7 +11,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError
@@ -328,12 +328,12 @@ def _react(reaction: Reaction, what: str, detail: str) -> Outcome:
 def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> Sampling:
     """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this draw, chain and turn."""
     if base.seed is None:
-        return base if base.max_tokens <= room else replace(base, max_tokens=room)
+        return base if base.max_tokens <= room else base.seeded(None, room)
     name = f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}"
     if trajectory.draw:
         # Without it, a task that a step draws twice would give the same chains twice.
         name += f"/{trajectory.draw}"
-    return replace(base, seed=zlib.crc32(name.encode()), max_tokens=min(base.max_tokens, room))
+    return base.seeded(zlib.crc32(name.encode()), min(base.max_tokens, room))
 
 
 async def score(reward: Reward, trajectory: Trajectory, context: Context) -> None:

@@ -41,7 +41,8 @@ class Group:
 
     `step` and `position` are those that the task was drawn for; they name the chains and choose their seeds. The group may be
     trained in a later step. `place` is where the task cursor stood before the draw. `version` is that of the weights when the
-    first chain started, so no token of the group is older; None until then. `missing` counts the chains that have not ended.
+    first chain started, so no token of the group is older; None until then. `missing` counts the chains that
+    have not ended. `plan` has the seed of the step.
     """
 
     step: int
@@ -52,6 +53,7 @@ class Group:
     chains: list[Trajectory | None]
     missing: int
     version: int | None = None
+    plan: Plan | None = None
     opening: Opening | None = None
     deadline: float | None = None
 
@@ -231,8 +233,9 @@ class GroupStream:
         return min(total, self.admission.limit or total)
 
     async def _run(self, group: Group, chain: int) -> None:
-        plan = self._seeded(group.step)
-        async with self.admission.slot(self.admission.done, admission_timeout_s(plan.limits)):
+        plan = group.plan = group.plan or self._seeded(group.step)  # the siblings share one
+        await self.admission.admit(self.admission.done, admission_timeout_s(plan.limits))
+        try:
             if group.version is None:
                 group.version = plan.engine.version
                 if self.pace.group_timeout_s is not None:
@@ -241,6 +244,8 @@ class GroupStream:
                 group.opening = open_task(plan, group.task, group.draw)
             name = f"t{group.step}-{group.position}-{chain}"
             trajectory = await start_chain(plan, group.opening, chain, name, until=group.deadline)
+        finally:
+            self.admission.leave()
         if group.chains[chain] is not None:
             raise InvariantError(f"chain {trajectory.id} came back twice")
         group.chains[chain] = trajectory

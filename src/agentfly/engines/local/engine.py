@@ -17,6 +17,7 @@ import atexit
 import copy
 import os
 import platform
+import sys
 import threading
 import time
 import weakref
@@ -45,6 +46,7 @@ from .slot_scheduler import SlotScheduler
 
 IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
 QUIET_S = 0.25  # idle for this long, the thread captures graphs that were missing
+SWITCH_S, DEFAULT_SWITCH_S = 2e-4, 5e-3  # seconds that a thread may keep the interpreter from others: ours, and Python's
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
@@ -116,7 +118,9 @@ class LocalEngine:
         self._source: Callable[[], Iterable[Sequence[tuple[str, torch.Tensor]]]] | None = None
         self._prove: Callable[[int], Proof] | None = None
         self._inbox: deque[tuple[Literal["add", "remove", "release", "prepare"], Any]] = deque()
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._waits = False  # whether the thread waits for work
         self._forward = threading.Lock()
         self._holders = 0  # threads that wait for `_forward`
         self._drains = 0  # threads that hold the engine, or wait to, until the replies in progress have ended
@@ -296,7 +300,7 @@ class LocalEngine:
         """Nothing to free: the learner trains the weights that this engine samples from."""
 
     def release(self, session: str) -> None:
-        with self._wake:
+        with self._lock:
             if self._failure is None:
                 self._inbox.append(("release", session))
 
@@ -335,7 +339,7 @@ class LocalEngine:
             thread.join(timeout_s)
 
     def _post(self, kind: Literal["add", "remove", "prepare"], what: Any) -> None:
-        with self._wake:
+        with self._lock:
             if kind != "remove" and self._failure is not None:
                 raise EngineError(self._failure)
             self._num_requests += kind == "add"
@@ -343,7 +347,8 @@ class LocalEngine:
             if self._thread is None and kind != "remove":
                 self._thread = threading.Thread(target=self._run, name="agentfly-engine", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            if self._waits:
+                self._wake.notify_all()
 
     def _run(self) -> None:
         """The thread's function. Returns when the engine is closed, fails, or has been idle for IDLE_S."""
@@ -362,20 +367,26 @@ class LocalEngine:
 
     def _wait(self) -> bool:
         """Block until there is work. Returns False if the thread must end."""
-        with self._wake:
-            while (self._holders or (self._drains and not self._inbox and not self._scheduler.busy)) and not self._failure:
-                self._wake.wait(IDLE_S)
-            quiet = self._scheduler.wants_capture
-            self._wake.wait_for(
-                lambda: self._inbox or self._scheduler.busy or self._failure is not None, QUIET_S if quiet else IDLE_S
-            )
-            if self._failure is not None:
-                return False
-            if quiet and not self._inbox and not self._scheduler.busy:
-                return True
-            if not self._inbox and not self._scheduler.busy:
-                self._thread = None
-                return False
+        with self._lock:
+            self._waits = True  # from here on `_post` notifies
+            try:
+                return self._wait_for_work()
+            finally:
+                self._waits = False
+
+    def _wait_for_work(self) -> bool:
+        scheduler, inbox = self._scheduler, self._inbox
+        while (self._holders or (self._drains and not inbox and not scheduler.busy)) and not self._failure:
+            self._wake.wait(IDLE_S)
+        if self._failure is None and (inbox or scheduler.busy):
+            return True
+        quiet = scheduler.wants_capture
+        self._wake.wait_for(lambda: inbox or scheduler.busy or self._failure is not None, QUIET_S if quiet else IDLE_S)
+        if self._failure is not None:
+            return False
+        if not quiet and not inbox and not scheduler.busy:
+            self._thread = None
+            return False
         return True
 
     def _work(self) -> None:
@@ -493,7 +504,12 @@ def tune(weights: torch.Tensor) -> None:
     On ARM, oneDNN repacks the weights at every float32 product, ten times the work of a small layer: switched off. cuDNN's
     attention plans for 3 ms at every new shape, and the shape of a batch changes at nearly every step: switched off. Triton
     launches kernels on the thread's current device, whatever device their tensors are on: set to that of the weights.
+
+    The engine's thread releases the interpreter at every launch of a graph. While the event loop computes, each launch would
+    then cost Python's switch interval of 5 ms, and the device would wait: lowered, unless the program has set another one.
     """
+    if sys.getswitchinterval() == DEFAULT_SWITCH_S:
+        sys.setswitchinterval(SWITCH_S)
     if weights.device.type == "cuda":
         torch.cuda.set_device(weights.device)
         torch.backends.cuda.enable_cudnn_sdp(False)

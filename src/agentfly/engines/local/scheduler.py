@@ -17,7 +17,7 @@ Schedulers run in the engine's thread only and know neither threads nor asyncio.
 
 from __future__ import annotations
 
-import random
+from _random import Random  # the generator of `random.Random`, without its Python wrapper
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -50,8 +50,8 @@ class SequenceState:
         self.on_text = request.on_text
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(self.tokens)
-        self.stop_ids = stop_ids.union(request.sampling.stop_ids)
-        self.rng = random.Random(request.sampling.seed)
+        self.stop_ids = stop_ids.union(request.sampling.stop_ids) if request.sampling.stop_ids else stop_ids
+        self.rng = Random(request.sampling.seed)
         self.ahead: list[float] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []

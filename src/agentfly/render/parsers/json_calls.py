@@ -47,7 +47,7 @@ class JsonCalls(CallParser):
     skip: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> ParsedReply:
-        reply = self._exactly_one(text) or super().__call__(text)
+        reply = self._exactly_one(text) or self._prose(text) or super().__call__(text)
         if not self.fenced or reply.calls or "{" not in text:
             return reply
         loose = FencedCalls(thinking=self.thinking, opened=self.opened, drop=self.drop, names=self.names)(text)
@@ -72,6 +72,20 @@ class JsonCalls(CallParser):
             return ParsedReply(prose.strip(), (self._call(load_json(body)),), self.typed)
         except BadJson:
             return None
+
+    def _prose(self, text: str) -> ParsedReply | None:
+        """The reply, if it has no mark: a fast path for answers. None for all others."""
+        if self.opened or (self.bare and text.lstrip()[:1] in ("{", "[")):
+            return None
+        for mark in self._all:
+            if mark in text:
+                return None
+        return ParsedReply(text.strip(), (), self.typed)
+
+    @cached_property
+    def _all(self) -> tuple[str, ...]:
+        """All marks that a reader looks for."""
+        return (*(opening for opening, _ in self.marks), *self._others)
 
     @cached_property
     def _others(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...types import ToolCall
+from ...types import ToolCall, quick_init
 from .strict_json import BadJson, json_end, json_kind, load_json, load_object
 
 Pairs = tuple[tuple[str, str], ...]
@@ -30,6 +30,7 @@ _WORD = re.compile(r"[a-z]+")
 _GENERAL = {"end", "eom", "eot", "eos", "im", "message", "msg", "sep", "close", "turn", "of", "text", "s"}
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
     """The prose of a reply, without thinking and calls, and the calls. If `typed` is false, arguments are raw text."""
