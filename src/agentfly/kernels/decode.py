@@ -108,28 +108,31 @@ def _apply(
     page_blocks = (num_pages + BLOCK - 1) // BLOCK
     if program == 0:
         tl.store(step_ptr, tl.full([], -1, tl.int64))
+    # Triton wants a name to have one type in all branches.
     if program < num_added:
-        source = change_ptr + 4 + program * (1 + INTS + FLOATS)
-        row = tl.load(source).to(tl.int64)
-        at, part = tl.arange(0, INTS_2), tl.arange(0, FLOATS_2)
-        tl.store(ints_ptr + row * INTS + at, tl.load(source + 1 + at, mask=at < INTS).to(tl.int64), mask=at < INTS)
-        bits = tl.load(source + 1 + INTS + part, mask=part < FLOATS)
-        tl.store(floats_ptr + row * FLOATS + part, bits.to(tl.float32, bitcast=True), mask=part < FLOATS)
+        new = change_ptr + 4 + program * (1 + INTS + FLOATS)
+        new_row = tl.load(new).to(tl.int64)
+        column, part = tl.arange(0, INTS_2), tl.arange(0, FLOATS_2)
+        value = tl.load(new + 1 + column, mask=column < INTS, other=0).to(tl.int64)
+        tl.store(ints_ptr + new_row * INTS + column, value, mask=column < INTS)
+        bits = tl.load(new + 1 + INTS + part, mask=part < FLOATS, other=0)
+        tl.store(floats_ptr + new_row * FLOATS + part, bits.to(tl.float32, bitcast=True), mask=part < FLOATS)
     elif program < num_added + num_windows:
-        source = windows_ptr + (program - num_added) * (1 + UNIFORMS)
-        row = tl.load(source).to(tl.int64)
-        at = tl.arange(0, UNIFORMS_2)
-        bits = tl.load(source + 1 + at, mask=at < UNIFORMS)
-        tl.store(uniforms_ptr + row * UNIFORMS + at, bits.to(tl.float32, bitcast=True), mask=at < UNIFORMS)
-        tl.store(ints_ptr + row * INTS + DRAWN, tl.zeros([], tl.int64))
+        window = windows_ptr + (program - num_added) * (1 + UNIFORMS)
+        window_row = tl.load(window).to(tl.int64)
+        number = tl.arange(0, UNIFORMS_2)
+        uniform = tl.load(window + 1 + number, mask=number < UNIFORMS, other=0).to(tl.float32, bitcast=True)
+        tl.store(uniforms_ptr + window_row * UNIFORMS + number, uniform, mask=number < UNIFORMS)
+        tl.store(ints_ptr + window_row * INTS + DRAWN, tl.full([], 0, tl.int64))
     elif program < num_added + num_windows + page_blocks:
-        at = (program - num_added - num_windows) * BLOCK + tl.arange(0, BLOCK)
-        place = tl.load(pages_ptr + 2 * at, mask=at < num_pages)
-        tl.store(table_ptr + place, tl.load(pages_ptr + 2 * at + 1, mask=at < num_pages), mask=at < num_pages)
+        entry = (program - num_added - num_windows) * BLOCK + tl.arange(0, BLOCK)
+        place = tl.load(pages_ptr + 2 * entry, mask=entry < num_pages, other=0)
+        page = tl.load(pages_ptr + 2 * entry + 1, mask=entry < num_pages, other=0)
+        tl.store(table_ptr + place, page, mask=entry < num_pages)
     else:
-        at = (program - num_added - num_windows - page_blocks) * BLOCK + tl.arange(0, BLOCK)
-        row = tl.load(removed_ptr + at, mask=at < num_removed).to(tl.int64)
-        tl.store(ints_ptr + row * INTS + LEFT, tl.zeros([BLOCK], tl.int64), mask=at < num_removed)
+        end = (program - num_added - num_windows - page_blocks) * BLOCK + tl.arange(0, BLOCK)
+        end_row = tl.load(removed_ptr + end, mask=end < num_removed, other=0).to(tl.int64)
+        tl.store(ints_ptr + end_row * INTS + LEFT, tl.full([BLOCK], 0, tl.int64), mask=end < num_removed)
 
 
 @triton.jit

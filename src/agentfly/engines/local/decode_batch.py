@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -437,7 +437,7 @@ class ChangeBuffers:
         self,
         rows: list[int],
         ints: list[list[int]],
-        floats: list[tuple[float, ...]],
+        floats: Sequence[tuple[float, ...]],
         windows: list[tuple[int, list[float]]],
         pages: list[tuple[int, int]],
         removed: list[int],
