@@ -66,7 +66,9 @@ def node_of_rank_1(local: LocalCluster) -> str:
 def too_many_ranks(local: LocalCluster) -> None:
     process = start(local, *recipe(local, "run.name=many", "learner.ranks=7"), log="many.log")
     assert process.wait(PATIENCE_S) == 2, told("many.log")
-    assert "error: learner.ranks = 7 needs room for 7 ranks of 1 CPU, and the cluster has it for 6 (node a 2, " in told("many.log")
+    assert "error: learner.ranks = 7 needs room for 7 ranks of 1 CPU, and the cluster has it for 6 (node a 2, " in told(
+        "many.log"
+    )
     assert "Traceback" not in told("many.log")
     assert not (state["folder"] / "many").exists()
 
@@ -91,7 +93,9 @@ def node_killed(local: LocalCluster) -> None:
     assert state["first"] != "a"  # where rank 0 has its share
     local.kill(state["first"])
     wait_for(lambda: "(restart 1 of 3)" in told("lost.log"), 30.0, "that the loss is noticed")
-    assert f"rank 1 was lost with its node {state['first']}" in told("lost.log") or "rank 1 was lost on node" in told("lost.log")
+    assert f"rank 1 was lost with its node {state['first']}" in told("lost.log") or "rank 1 was lost on node" in told(
+        "lost.log"
+    )
 
 
 def node_frozen(local: LocalCluster) -> None:
@@ -132,7 +136,9 @@ def started_again_on_one_node(local: LocalCluster) -> None:
     (keeper,) = running(KEEPER)
     (rank,) = [pid for pid in running("run.name=signal") if _parent(pid) == keeper]
     send([rank], signal.SIGKILL)
-    wait_for(lambda: "was killed by SIGKILL: all ranks are started again" in told("signal.log"), 30.0, "that the loss is noticed")
+    wait_for(
+        lambda: "was killed by SIGKILL: all ranks are started again" in told("signal.log"), 30.0, "that the loss is noticed"
+    )
     wait_for_step(process, "signal", 2, "signal.log")
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM, told("signal.log")[-3000:]

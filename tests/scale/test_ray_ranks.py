@@ -19,7 +19,16 @@ from agentfly.ext.ray_cluster import Node, Share
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.training.checkpoint import latest_checkpoint
 from agentfly.training.cluster import ranks
-from agentfly.training.cluster.ranks import RemoteRank, check_folders, check_room, greet, places_of, resumed_folder
+from agentfly.training.cluster.ranks import (
+    RemoteRank,
+    check_folders,
+    check_room,
+    check_software,
+    greet,
+    own_software,
+    places_of,
+    resumed_folder,
+)
 from tests.scale.ray_local import inside
 from tests.tiny import ROWS, save_tiny_model
 
@@ -121,7 +130,9 @@ class FakeHost:
 def test_room_is_counted_by_every_kind_of_share() -> None:
     nodes = [node("a", gpus=2), node("b", gpus=8), node("dead", gpus=8, alive=False)]
     check_room(nodes, nodes[0], Share(1.0, 4.0, 1.0), 6)  # two on a by its GPUs, four on b by its CPUs and memory
-    with pytest.raises(ConfigError, match=r"learner\.ranks = 7 needs .* 7 ranks of 1 CPU and 4 GiB and 1 GPU, .* for 6 \(node a 2, n"):
+    with pytest.raises(
+        ConfigError, match=r"learner\.ranks = 7 needs .* 7 ranks of 1 CPU and 4 GiB and 1 GPU, .* for 6 \(node a 2, n"
+    ):
         check_room(nodes, nodes[0], Share(1.0, 4.0, 1.0), 7)
     check_room(nodes, nodes[0], Share(0.0), 1000)
     with pytest.raises(ConfigError, match="rank 0 runs on the node of this process, a, which has no 1 CPU and 4 GPUs: start"):
@@ -156,14 +167,27 @@ def test_what_ranks_share_must_be_the_same_on_every_node(tmp_path: Path, monkeyp
     check(every)
     with pytest.raises(ConfigError, match=f"folder {work} does not exist on node b: start the run in a folder"):
         check(every - {str(work)})
-    with pytest.raises(ConfigError, match=f"folder {shared} is not the same folder on node b: put run.dir on a shared file system"):
+    with pytest.raises(
+        ConfigError, match=f"folder {shared} is not the same folder on node b: put run.dir on a shared file system"
+    ):
         check(every - {str(shared)})
     with pytest.raises(ConfigError, match=f"{model}/config.json is not the same file on node b"):
         check(every - {str(model)})
+    (tmp_path / "old").mkdir()
     with pytest.raises(ConfigError, match=r"folder .*/old is not the same folder on node b"):
-        (tmp_path / "old").mkdir()
         check(every, ["train", "--resume", str(tmp_path / "old")])
     assert not list(shared.iterdir())
+
+
+def test_a_node_with_other_software_is_refused() -> None:
+    host: Any = FakeHost("b")
+    host.about["software"] = own_software()
+    check_software(host, own_software())
+    host.about["software"] = {**own_software(), "torch": "1.0", "python": "3.9"}
+    with pytest.raises(
+        ConfigError, match=r"node b runs other software than the driver \(python 3\.9 instead of 3\.\d+, torch 1\.0 "
+    ):
+        check_software(host, own_software())
 
 
 def test_the_folder_of_a_resumed_run_is_found() -> None:

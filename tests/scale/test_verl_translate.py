@@ -329,7 +329,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_gpus_than_the_machine_has_are_refused_before_the_run(installed: None) -> None:
     launch.check_verl(config_of("verl.gpus_per_node=2"))
-    sentence = r"^verl needs 4 GPUs \(trainer\.n_gpus_per_node = 4 x trainer\.nnodes = 1\), and PyTorch sees 2 on this machine: "
+    sentence = (
+        r"^verl needs 4 GPUs \(trainer\.n_gpus_per_node = 4 x trainer\.nnodes = 1\), and PyTorch sees 2 on this machine: "
+    )
     with pytest.raises(ConfigError, match=sentence):
         launch.check_verl(config_of("verl.gpus_per_node=4"))
     with pytest.raises(ConfigError, match=sentence):
@@ -343,7 +345,9 @@ def test_more_gpus_than_the_cluster_has_are_refused_before_the_run(installed: No
         """Nodes with 0, 4 and 4 GPUs, and a dead one."""
 
         def nodes(self) -> list[Any]:
-            return [SimpleNamespace(alive=alive, gpus=gpus) for alive, gpus in ((True, 0.0), (True, 4.0), (True, 4.0), (False, 8.0))]
+            return [
+                SimpleNamespace(alive=alive, gpus=gpus) for alive, gpus in ((True, 0.0), (True, 4.0), (True, 4.0), (False, 8.0))
+            ]
 
         @classmethod
         def connect(cls, address: str) -> Cluster:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,9 @@ class ClusterRanks:
         try:
             self._listener = socket.create_server((own.address, 0), backlog=config.learner.ranks)
         except OSError as error:
-            raise ConfigError(f"nothing can listen on {own.address}, the address of this node in the cluster: {error}") from None
+            raise ConfigError(
+                f"nothing can listen on {own.address}, the address of this node in the cluster: {error}"
+            ) from None
 
     @classmethod
     def connect(cls, config: Config, note: Callable[[str], None]) -> ClusterRanks:
@@ -232,7 +235,9 @@ class ClusterRanks:
                 if number not in found and (how := process.ended()) is not None:
                     raise EngineError(f"rank {number} was lost {how}")
             if time.monotonic() > until:
-                missing = [f"rank {number} on node {processes[number].host.node.name}" for number in processes.keys() - found.keys()]
+                missing = [
+                    f"rank {number} on node {processes[number].host.node.name}" for number in processes.keys() - found.keys()
+                ]
                 raise EngineError(f"{missing[0]} did not connect to {self._address()} within {JOIN_S:g} s")
             try:
                 channel, _ = self._listener.accept()
@@ -265,6 +270,7 @@ class ClusterRanks:
                     f"node {host.node.name} cannot reach the driver at {address}:{port} ({why}): let the nodes of the cluster "
                     "reach each other's ports"
                 )
+            check_software(host, own_software())
         check_folders(hosts, arguments, self._config)
 
 
@@ -327,6 +333,30 @@ def places_of(hosts: Sequence[Host]) -> list[dict[str, str]]:
     return found
 
 
+def own_software() -> dict[str, str]:
+    """The versions of this process that must be the same on every node, as `Host.about["software"]` has them."""
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in ("agentfly", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def check_software(host: Host, own: Mapping[str, str]) -> None:
+    """Raises ConfigError if a node has other versions than this process."""
+    found = host.about["software"]
+    differ = [
+        f"{name} {found.get(name, 'none')} instead of {wanted}" for name, wanted in own.items() if found.get(name) != wanted
+    ]
+    if differ:
+        raise ConfigError(
+            f"node {host.node.name} runs other software than the driver ({', '.join(differ)}): install the same versions "
+            "on every node"
+        )
+
+
 def check_folders(hosts: Sequence[Host], arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError if what the ranks share is not the same on every node, EngineError if a node does not answer."""
     resumed = resumed_folder(arguments)
@@ -340,7 +370,9 @@ def check_folders(hosts: Sequence[Host], arguments: Sequence[str], config: Confi
         for host in hosts:
             name = host.node.name
             if not host.ask("sees_file", str(folder)):
-                raise ConfigError(f"folder {folder} does not exist on node {name}: start the run in a folder that every node has")
+                raise ConfigError(
+                    f"folder {folder} does not exist on node {name}: start the run in a folder that every node has"
+                )
             if not host.ask("sees_file", str(marker), word):
                 raise ConfigError(f"folder {runs} is not the same folder on node {name}: put run.dir on a shared file system")
             for path in [model / "config.json", *(Path(each) for each in arguments if "=" not in each)]:

@@ -113,7 +113,9 @@ def check_verl(config: Config) -> None:
 def _check_devices(config: Config) -> None:
     """Raises ConfigError if there are too few GPUs: verl would wait for ever for a placement group that never fits."""
     nodes = int(_overridden(config, "trainer.nnodes") or config.verl.nodes)
-    per_node = int(_overridden(config, "trainer.n_gpus_per_node") or config.verl.gpus_per_node or max(1, config.learner.ranks // nodes))
+    per_node = int(
+        _overridden(config, "trainer.n_gpus_per_node") or config.verl.gpus_per_node or max(1, config.learner.ranks // nodes)
+    )
     asked = f"verl needs {_gpus(nodes * per_node)} (trainer.n_gpus_per_node = {per_node} x trainer.nnodes = {nodes})"
     address = ray_address(config) or ("auto" if nodes > 1 else None)
     if address is None or address == "local":
@@ -133,8 +135,8 @@ def _check_devices(config: Config) -> None:
         raise ConfigError(f"{asked}, and the cluster at {address} has {total}: add nodes, or lower verl.gpus_per_node")
     if (fit := int(sum(node.gpus // per_node for node in alive))) < nodes:
         raise ConfigError(
-            f"{asked}, {per_node} of them on one node each time, and the nodes of the cluster at {address} have room for {fit} of "
-            f"{nodes}: lower verl.gpus_per_node"
+            f"{asked}, {per_node} of them on one node each time, and the nodes of the cluster at {address} have room for {fit} "
+            f"of {nodes}: lower verl.gpus_per_node"
         )
 
 
