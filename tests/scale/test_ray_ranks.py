@@ -29,6 +29,7 @@ from agentfly.training.cluster.ranks import (
     places_of,
     resumed_folder,
 )
+from agentfly.training.ranks.roles import TORCHRUN, find_place
 from tests.scale.ray_local import inside
 from tests.tiny import ROWS, save_tiny_model
 
@@ -177,6 +178,18 @@ def test_what_ranks_share_must_be_the_same_on_every_node(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match=r"folder .*/old is not the same folder on node b"):
         check(every, ["train", "--resume", str(tmp_path / "old")])
     assert not list(shared.iterdir())
+
+
+def test_under_torchrun_an_address_without_effect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    words = ["learner.ranks=2", "cluster.address=head:6379"]
+    assert find_place(Config.load(None, words)) is not None  # started by the supervisor
+    monkeypatch.setenv(TORCHRUN, "run")
+    assert find_place(Config.load(None, [*words, "sampler.replicas=2"])) is not None
+    with pytest.raises(ConfigError, match=r"cluster\.address has no effect on ranks that torchrun has started"):
+        find_place(Config.load(None, words))
 
 
 def test_a_node_with_other_software_is_refused() -> None:

@@ -32,6 +32,8 @@ PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
 """Seconds in which all ranks must find room: at the start, and after a loss, when a node may be replaced."""
 JOIN_S = 60.0
 """Seconds in which every keeper must connect."""
+GREET_S = 5.0
+"""Seconds in which a connection must say whose it is; others wait meanwhile."""
 PASSED_ON = (
     "AGENTFLY_", "CUBLAS_", "GLOO_", "HF_", "HUGGINGFACE_", "NCCL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TOKENIZERS_", "TORCH",
     "TRANSFORMERS_", "TRITON_",
@@ -227,32 +229,38 @@ class ClusterRanks:
 
     def _accept(self, processes: Mapping[int, HostProcess], token: str) -> dict[int, RemoteRank]:
         """Wait until every keeper has connected. Raises EngineError if one does not."""
-        until = time.monotonic() + JOIN_S
         found: dict[int, RemoteRank] = {}
+        try:
+            self._fill(found, processes, token)
+        except BaseException:
+            for rank in found.values():
+                rank.kill()
+            raise
+        return found
+
+    def _fill(self, found: dict[int, RemoteRank], processes: Mapping[int, HostProcess], token: str) -> None:
+        until = time.monotonic() + JOIN_S
         self._listener.settimeout(0.2)
         while len(found) < len(processes):
             for number, process in processes.items():
                 if number not in found and (how := process.ended()) is not None:
                     raise EngineError(f"rank {number} was lost {how}")
             if time.monotonic() > until:
-                missing = [
-                    f"rank {number} on node {processes[number].host.node.name}" for number in processes.keys() - found.keys()
-                ]
-                raise EngineError(f"{missing[0]} did not connect to {self._address()} within {JOIN_S:g} s")
+                number = min(processes.keys() - found.keys())
+                host, port = self._listener.getsockname()[:2]
+                raise EngineError(
+                    f"rank {number} on node {processes[number].host.node.name} did not connect to {host}:{port} within "
+                    f"{JOIN_S:g} s"
+                )
             try:
                 channel, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            number = greet(channel, token)
-            if number not in processes or number in found:
+            known = greet(channel, token)
+            if known is None or known not in processes or known in found:
                 channel.close()
                 continue
-            found[number] = RemoteRank(number, processes[number], channel, self._config.cluster.health_s)
-        return found
-
-    def _address(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"{host}:{port}"
+            found[known] = RemoteRank(known, processes[known], channel, self._config.cluster.health_s)
 
     def _describe(self) -> str:
         names = [self._cluster.own.name, *(host.node.name for host in self._hosts)]
@@ -282,11 +290,12 @@ def keeper_of(host: Host) -> str:
 
 
 def greet(channel: socket.socket, token: str) -> int | None:
-    """Returns the rank whose keeper has connected, if it knows the token."""
-    channel.settimeout(5.0)
+    """Returns the rank whose keeper has connected, if it knows the token and says so within GREET_S."""
+    until = time.monotonic() + GREET_S
     line = b""
     try:
         while not line.endswith(b"\n"):
+            channel.settimeout(max(0.01, until - time.monotonic()))
             if not (data := channel.recv(1)) or len(line) > 1000:  # what follows the line belongs to the rank
                 return None
             line += data
