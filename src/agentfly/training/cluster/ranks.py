@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ...engines import engine_options
 from ...errors import ConfigError, EngineError, RankError
 from ...ext.ray_cluster import Cluster, Host, HostProcess, Node, Share
 from ..ranks.process import FROZEN, Rank, free_port, interface_variables, start_here, why_ended
+from .checks import check_files, check_room, check_software, shares_of
 
 PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
 """Seconds in which all ranks must find room: at the start, and after a loss, when a node may be replaced."""
@@ -34,6 +34,8 @@ JOIN_S = 60.0
 """Seconds in which every keeper must connect."""
 GREET_S = 5.0
 """Seconds in which a connection must say whose it is; others wait meanwhile."""
+KEEPER = "training/ranks/process.py"
+"""The keeper's program, in the folder of the package."""
 PASSED_ON = (
     "AGENTFLY_", "CUBLAS_", "GLOO_", "HF_", "HUGGINGFACE_", "NCCL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TOKENIZERS_", "TORCH",
     "TRANSFORMERS_", "TRITON_",
@@ -147,7 +149,8 @@ class ClusterRanks:
     def start(self, arguments: Sequence[str]) -> list[Rank]:
         self._attempts += 1
         if self._attempts == 1:
-            check_room(self._cluster.nodes(), self._cluster.own, self._share, self._config.learner.ranks)
+            alive = [node for node in self._cluster.nodes() if node.alive]
+            check_ranks(alive, self._cluster.own, self._share, self._config)
         self._place()
         try:
             self._check_nodes(arguments)
@@ -169,25 +172,14 @@ class ClusterRanks:
         """Reserve a share for every rank, in the order of nodes. Raises EngineError if one finds no room in time."""
         until = time.monotonic() + (PLACE_S if self._attempts == 1 else PLACE_AGAIN_S)
         if self._own is None or self._own.lost is not None:
-            self._own = self._place_own(until)
+            self._own = self._cluster.place(
+                "rank 0", self._share, only=self._cluster.own.id, timeout_s=until - time.monotonic()
+            )
         own = self._own.node.id
         for number in range(1, self._config.learner.ranks):
             left_s = max(1.0, until - time.monotonic())
             self._hosts.append(self._cluster.place(f"rank {number}", self._share, avoid=self._avoid, timeout_s=left_s))
         self._hosts.sort(key=lambda host: (host.node.id != own, host.node.name))
-
-    def _place_own(self, until: float) -> Host:
-        """Reserve the share of rank 0 on the node of this process."""
-        node = self._cluster.own
-        others = [each.id for each in self._cluster.nodes() if each.id != node.id]
-        while True:
-            host = self._cluster.place("rank 0", self._share, avoid=others, timeout_s=max(1.0, until - time.monotonic()))
-            if host.node.id == node.id:
-                return host
-            host.close()
-            if time.monotonic() > until:
-                raise EngineError(f"the driver's node {node.name} has no {self._share} free for rank 0")
-            time.sleep(1.0)
 
     def _start(self, arguments: Sequence[str]) -> list[Rank]:
         own, token = self._cluster.own, secrets.token_hex(16)
@@ -214,7 +206,7 @@ class ClusterRanks:
                     "node": host.node.address,
                     "environ": {**passed_on, **common, **places[number], "RANK": f"{number}"},
                 }
-                words = [host.about["python"], "-I", "-X", "utf8", keeper_of(host)]
+                words = [host.about["python"], "-I", "-X", "utf8", f"{host.about['agentfly']}/{KEEPER}"]
                 processes[number] = host.run(words, stdin=json.dumps(ticket).encode(), log=f"rank-{number}.log")
             joined = self._accept(processes, token)
             ranks += [joined[number] for number in sorted(joined)]
@@ -278,15 +270,9 @@ class ClusterRanks:
                     f"node {host.node.name} cannot reach the driver at {address}:{port} ({why}): let the nodes of the cluster "
                     "reach each other's ports"
                 )
-            check_software(host, own_software())
+            check_software(host)
+            check_files(host, self._config)
         check_folders(hosts, arguments, self._config)
-
-
-def keeper_of(host: Host) -> str:
-    """The keeper's program on a node. Raises ConfigError if AgentFly is not installed there."""
-    if not (package := host.about.get("agentfly")):
-        raise ConfigError(f"node {host.node.name} has no agentfly: install the same version on every node")
-    return f"{package}/training/ranks/process.py"
 
 
 def greet(channel: socket.socket, token: str) -> int | None:
@@ -306,26 +292,15 @@ def greet(channel: socket.socket, token: str) -> int | None:
         return None
 
 
-def check_room(nodes: Sequence[Node], own: Node, share: Share, ranks: int) -> None:
-    """Raises ConfigError if the nodes could not hold the ranks even if they were empty."""
+def check_ranks(nodes: Sequence[Node], own: Node, share: Share, config: Config) -> None:
+    """Raises ConfigError if the nodes could not hold the ranks and the run's other hosts even if they were empty."""
     if not own.fits(share):
         raise ConfigError(
             f"rank 0 runs on the node of this process, {own.name}, which has no {share}: start `agentfly train` on a node that "
             "has, or lower learner.cpus and learner.memory_gib"
         )
-    rooms = {node.name: room_of(node, share) for node in nodes if node.alive}
-    if sum(rooms.values()) < ranks:
-        told = ", ".join(f"node {name} {count:g}" for name, count in rooms.items())
-        raise ConfigError(
-            f"learner.ranks = {ranks} needs room for {ranks} ranks of {share}, and the cluster has it for "
-            f"{sum(rooms.values()):g} ({told}): add nodes, or lower learner.ranks or learner.cpus"
-        )
-
-
-def room_of(node: Node, share: Share) -> float:
-    """How many shares an empty node holds."""
-    kinds = ((node.cpus, share.cpus), (node.memory_gib, share.memory_gib), (node.gpus, share.gpus))
-    return min((total // wanted for total, wanted in kinds if wanted), default=float("inf"))
+    ranks = [("learner ranks", "learner.ranks", share)] * config.learner.ranks
+    check_room(nodes, ranks + shares_of(config, nodes))
 
 
 def places_of(hosts: Sequence[Host]) -> list[dict[str, str]]:
@@ -342,35 +317,10 @@ def places_of(hosts: Sequence[Host]) -> list[dict[str, str]]:
     return found
 
 
-def own_software() -> dict[str, str]:
-    """The versions of this process that must be the same on every node, as `Host.about["software"]` has them."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for name in ("agentfly", "torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
-
-
-def check_software(host: Host, own: Mapping[str, str]) -> None:
-    """Raises ConfigError if a node has other versions than this process."""
-    found = host.about["software"]
-    differ = [
-        f"{name} {found.get(name, 'none')} instead of {wanted}" for name, wanted in own.items() if found.get(name) != wanted
-    ]
-    if differ:
-        raise ConfigError(
-            f"node {host.node.name} runs other software than the driver ({', '.join(differ)}): install the same versions "
-            "on every node"
-        )
-
-
 def check_folders(hosts: Sequence[Host], arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError if what the ranks share is not the same on every node, EngineError if a node does not answer."""
     resumed = resumed_folder(arguments)
     runs = Path(config.run.dir) if resumed is None else resumed
-    model = Path(config.agent.model)
     folder = Path.cwd()
     runs.mkdir(parents=True, exist_ok=True)
     marker, word = runs.absolute() / f".shared-{secrets.token_hex(6)}", secrets.token_hex(8)
@@ -384,7 +334,7 @@ def check_folders(hosts: Sequence[Host], arguments: Sequence[str], config: Confi
                 )
             if not host.ask("sees_file", str(marker), word):
                 raise ConfigError(f"folder {runs} is not the same folder on node {name}: put run.dir on a shared file system")
-            for path in [model / "config.json", *(Path(each) for each in arguments if "=" not in each)]:
+            for path in (Path(each) for each in arguments if "=" not in each):
                 if path.is_file() and not host.ask("sees_file", str(path.absolute()), path.read_text(encoding="utf-8")):
                     raise ConfigError(f"{path} is not the same file on node {name}: put it on a shared file system")
     except OSError as error:
