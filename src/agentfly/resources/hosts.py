@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..errors import ConfigError
+
 AGAIN_S = 1.0
 """A host that could not be reached is tried again after so long, if the directory names no other."""
 
@@ -41,6 +43,7 @@ class HostDirectory:
         self.token = token
         self.counts: dict[HostAddress, int] = {}
         self._connections: dict[HostAddress, set[Ends]] = {}
+        self._failure: str | None = None
         self._news = asyncio.Event()
         self.update(hosts)
 
@@ -51,22 +54,34 @@ class HostDirectory:
         before, self.counts = self.counts, {}
         for host in hosts:
             self.counts[host] = before.pop(host, 0)
+        if self.counts:
+            self._failure = None
         for host in before:
             why = (lost or {}).get(host.name, "was stopped")
             for connection in list(self._connections.get(host, ())):
                 connection.end(f"{host.name} {why}")
+        self._tell()
+
+    def fail(self, error: ConfigError) -> None:
+        """No host will come: whoever waits for one gets this error, which ends the run. A host that comes takes it back."""
+        self._failure = str(error)
+        self._tell()
+
+    def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
     def to_value(self, lost: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What `take` reads in another process."""
         hosts = [[host.name, host.url, host.attempt] for host in self.counts]
-        return {"token": self.token, "hosts": hosts, "lost": dict(lost or {})}
+        return {"token": self.token, "hosts": hosts, "lost": dict(lost or {}), "failure": self._failure}
 
     def take(self, value: Mapping[str, Any]) -> None:
         """Take over the directory of the driver."""
         self.token = value["token"]
         self.update([HostAddress(*host) for host in value["hosts"]], value["lost"])
+        if value["failure"] is not None:
+            self.fail(ConfigError(value["failure"]))
 
     # ---- for the placement
 
@@ -74,6 +89,7 @@ class HostDirectory:
         """The live host with the fewest instances of this process, which has one more now. Waits until there is a host.
 
         Hosts in `avoid` are tried again after a pause. The caller puts a deadline around it, and calls `leave` in the end.
+        Raises ConfigError if the driver has given up.
         """
         while True:
             usable = [host for host in self.counts if host not in avoid]
@@ -81,6 +97,8 @@ class HostDirectory:
                 chosen = min(usable, key=self.counts.__getitem__)
                 self.counts[chosen] += 1
                 return chosen
+            if self._failure is not None:
+                raise ConfigError(self._failure)
             avoid = ()
             try:
                 async with asyncio.timeout(AGAIN_S):
