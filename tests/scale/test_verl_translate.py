@@ -78,6 +78,13 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "sampler.replicas": ["sampler.replicas=2"],
         "sampler.place": ["sampler.place=own"],
         "sampler.gpus": ["sampler.gpus=2"],
+        "sampler.cpus": ["cluster.address=auto", "sampler.place=process", "sampler.cpus=2"],
+        "sampler.memory_gib": ["cluster.address=auto", "sampler.place=process", "sampler.memory_gib=2"],
+        "learner.cpus": ["cluster.address=auto", "learner.ranks=2", "learner.cpus=2"],
+        "learner.memory_gib": ["cluster.address=auto", "learner.ranks=2", "learner.memory_gib=2"],
+        "cluster.env_hosts": ["cluster.address=auto", "cluster.env_hosts=2"],
+        "cluster.env_cpus": ["cluster.address=auto", "cluster.env_hosts=2", "cluster.env_cpus=2"],
+        "cluster.env_memory_gib": ["cluster.address=auto", "cluster.env_hosts=2", "cluster.env_memory_gib=2"],
         "fault.restarts": ["fault.restarts=1"],
         "cluster.health_s": ["cluster.health_s=3.0"],
     }
