@@ -43,6 +43,8 @@ class HostDirectory:
         self.token = token
         self.counts: dict[HostAddress, int] = {}
         self._connections: dict[HostAddress, set[Ends]] = {}
+        self.serial = 0
+        """Rises with each change at the driver."""
         self._failure: str | None = None
         self._news = asyncio.Event()
         self.update(hosts)
@@ -68,20 +70,26 @@ class HostDirectory:
         self._tell()
 
     def _tell(self) -> None:
+        self.serial += 1
         self._news.set()
         self._news = asyncio.Event()
 
     def to_value(self, lost: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What `take` reads in another process."""
         hosts = [[host.name, host.url, host.attempt] for host in self.counts]
-        return {"token": self.token, "hosts": hosts, "lost": dict(lost or {}), "failure": self._failure}
+        return {
+            "serial": self.serial, "token": self.token, "hosts": hosts, "lost": dict(lost or {}), "failure": self._failure,
+        }  # fmt: skip
 
     def take(self, value: Mapping[str, Any]) -> None:
-        """Take over the directory of the driver."""
+        """Take over the directory of the driver, unless a newer one was taken before."""
+        if value["serial"] < self.serial:
+            return
         self.token = value["token"]
         self.update([HostAddress(*host) for host in value["hosts"]], value["lost"])
         if value["failure"] is not None:
             self.fail(ConfigError(value["failure"]))
+        self.serial = value["serial"]
 
     # ---- for the placement
 

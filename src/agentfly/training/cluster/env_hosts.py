@@ -19,21 +19,28 @@ import itertools
 import json
 import os
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+from ...config import Config
 from ...errors import AgentFlyError, ConfigError, EngineError
 from ...resources import Spec
 from ...resources.hosts import HostAddress, HostDirectory
 from ...resources.rpc.frames import error_of
 from ...resources.rpc.host_server import kind_value
 from ...resources.spec import READY_S
+from ...rollout import Plan, open_environments
+from ...rollout.setup import RunnableAgent, environment_kinds
 from ..workers.channel import HELLO_LIMITS, Link, Message, beat_s
 from ..workers.launcher import RANK_VARIABLES, Launched
 
 HELLO_S = 120.0
 """Seconds that the process of a host may take until it connects."""
+REACH_S = 10.0
 STOP_S = 10.0
 
 
@@ -243,6 +250,11 @@ class EnvHosts:
         about = host.about
         if about.get("agentfly") is None:
             raise ConfigError(f"node {host.node.name} has no AgentFly: pip install 'agentfly[ray]' there")
+        theirs, ours = about.get("software", {}).get("agentfly"), _own_version()
+        if theirs is not None and theirs != ours:
+            raise ConfigError(
+                f"node {host.node.name} has AgentFly {theirs}, and this machine has {ours}: install the same on all"
+            )
         ticket = {
             "path": about["path"],
             "bind": about["address"],
@@ -261,8 +273,9 @@ class EnvHosts:
         )
         await self._within(member, member.hello, HELLO_S)
         url = await self._within(member, member.ready, READY_S)
+        await self._check_reachable(member, url)
         if member.ended.done():
-            raise EngineError(member.ended.result())
+            raise EngineError(f"{member.name} {member.ended.result()}")
         member.address = HostAddress(member.name, url, member.attempt)
         self._none_s = 0.0
         self._tell()
@@ -274,8 +287,22 @@ class EnvHosts:
         if future.done():
             return future.result()
         if member.ended.done():
-            raise EngineError(member.ended.result())
-        raise EngineError(f"was not ready after {timeout_s:g} s")
+            raise EngineError(f"{member.name} {member.ended.result()}")
+        raise EngineError(f"{member.name} was not ready after {timeout_s:g} s")
+
+    async def _check_reachable(self, member: Member, url: str) -> None:
+        """Raises ConfigError if this machine cannot connect to a host, which was able to connect to this machine."""
+        parts = urlsplit(url)
+        try:
+            async with asyncio.timeout(REACH_S):
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.transport.abort()
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"no answer in {REACH_S:g} s"
+            raise ConfigError(
+                f"{member.name} listens at {url}, and this machine cannot connect to it ({why}): open the firewall between the "
+                f"machines of the cluster"
+            ) from None
 
     def _end(self, member: Member, why: str) -> None:
         """The host is lost, or is ended now: its environments are dead for all processes."""
@@ -410,3 +437,56 @@ class EnvHosts:
                 return
             await asyncio.sleep(0.02)
         self._end(member, "closed its connection")
+
+
+def _own_version() -> str:
+    try:
+        return version("agentfly")
+    except PackageNotFoundError:
+        return "none"
+
+
+@asynccontextmanager
+async def open_env_hosts(
+    config: Config,
+    agent: RunnableAgent,
+    note: Callable[[str], None],
+    on_change: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> AsyncIterator[EnvHosts | None]:
+    """The environment hosts that a config asks for; None if it asks for none. Raises ConfigError if they had no effect."""
+    cluster = config.cluster
+    if not cluster.env_hosts:
+        yield None
+        return
+    kinds = [kind for kind in environment_kinds(agent, 1) if kind.placement != "http"]
+    if not kinds:
+        raise ConfigError("cluster.env_hosts has no effect: the agent uses no environment that this run creates; remove it")
+    from ...ext.ray_cluster import Share
+    from . import on_cluster
+
+    passed = {name: os.environ[name] for kind in kinds for name in kind.pass_env if name in os.environ}
+    settings = Settings(
+        cluster.env_hosts,
+        Share(cluster.env_cpus, cluster.env_memory_gib),
+        health_s=cluster.health_s,
+        stuck_s=max(10 * cluster.health_s, *(kind.call_timeout_s for kind in kinds)),
+        environ=passed,
+    )
+    used = on_cluster(config, note)
+    connected = await asyncio.to_thread(used.__enter__)
+    try:
+        async with EnvHosts(connected, kinds, settings, note=note, on_change=on_change) as hosts:
+            yield hosts
+    finally:
+        await asyncio.to_thread(used.__exit__, None, None, None)
+
+
+@asynccontextmanager
+async def open_hosted_environments(
+    config: Config, agent: RunnableAgent, plan: Plan, note: Callable[[str], None]
+) -> AsyncIterator[Plan]:
+    """`open_environments` for the chains of this process, with the hosts that the config asks for."""
+    async with open_env_hosts(config, agent, note) as hosts:
+        directory = None if hosts is None else hosts.directory
+        async with open_environments(agent, plan, config.rollout.max_concurrency, hosts=directory) as ready:
+            yield ready
