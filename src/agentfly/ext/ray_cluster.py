@@ -353,8 +353,10 @@ class Cluster:
 
     # ---- placing
 
-    def place(self, name: str, share: Share, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> Host:
-        """Start a host on the node that has room for its share and the fewest hosts. `avoid` are ids of nodes.
+    def place(
+        self, name: str, share: Share, *, avoid: Collection[str] = (), only: str | None = None, timeout_s: float = 60.0
+    ) -> Host:
+        """Start a host on the node that has room for its share and the fewest hosts. `avoid` and `only` are ids of nodes.
 
         A node of `avoid` is used only if no other fits. Raises ConfigError if no node could hold the share even if it were
         empty, EngineError if none has room within `timeout_s`.
@@ -362,7 +364,7 @@ class Cluster:
         until = time.monotonic() + timeout_s
         last = ""
         while True:
-            node = self._choose(name, share, avoid)
+            node = self._choose(name, share, avoid, only)
             if node is not None:
                 host, last = self._try(name, share, node, min(ANSWER_S, max(1.0, until - time.monotonic())))
                 if host is not None:
@@ -375,8 +377,8 @@ class Cluster:
             if node is None:
                 self._closed.wait(0.25)
 
-    def _choose(self, name: str, share: Share, avoid: Collection[str]) -> Node | None:
-        nodes = [node for node in self.nodes() if node.alive]
+    def _choose(self, name: str, share: Share, avoid: Collection[str], only: str | None) -> Node | None:
+        nodes = [node for node in self.nodes() if node.alive and only in (None, node.id)]
         with self._lock:
             known = share in self._fitted
             hosts = [host for host in self._hosts.values() if host.lost is None]

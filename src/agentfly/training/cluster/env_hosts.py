@@ -132,6 +132,7 @@ class EnvHosts:
         self._keepers: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._address: tuple[str, int] = ("", 0)
+        self._placing = asyncio.Lock()
         self._news = asyncio.Event()
         self._failure: AgentFlyError | None = None
         self._closing = self._started = False
@@ -239,7 +240,8 @@ class EnvHosts:
         """Place the host, start its process and wait until it lends. Raises what makes that impossible."""
         settings = self.settings
         name = f"environment host {member.index}"
-        host = member.host = await asyncio.to_thread(self.cluster.place, name, settings.share, avoid=avoid)
+        async with self._placing:  # one after the other, so that each counts for where the next one goes
+            host = member.host = await asyncio.to_thread(self.cluster.place, name, settings.share, avoid=avoid)
         loop = asyncio.get_running_loop()
 
         def lost(why: str) -> None:

@@ -37,7 +37,9 @@ class Launched(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts worker processes."""
+    """Starts worker processes. `takes_long`: `start` takes seconds, so it is called in a thread."""
+
+    takes_long: bool
 
     def start(self, index: int, ticket: Mapping[str, Any]) -> Launched:
         """Start replica `index` and give it the ticket. Raises EngineError if no process can be started."""
@@ -51,6 +53,8 @@ class LocalLauncher:
 
     A worker has the environment variables of the trainer, without those of ranks, and those in `environments[index]`.
     """
+
+    takes_long = False  # and a worker's parent-death signal belongs to the thread that starts it
 
     def __init__(self, log_dir: Path, environments: Sequence[Mapping[str, str]] = ()) -> None:
         if os.name != "posix":

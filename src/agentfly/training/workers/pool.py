@@ -37,7 +37,7 @@ from ...runs.codec import decode
 from ...types import Outcome, Sampling, Task, ToolCall, Trajectory
 from .channel import HELLO_LIMITS, Link, Message, beat_s
 from .launcher import Launched, Launcher
-from .worker import software
+from .software import software
 
 START_S = 1800.0
 """Seconds that a worker may take until it is open: a large model is loaded in this time."""
@@ -172,6 +172,7 @@ class WorkerPool:
         self._failure: AgentFlyError | None = None
         self._news = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
+        self._starting: set[asyncio.Future[Launched]] = set()
         self._server: asyncio.Server | None = None
         self._folder: str | None = None
         self._address: Any = None
@@ -216,14 +217,19 @@ class WorkerPool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        for replica in self.replicas:
-            if replica.process is not None:
-                await asyncio.to_thread(replica.process.kill)
+        started = (await asyncio.wait(self._starting, timeout=CLOSE_S))[0] if self._starting else set()
+        late = [each.result() for each in started if each.exception() is None]
+        for process in [*(replica.process for replica in self.replicas), *late]:
+            if process is not None:
+                await asyncio.to_thread(process.kill)
         if self._server is not None:
             self._server.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self.launcher.close()
+        if self.launcher.takes_long:
+            await asyncio.to_thread(self.launcher.close)
+        else:
+            self.launcher.close()
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         def link() -> Link:
@@ -344,7 +350,15 @@ class WorkerPool:
             "address": self._address, "token": self._token, "index": replica.index, "attempt": replica.attempt,
             "health_s": self.health_s, "path": sys.path,
         }  # fmt: skip
-        replica.process = self.launcher.start(replica.index, ticket)
+        if self.launcher.takes_long:
+            starting = asyncio.ensure_future(asyncio.to_thread(self.launcher.start, replica.index, ticket))
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting.discard)
+            replica.process = await asyncio.shield(starting)  # if this task is cancelled, `close` waits for the thread
+            if not replica.alive:
+                replica.process.kill()
+        else:
+            replica.process = self.launcher.start(replica.index, ticket)
         try:
             async with asyncio.timeout(START_S):
                 await replica.connected

@@ -24,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Never
 
 from ... import codec
@@ -42,23 +41,13 @@ from ...runs.codec import encode
 from ...types import PreparedEngine, Request, Sampling, Task, Trajectory
 from ..build import build_agent, build_plan
 from .channel import Link, Message, beat_s, pack
+from .software import software
 
 STATUS_S = 0.5
 """Seconds between two reports of what the chains wait for."""
 OPENINGS = 256
 """Rendered prompts that are kept for sibling chains."""
 NO_TASK = Task("", ())
-
-
-def software() -> dict[str, str]:
-    """The versions that the trainer and its workers must have in common."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for name in ("agentfly", "torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
 
 
 def machine() -> str:
@@ -324,7 +313,7 @@ def gpu_options(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     does not free it while the learner updates.
     """
     sampler, kind = config.sampler, options.get("kind") or "local"
-    if sampler.place == "own":
+    if sampler.place == "own" or config.cluster.address is not None:
         defaults = {"vllm": {"sleep": False, "memory_fraction": 0.85}, "local": {"kv_fraction": 0.7}}.get(kind, {})
     else:
         sleeps = options.get("sleep", True)
