@@ -131,6 +131,7 @@ class Benchmark:
     def __init__(self, environments: int, nodes: int, rounds: int) -> None:
         self.environments, self.num_nodes, self.rounds = environments, nodes, rounds
         self.figures: dict[str, float] = {}
+        self.chains_s = 0.0
 
     def put(self, name: str, value: float) -> None:
         self.figures[name] = round(value, 4)
@@ -205,11 +206,10 @@ class Benchmark:
     async def chains(self, plan: Any) -> None:
         began, cpu = time.perf_counter(), time.process_time()
         chains = await self._run(plan, "a-")
-        self.put("chains/per_s", len(chains) / (time.perf_counter() - began))
+        self.chains_s = time.perf_counter() - began
+        self.put("chains/per_s", len(chains) / self.chains_s)
         self.put("chains/driver_cpu_us", (time.process_time() - cpu) / len(chains) * 1e6)
-        assert Counter(chain.outcome.value for chain in chains) == {"answered": len(chains)} or all(
-            chain.reward == 1.0 for chain in chains
-        ), Counter(chain.outcome.value for chain in chains)
+        assert all(chain.reward == 1.0 for chain in chains), Counter(chain.outcome.value for chain in chains)
 
     async def _run(self, plan: Any, prefix: str) -> list[Any]:
         tasks = [Task(str(number), (agentfly.Message("user", "guess"),), {"secret": 7}) for number in range(self.environments)]
@@ -220,7 +220,7 @@ class Benchmark:
         victim = hosts.live[0]
         name, on_it = victim.host.node.name, hosts.directory.counts[victim.address]
         running = asyncio.ensure_future(self._run(plan, "b-"))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(self.chains_s / 3)
         began = time.perf_counter()
         nodes.kill(name)
         await victim.ended

@@ -208,6 +208,7 @@ class EnvHosts:
     async def _keep(self, index: int) -> None:
         """Keep one host alive. Ends if the run cannot go on."""
         loop = asyncio.get_running_loop()
+        lacking: set[str] = set()  # nodes on which a kind cannot be used
         avoid: set[str] = set()
         for attempt in itertools.count():
             member = self.members[index] = self._member(index, attempt) if attempt else self.members[index]
@@ -220,7 +221,7 @@ class EnvHosts:
                     self._fail(error)
                     return
                 if isinstance(error, ConfigError) and member.host is not None:
-                    avoid.add(member.host.node.id)  # the node lacks something; another may have it
+                    lacking.add(member.host.node.id)
             except Exception as error:  # noqa: BLE001 - a bug must stop the run and not only this task
                 self._end(member, f"did not start: {error!r}")
                 self._fail(EngineError(f"{member.name} could not be started: {type(error).__name__}: {error}"))
@@ -231,7 +232,9 @@ class EnvHosts:
             self.replaced += 1
             self._note(f"{member.name} {why}; its environments are replaced on the other hosts, and it is placed again")
             host = member.host
+            avoid = set(lacking)
             if host is not None:
+                avoid.add(host.node.id)
                 await asyncio.to_thread(host.close)
             quick = loop.time() - began < 30
             await asyncio.sleep(min(30.0, 0.2 * 2 ** min(attempt, 10)) if quick else 0.2)
