@@ -148,6 +148,30 @@ def test_the_environments_of_a_lost_host_fail_their_chains_and_are_replaced_else
     run(main)
 
 
+def test_a_host_that_joins_takes_over_its_share_as_environments_become_free() -> None:
+    spec = spec_of(Board, max=24)
+
+    async def main() -> None:
+        async with hosts_of(spec, count=3) as (directory, servers):
+            first, second, third = directory.counts
+            directory.update([first, second])
+            async with ResourceManager(None, on_hosts(spec, directory), sweep_s=0.05) as manager:
+                await manager.warm(Board, 24)
+                held = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(24)]
+                assert list(directory.counts.values()) == [12, 12]
+                directory.update([first, second, third])
+                await asyncio.sleep(0.3)
+                assert [await lease[Board].write("x") for lease in held] == [1] * 24  # nothing is taken from a chain
+                for lease in held:
+                    await lease.release()
+                manager.expect(24)
+                await until(lambda: [server.num_instances for server in servers] == [8, 8, 8])
+                assert manager.metrics()["resources/Board/failed"] == 0
+                assert manager.metrics()["resources/Board/recycled"] == 8
+
+    run(main)
+
+
 def test_a_chain_waits_for_a_host_while_there_is_none() -> None:
     spec = spec_of(Board, max=2)
 

@@ -42,6 +42,7 @@ class HostDirectory:
     def __init__(self, token: str = "", hosts: Iterable[HostAddress] = ()) -> None:
         self.token = token
         self.counts: dict[HostAddress, int] = {}
+        self._surplus: dict[HostAddress, int] = {}
         self._connections: dict[HostAddress, set[Ends]] = {}
         self.serial = 0
         """Rises with each change at the driver."""
@@ -54,15 +55,23 @@ class HostDirectory:
     def update(self, hosts: Iterable[HostAddress], lost: Mapping[str, str] | None = None) -> None:
         """These hosts are alive. Connections to all others end; `lost` says why, by the name of a host."""
         before, self.counts = self.counts, {}
+        known = set(before)
         for host in hosts:
             self.counts[host] = before.pop(host, 0)
         if self.counts:
             self._failure = None
+            self._share_out(joined=any(host not in known for host in self.counts))
         for host in before:
             why = (lost or {}).get(host.name, "was stopped")
             for connection in list(self._connections.get(host, ())):
                 connection.end(f"{host.name} {why}")
         self._tell()
+
+    def _share_out(self, joined: bool) -> None:
+        """If a host has joined, the others give up what they have beyond their share, unless it is little."""
+        share = -(-sum(self.counts.values()) // len(self.counts))
+        above = {host: count - share for host, count in self.counts.items() if joined}
+        self._surplus = {host: more for host, more in above.items() if more > max(1, share // 10)}
 
     def fail(self, error: ConfigError) -> None:
         """No host will come: whoever waits for one gets this error, which ends the run. A host that comes takes it back."""
@@ -118,6 +127,13 @@ class HostDirectory:
         """An instance on this host is closed, or was not started."""
         if host in self.counts:
             self.counts[host] -= 1
+
+    def gives_up(self, host: HostAddress) -> bool:
+        """Whether an instance on this host is to be closed when no chain uses it, so that its successor goes to a new host."""
+        more = self._surplus.get(host, 0)
+        if more > 0:
+            self._surplus[host] = more - 1
+        return more > 0
 
     def connected(self, host: HostAddress, connection: Ends) -> None:
         """`connection` ends when the host is lost."""

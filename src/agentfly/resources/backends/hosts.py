@@ -169,6 +169,10 @@ class HostInstance(Instance):
     async def _close(self) -> None:
         await self._send(DROP)
 
+    def tidy(self) -> None:
+        if self._worker is not None and not self.worn:
+            self.worn = self._backend.directory.gives_up(self._worker.host)
+
     def _leave(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
