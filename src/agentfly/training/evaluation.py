@@ -201,7 +201,10 @@ def evaluate_run(
             on_trajectory(trajectory)
 
     def start(plan: Plan) -> AbstractAsyncContextManager[Plan]:
-        assert workers is not None
+        if workers is None:
+            from .cluster.env_hosts import open_hosted_environments
+
+            return open_hosted_environments(config, agent, plan, log.warning)
         logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-samplers-")))
         return workers.open(plan, logs, log.warning, trained=False)
 
@@ -218,7 +221,7 @@ def evaluate_run(
             success_at=config.agent.success_at,
             on_start=on_start,
             on_trajectory=keep,
-            opened=None if workers is None else start,
+            opened=None if workers is None and not config.cluster.env_hosts else start,
         )
         if writer is not None:
             writer.add_metrics(0, done.metrics)

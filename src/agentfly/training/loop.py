@@ -395,6 +395,10 @@ class Trainer:
             opened: AbstractAsyncContextManager[Plan]
             opened = self.workers.open(self.plan, self.directory.path / "workers", self.progress.note)
             return opened
+        if self.config.cluster.env_hosts:
+            from .cluster.env_hosts import open_hosted_environments
+
+            return open_hosted_environments(self.config, self.agent, self.plan, self.progress.note)
         return open_environments(self.agent, self.plan, self.config.rollout.max_concurrency)
 
     def _figures(self) -> Any:

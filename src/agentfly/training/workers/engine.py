@@ -30,6 +30,7 @@ from ...errors import ConfigError, DeadlineError, EngineError, InvariantError
 from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
+from ..cluster.env_hosts import open_env_hosts
 from ..cluster.samplers import RayLauncher
 from .launcher import Launcher, LocalLauncher
 from .pool import Replica, WorkerPool, sampling_fields
@@ -179,7 +180,7 @@ class WorkerEngine:
         )
         self.pool, self._loop = pool, asyncio.get_running_loop()
         try:
-            async with pool:
+            async with open_env_hosts(config, plan.agent, note, pool.tell_hosts), pool:
                 admission = Admission(pool.room, config.rollout.max_concurrency)
                 pool.on_room(admission.wake)
                 yield replace(plan, runner=pool, admission=admission)

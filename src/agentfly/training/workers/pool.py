@@ -165,6 +165,8 @@ class WorkerPool:
         self.restarts = 0
         self.counts: Counter[str] = Counter()
         """Chains that were run again, and lost, because their worker died; results that came a second time or too late."""
+        self.hosts: dict[str, Any] | None = None
+        """Where the environments live, if not beside the chains: what `HostDirectory.take` reads."""
         self._opening, self._stuck_s, self._bring_up, self._note, self._host = opening, stuck_s, bring_up, note, host
         self._token = secrets.token_hex(32)
         self._failure: AgentFlyError | None = None
@@ -361,7 +363,7 @@ class WorkerPool:
             async with asyncio.timeout(START_S):
                 await replica.connected
                 self._check_software(replica)
-                opened = await replica.call("open", {**self._opening, "index": replica.index})
+                opened = await replica.call("open", {**self._opening, "index": replica.index, "hosts": self.hosts})
         except TimeoutError:
             raise EngineError(f"was not ready after {START_S:g} s") from None
         replica.about |= opened
@@ -452,6 +454,13 @@ class WorkerPool:
             await self._news.wait()
         if self._failure is not None:
             raise self._failure
+
+    def tell_hosts(self, hosts: dict[str, Any]) -> None:
+        """The environment hosts have changed: tell every worker. A worker that is opened later gets the newest."""
+        self.hosts = hosts
+        for replica in self.replicas:
+            if replica.alive:
+                replica.send("hosts", 0, hosts)
 
     # ---- admission
 

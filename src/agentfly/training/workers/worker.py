@@ -32,6 +32,7 @@ from ...config import Config
 from ...engines.options import CACHE_SIZES
 from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
+from ...resources.hosts import HostDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
 from ...rollout import Activities, Plan, open_environments, open_task, run_chain
 from ...rollout.chain import Opening
@@ -110,6 +111,7 @@ class RolloutWorker:
         self.stopped = asyncio.Event()
         self.connection = Connection(ticket, self.receive)
         self.activities = Activities()
+        self.hosts = HostDirectory()
         self.resources = AsyncExitStack()
         self.agent: BaseAgent | None = None
         self.plan: Plan | None = None
@@ -128,6 +130,8 @@ class RolloutWorker:
         elif message.kind == "mark":
             if self.plan is not None and self.plan.manager is not None:
                 self.plan.manager.mark()
+        elif message.kind == "hosts":
+            self.hosts.take(message.value)
         elif message.kind == "stop":
             self.stopped.set()
         else:
@@ -169,7 +173,11 @@ class RolloutWorker:
         self.resources.enter_context(fewer_collections())
         most = config.rollout.max_concurrency
         each = None if most is None else -(-most // share[1])
-        opened = await self.resources.enter_async_context(open_environments(agent, plan, each, share=share))
+        hosts = None
+        if value.get("hosts") is not None:
+            self.hosts.take(value["hosts"])
+            hosts = self.hosts
+        opened = await self.resources.enter_async_context(open_environments(agent, plan, each, share=share, hosts=hosts))
         self.plan = replace(opened, activities=self.activities)
         return {"capacity": self._limit(), "device": device_of(engine), "stats": self._stats()}
 
