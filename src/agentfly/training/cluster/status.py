@@ -105,12 +105,9 @@ def show_status(status: Mapping[str, Any]) -> str:
     lines = [f"{'node':<20} {'address':<16} {'CPUs free':>12} {'GiB free':>14} {'GPUs free':>10}  placed there"]
     for node in status["nodes"]:
         cpus, memory, gpus = (f"{node[key][0]:g} of {node[key][1]:g}" for key in ("cpus", "memory_gib", "gpus"))
-        there = (
-            ", ".join(f"{node[kind]} {word}{'s' * (node[kind] > 1)}" for kind, word in WORDS.items() if node[kind])
-            if node["alive"]
-            else "dead"
-        )
-        lines.append(f"{node['name']:<20} {node['address']:<16} {cpus:>12} {memory:>14} {gpus:>10}  {there or '-'}")
+        counts = [f"{node[kind]} {word}{'s' * (node[kind] > 1)}" for kind, word in WORDS.items() if node[kind]]
+        there = ", ".join(counts) or ("-" if node["alive"] else "dead")
+        lines.append(f"{node['name']:<20} {node['address']:<16} {cpus:>12} {memory:>14} {gpus:>10}  {there}")
     if not status["runs"]:
         lines.append("no run of AgentFly has a host on this cluster")
     for run in status["runs"]:
