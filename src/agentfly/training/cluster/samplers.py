@@ -50,6 +50,8 @@ class RayLauncher:
         self._note_place(index, f"node {host.node.name} ({host.node.address}): {about['folder']}/{log}")
         words = [about["python"], "-I", "-X", "utf8", program, "{life}", "{parent}"]
         process = host.run(words, environ=environ, stdin=told, log=log)
+        if ticket["attempt"]:
+            self._cluster.note(f"sampler {index} starts again on node {host.node.name}")
         self._started = True
         return process
 
