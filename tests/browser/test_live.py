@@ -114,6 +114,29 @@ def test_everything_can_be_reached_with_keys(tab: Tab) -> None:
     page.get_by_role("heading", name="Chains", exact=True).wait_for()
 
 
+def test_sibling_keys_that_are_pressed_before_the_chain_is_loaded_are_not_lost(tab: Tab, site: Site) -> None:
+    tab.page.add_init_script(
+        """const ask = window.fetch; window.gate = Promise.resolve(); window.hold = () => {
+        window.gate = new Promise((done) => { window.release = done; }); }; window.hold();
+        window.fetch = async (...given) => { if (String(given[0]).includes('/chain/')) await window.gate; return ask(...given); };"""
+    )
+    page = tab.open("/run/full/chain/t2-0-1")
+    page.locator(".loading .bone").nth(7).wait_for()  # the page of the chain is drawn, and its group is not known
+    press = """async keys => { for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame);
+        keys.forEach((key) => document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))); }"""
+    page.evaluate(press, ["]", "]", "["])
+    page.evaluate("window.release()")
+    page.wait_for_url("**/chain/t2-0-2")
+    page.locator("h1", has_text="chain 2").wait_for()
+    page.evaluate("window.hold()")
+    page.evaluate(press, ["[", "]", "]"])  # faster than a page is drawn
+    page.wait_for_url("**/chain/t2-0-3")
+    page.evaluate(press, ["[", "["])  # while the chain is loading
+    page.wait_for_url("**/chain/t2-0-1")
+    page.evaluate("window.release()")
+    page.locator("h1", has_text="chain 1").wait_for()
+
+
 def test_links_and_controls_have_a_place_in_the_tab_order(tab: Tab) -> None:
     page = tab.visit("/run/full/chains?step=2")
     page.locator(".vrow").first.wait_for()
