@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from . import stored
 from .conftest import PHONE, WIDE, Site, Tab
 from .test_pages import settled
@@ -236,7 +238,9 @@ def test_without_the_token_there_is_nothing_to_see(browser: Any, site: Site) -> 
     context.close()
 
 
-def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], site: Site) -> None:
+@pytest.fixture(scope="module")
+def long_run(site: Site) -> str:
+    """A run with a chain of more than 9,000 tokens and 600 more chains."""
     folder = site.folder / "long"
     stored.make_run(folder, steps=1)
     long = stored.make_chain("long-chain", "long", 0, 1.0, words=9000)
@@ -244,6 +248,47 @@ def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], 
         store.add_trajectories(1, "train", [long])
         store.add_trajectories(1, "train", [stored.make_chain(f"m-{i}", f"many-{i}", 0, 0.5) for i in range(600)])
     assert long.num_sampled > 9000
+    return "long"
+
+
+def test_one_goes_to_any_row_by_its_number_or_its_chain(tab: Tab, long_run: str) -> None:
+    page = tab.open("/run/long/chains?sort=added")
+    page.get_by_text("622 chains").wait_for()
+    row = page.get_by_label("Row number or chain id")
+    chosen = page.locator(".chain-row.chosen")
+    assert "of 622" in page.locator(".jump").inner_text()
+    row.fill("500")
+    row.press("Enter")
+    chosen.filter(has_text="many-477").wait_for()  # 22 chains come before those
+    assert "row=500" in page.url
+    page.locator(".vrow", has_text="many-470").wait_for(state="attached")  # what comes before is loaded too
+    assert row.input_value() == "500"
+    page.locator(".chain-list").evaluate("list => { list.scrollTop = 0; }")
+    page.locator(".vrow", has_text="many-371").first.wait_for(state="attached")
+    page.reload()
+    chosen.filter(has_text="many-477").wait_for()
+    page.keyboard.press("g")
+    page.keyboard.type("m-123")
+    page.keyboard.press("Enter")
+    chosen.filter(has_text="many-123").wait_for()
+    assert "at=m-123" in page.url
+    page.keyboard.press("Escape")
+    page.keyboard.press("Shift+G")
+    chosen.filter(has_text="many-599").wait_for()
+    assert "row=622" in page.url
+    page.keyboard.press("Enter")
+    page.get_by_label("Summary of the chain").wait_for()
+    page.go_back()
+    chosen.filter(has_text="many-599").wait_for()
+    page.get_by_label("Split", exact=True).select_option("validation")
+    page.get_by_text("4 chains match").wait_for()
+    assert "row=" not in page.url
+    assert page.locator(".vrow").count() == 4
+    tab.visit("/run/long/chains?row=9999").get_by_text("There is no row 9,999.").wait_for()
+    page.get_by_text("The list has 622 rows.").wait_for()
+
+
+def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], long_run: str) -> None:
     for viewport in (WIDE, PHONE):
         page = open_tab(viewport).open("/run/long/chain/long-chain?tab=tokens")
         page.locator(".tok.trained").first.wait_for()

@@ -88,6 +88,32 @@ def test_chains_are_filtered_sorted_and_paged(runs: Path) -> None:
     assert data(runs, "/api/runs/one/chains?q=100%25")["total"] == 0
 
 
+@pytest.mark.parametrize("sort", ["-added", "added", "-reward", "reward", "advantage", "-tokens"])
+@pytest.mark.parametrize("chosen", ["", "&split=train", "&outcome=finished&split=train", "&q=t", "&task=0"])
+def test_a_list_starts_at_any_row_and_at_any_chain(runs: Path, sort: str, chosen: str) -> None:
+    path = f"/api/runs/one/chains?sort={sort}{chosen}&limit=3"
+    whole = data(runs, path.replace("limit=3", "limit=1000"))["rows"]
+    assert len(whole) > 4
+    for offset in (0, 1, 4, len(whole) - 1):
+        found = data(runs, f"{path}&offset={offset}")
+        assert (found["first"], found["rows"]) == (offset, whole[offset : offset + 3])
+        assert found["total"] == len(whole)
+        following = found["next"] and data(runs, f"{path}&cursor={quote(found['next'])}")
+        assert not following or following["rows"] == whole[offset + 3 : offset + 6]
+        placed = data(runs, f"{path}&at={quote(whole[offset]['id'])}")
+        assert (placed["first"], placed["rows"]) == (offset, whole[offset : offset + 3])
+    assert data(runs, f"{path}&offset={len(whole)}")["rows"] == []
+
+
+def test_a_chain_that_the_list_does_not_have_is_said(runs: Path) -> None:
+    refused = ask(runs, "/api/runs/one/chains?split=validation&at=t1-0-0")
+    assert (refused.status_code, "leaves out" in refused.json()["error"]) == (404, True)
+    assert ask(runs, "/api/runs/one/chains?at=none").status_code == 404
+    assert ask(runs, "/api/runs/one/chains?at=t1-0-0&offset=3").status_code == 400
+    assert ask(runs, "/api/runs/one/chains?offset=-1").status_code == 400
+    assert "not counted" in ask(runs, "/api/runs/one/chains?offset=3&q=a&in=body").json()["error"]
+
+
 def test_an_unknown_parameter_is_named(runs: Path) -> None:
     response = ask(runs, "/api/runs/one/chains?outcom=finished")
     assert response.status_code == 400
