@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Runs "full", "again-seed1", "again-seed2" and "hostile"."""
     pytest.importorskip("starlette", reason="no starlette: pip install 'agentfly[view]'")
     folder = tmp_path_factory.mktemp("browser") / "runs"
-    stored.make_run(folder / "full")
+    stored.make_run(folder / "full", nodes=2)
     for seed in (1, 2):
         stored.make_run(folder / f"again-seed{seed}", algorithm="rloo", seed=seed, lr="1e-4", lift=0.05 * seed)
     stored.make_hostile_run(folder / "hostile")

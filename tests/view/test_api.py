@@ -21,7 +21,9 @@ pytest.importorskip("starlette")
 from agentfly.runs import RunStore, decode, encode
 from agentfly.runs.codec import from_json
 from agentfly.training import ledger
-from agentfly.types import Outcome, Task
+from agentfly.runs.recorder import Recorder
+from agentfly.runs.writer import StoreWriter
+from agentfly.types import Outcome, SandboxLimit, Task, ToolCall, ToolResult, Trajectory
 from agentfly.view.answers import dumps, plain
 from agentfly.view.health import PROMISES
 
@@ -193,6 +195,48 @@ def test_pools_leases_and_events_are_those_that_were_recorded(tmp_path: Path) ->
     assert [event["kind"] for event in envs["events"]] == ["environment_failed"]
     assert [tool["name"] for tool in envs["tools"]] == ["add"]
     assert [each["kind"] for each in data(tmp_path / "runs", "/api/runs/one/events")] == ["environment_failed", "chain_started"]
+
+
+def test_limits_of_sandboxes_are_counted_from_what_a_run_records(tmp_path: Path) -> None:
+    def chain(name: str, *limits: SandboxLimit | None) -> Trajectory:
+        made = make_chain(name)
+        made.turns[0].calls = tuple(ToolCall("python") for _ in limits)
+        made.turns[0].results = tuple(ToolResult(observation="", limit=limit) for limit in limits)
+        return made
+
+    folder = make_run(tmp_path / "runs" / "one")
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["limits"] == []
+    chains = {4: chain("t4-0-0", "memory", None, "memory"), 5: chain("t5-0-0", "time", "memory")}
+    with RunStore(folder / "run.db") as store:
+        for step, each in chains.items():
+            store.add_trajectories(step, "train", [each])
+        with StoreWriter(store) as writer:
+            recorder = Recorder(writer)
+            for recorder.step, each in chains.items():
+                recorder.chain(each, ended=True)
+            recorder.flush()
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["limits"] == [
+        {
+            "limit": "memory", "count": 3, "chains": 2, "tools": ["python"], "newest": ["t5-0-0", "t4-0-0"], "step": 5,
+            "since": None,
+        },
+        {"limit": "time", "count": 1, "chains": 1, "tools": ["python"], "newest": ["t5-0-0"], "step": 5, "since": None},
+    ]  # fmt: skip
+    turn = data(tmp_path / "runs", "/api/runs/one/chain/t4-0-0")["turns"][0]
+    assert [result["limit"] for result in turn["results"]] == ["memory", None, "memory"]
+
+
+def test_nodes_of_a_cluster_are_listed_where_there_are_several(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == []
+    with RunStore(folder / "run.db") as store:
+        for step in (1, 2):
+            figures = {f"cluster/10.0.0.{node}/{name}": float(step * node) for node in (1, 2) for name in ("samplers", "chains")}
+            store.add_metrics(step, {**figures, "cluster/10.0.0.1/other": 1.0, "cluster/nodes": 2.0})
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == [
+        {"node": f"10.0.0.{node}", "figures": dict.fromkeys(("chains", "samplers"), [[1, 1.0 * node], [2, 2.0 * node]])}
+        for node in (1, 2)
+    ]
 
 
 def test_checks_are_green_or_red_with_their_evidence(runs: Path) -> None:

@@ -47,7 +47,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}}, chains: {phase: [[t, value?]]},
                      others: {name: [[t, value?]]}, steps: {kind: {figure: [[step, value?]]}},
                      tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: LIVE, events: [EVENT],
-                     failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
+                     limits: [{limit, count, chains: int, tools: [str], newest: [id], step?, since?: first step that is counted}],
+                     nodes: [{node, figures: {samplers, env_hosts, chains, cpus: [[step or t, value?]]}}], failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
         figure       allocated, idle, warming, closing, waiting, started, recycled, failed, reaped, acquire_p95_s, ...
         phase        running (all), environment, sampling, tools, scoring
         LIVE         {chains?: {t, data: [{id, task, turn, phase, tools: [str], seconds}]},
