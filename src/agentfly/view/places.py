@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from ..runs.filters import ChainFilter, Cursor, Order
+from ..runs.filters import ChainFilter, Cursor, Order, clean_text
 from ..runs.query import RunReader
 
 
@@ -20,7 +20,7 @@ def cursor_before(reader: RunReader, chosen: ChainFilter, sort: str, offset: int
     order = _order(chosen, sort)
     if offset <= 0:
         return None
-    where, values = reader._where(chosen, order)
+    where, values = _conditions(chosen)
     left, last = offset, Cursor(None, 0 if order.descending else 1 << 62)
     for condition, more in order.ranges(None):
         both = " AND ".join([condition, *where])
@@ -38,7 +38,7 @@ def place_of(reader: RunReader, chosen: ChainFilter, sort: str, id: str) -> int 
     Raises ConfigError if there is no such chain, and for a search in whole chains.
     """
     order, row = _order(chosen, sort), reader.row(id)
-    where, values = reader._where(chosen, order)
+    where, values = _conditions(chosen)
     if not reader._fetch(f"SELECT 1 FROM trajectories WHERE {' AND '.join(['key = ?', *where])}", (row.key, *values)):
         return None
     value = None if order.column == "key" else getattr(row, order.column)
@@ -47,6 +47,14 @@ def place_of(reader: RunReader, chosen: ChainFilter, sort: str, id: str) -> int 
         both = " AND ".join([condition, *where])
         count += reader._fetch(f"SELECT count(*) FROM trajectories WHERE {both}", (*more, *values))[0][0]
     return count
+
+
+def _conditions(chosen: ChainFilter) -> tuple[list[str], list[Any]]:
+    where, values = chosen.conditions()
+    if chosen.tool is None:
+        return where, values
+    called = "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
+    return [*where, called], [*values, clean_text(chosen.tool)]
 
 
 def _order(chosen: ChainFilter, sort: str) -> Order:
