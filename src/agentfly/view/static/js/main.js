@@ -1,5 +1,5 @@
 // The frame: sidebar, navigation, help, and which module shows the page of the present address.
-import { html, render, useEffect, useState } from "./lib.js";
+import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { connected, follow, listen, runApi, useData } from "./api.js";
 import { address, catchLinks, go, place, runPath } from "./router.js";
 import { Card, Empty, Failure, Loading, StateDot } from "./parts.js";
@@ -75,10 +75,24 @@ function Side({ found, about }) {
   </aside>`;
 }
 
+/** The first Tab of a page leads past the navigation. */
+const skip = (event) => {
+  event.preventDefault();
+  document.getElementById("main").focus();
+};
+
 function Help() {
+  const close = useRef(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    close.current.focus();
+    return () => before?.isConnected && before.focus();
+  }, []);
+  // The dialog has one control, so Tab stays on it.
+  const hold = (event) => event.key === "Tab" && event.preventDefault();
   useKeys({ Escape: () => (helpOpen.value = false), "?": () => (helpOpen.value = false) }, 2);
-  return html`<div class="dialog" role="dialog" aria-modal="true" aria-label="Keys" onClick=${(event) => event.target === event.currentTarget && (helpOpen.value = false)}>
-    <${Card} title="Keys" tools=${html`<button class="button" ref=${(button) => button?.focus()} onClick=${() => (helpOpen.value = false)}>Close</button>`}>
+  return html`<div class="dialog" role="dialog" aria-modal="true" aria-label="Keys" onKeyDown=${hold} onClick=${(event) => event.target === event.currentTarget && (helpOpen.value = false)}>
+    <${Card} title="Keys" tools=${html`<button class="button" ref=${close} onClick=${() => (helpOpen.value = false)}>Close</button>`}>
       <div class="keys">${KEYS.map(([keys, meaning]) => html`<kbd key=${keys}>${keys}</kbd><span>${meaning}</span>`)}</div><//></div>`;
 }
 
@@ -88,6 +102,14 @@ function parent({ run, module, params }) {
   if (module === "chain") return runPath(run, "chains");
   if (module === "group") return runPath(run, "steps", params[0] ?? "latest");
   return module === "overview" ? "/" : runPath(run);
+}
+
+/** What a page is called in the title of its tab. */
+function title(found) {
+  if (!found) return "No such page";
+  if (found.module === "chain" || found.module === "group") return `${found.module === "chain" ? "Chain" : "Group"} ${clean(found.params.at(-1) ?? "")}`;
+  if (found.module === "step") return `Step ${clean(found.params[0] ?? "")}`;
+  return found.run ? RUN_PAGES.find(([part]) => part === found.section)?.[1] : found.module === "compare" ? "Compare" : "Runs";
 }
 
 function App() {
@@ -101,10 +123,10 @@ function App() {
     Escape: () => found && (found.run || found.module !== "runs") && (history.state?.inside ? history.back() : go(parent(found))),
   }, 0);
   useEffect(() => {
-    document.title = found?.run ? `${clean(found.run)} · AgentFly` : "AgentFly";
-  }, [found?.run]);
+    document.title = [title(found), found?.run && clean(found.run), "AgentFly"].filter(Boolean).join(" · ");
+  }, [place.value.path]);
   useEffect(() => document.querySelector(".nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [found?.section, found?.run]);
-  return html`<div class="shell"><${Side} found=${found} about=${about} /><main class="main">
+  return html`<div class="shell"><a class="skip" href="#main" onClick=${skip}>Skip the navigation</a><${Side} found=${found} about=${about} /><main class="main" id="main" tabindex="-1">
       ${!connected.value && html`<p class="offline" role="status">The dashboard does not answer. What you see may be old; the page connects again by itself.</p>`}
       ${missing ? html`<${Failure} error=${missing} retry=${asked.reload} />` : found ? html`<${Page} found=${found} about=${about} />` : html`<${Empty} title="There is no such page."><a class="inline-link" href="/">All runs</a><//>`}
     </main>${helpOpen.value && html`<${Help} />`}</div>`;

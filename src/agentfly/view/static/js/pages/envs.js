@@ -73,7 +73,7 @@ function hold(points, steps) {
 function Tools({ run, tools }) {
   if (!tools.length) return html`<${Empty} title="No tool was called, or the run did not record its calls." />`;
   const slowest = Math.max(1e-9, ...tools.map((tool) => tool.p95_s ?? 0));
-  return html`<div class="table-box"><table><thead><tr><th>Tool</th><th class="n">Calls</th><th class="n">Errors</th><th class="n">Median</th><th class="n">95th percentile</th><th class="n wide-only">Longest</th><th class="wide-only"></th></tr></thead>
+  return html`<div class="table-box"><table><thead><tr><th>Tool</th><th class="n">Calls</th><th class="n">Errors</th><th class="n">Median</th><th class="n">95th percentile</th><th class="n wide-only">Longest</th><td class="wide-only"></td></tr></thead>
     <tbody>${tools.map((tool) => html`<tr key=${tool.name}><td><a class="strong mono" href=${address(runPath(run, "chains"), { tool: tool.name })}>${clean(tool.name)}</a></td><td class="n">${num(tool.calls)}</td>
       <td class=${`n ${tool.errors ? "bad-text" : "faint"}`}>${num(tool.errors)}${tool.errors ? ` (${percent(tool.errors / tool.calls)})` : ""}</td><td class="n">${seconds(tool.p50_s)}</td><td class="n">${seconds(tool.p95_s)}</td><td class="n wide-only">${seconds(tool.max_s)}</td>
       <td class="wide-only meter-cell"><span class=${`meter long m${Math.round(((tool.p95_s ?? 0) / slowest) * 10)}`}></span></td></tr>`)}</tbody></table></div>`;
