@@ -51,7 +51,12 @@ def tokenizer() -> Tokenizer:
 
 
 def encode(text: str) -> list[int]:
-    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+    return list(_encode(text))
+
+
+@cache
+def _encode(text: str) -> tuple[int, ...]:
+    return tuple(tokenizer().encode(text, add_special_tokens=False).ids)
 
 
 def make_turn(context: str, reply: str, *, restarts: bool, call: ToolCall | None, result: str, version: int, at: float) -> Turn:

@@ -1,4 +1,4 @@
-"""Every page for people who use a keyboard, a screen reader or little contrast: names, Tab order, focus, contrast of all text."""
+"""Every page for people who use a keyboard or a screen reader: names of controls, Tab order, focus, contrast of all text."""
 
 from __future__ import annotations
 
@@ -11,38 +11,43 @@ from .conftest import Tab
 from .test_pages import PATHS, settled
 
 NAMED_ROLES = {
-    "button", "link", "textbox", "searchbox", "combobox", "checkbox", "slider", "spinbutton", "image", "img", "dialog", "list", "table",
-    "navigation", "group", "meter",
+    "button", "link", "textbox", "searchbox", "combobox", "checkbox", "slider", "spinbutton", "image", "img", "dialog", "list",
+    "table", "navigation", "group", "meter",
 }  # fmt: skip
 OPTIONAL = {"list", "table", "navigation", "group", "image", "img"}
 """Roles that need a name only if they can be reached by Tab, or are pictures that mean something."""
 TEXTS = """() => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    const read = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
         const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255]; };
+    const kept = new Map(); const rgba = (colour) => kept.get(colour) ?? kept.set(colour, read(colour)).get(colour);
     const over = (top, bottom) => [0, 1, 2].map((i) => top[i] * top[3] + bottom[i] * (1 - top[3])).concat(1);
-    const grounds = (element) => { const found = []; let pictured = false;
-        for (let each = element; each; each = each.parentElement) { const style = getComputedStyle(each);
-            pictured ||= style.backgroundImage !== 'none'; found.push(rgba(style.backgroundColor)); }
-        return pictured ? null : found.reverse().reduce((under, layer) => over(layer, under), [255, 255, 255, 1]); };
+    // [ground, opacity] of an element; no ground if a picture is behind it.
+    const known = new Map(); const behind = (element) => { if (!element) return [[255, 255, 255, 1], 1];
+        if (!known.has(element)) { const style = getComputedStyle(element);
+            const [under, opacity] = behind(element.parentElement);
+            const ground = under && style.backgroundImage === 'none' ? over(rgba(style.backgroundColor), under) : null;
+            known.set(element, [ground, opacity * Number(style.opacity)]); }
+        return known.get(element); };
     const light = (colour) => { const [r, g, b] = colour.slice(0, 3).map((part) => part / 255).map((part) =>
         part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     const poor = new Map(); let seen = 0;
-    while (walker.nextNode()) { const text = walker.currentNode.textContent.trim(); const element = walker.currentNode.parentElement;
+    while (walker.nextNode()) {
+        const text = walker.currentNode.textContent.trim(); const element = walker.currentNode.parentElement;
         if (!text || !element.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
-        if (element.closest('noscript, [disabled], [aria-disabled=true], option, .skip')) continue;
-        const ground = grounds(element); if (!ground) continue;
-        const style = getComputedStyle(element); let opacity = 1;
-        for (let each = element; each; each = each.parentElement) opacity *= Number(getComputedStyle(each).opacity);
-        const own = rgba(style.color); const shown = over([...own.slice(0, 3), own[3] * opacity], ground);
+        if (element.closest('noscript, [disabled], [aria-disabled=true], option, .skip, .hidden-label')) continue;
+        const [ground, opacity] = behind(element); if (!ground) continue;
+        const style = getComputedStyle(element); const own = rgba(style.color);
+        const shown = over([...own.slice(0, 3), own[3] * opacity], ground);
         const [high, low] = [light(shown), light(ground)].sort((a, b) => b - a); const ratio = (high + 0.05) / (low + 0.05);
         const size = parseFloat(style.fontSize); const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
         seen += 1;
-        if (ratio < (large ? 3 : 4.5) - 0.005) poor.set(element.className + ' ' + element.tagName, [ratio.toFixed(2), text.slice(0, 40)]); }
+        if (ratio < (large ? 3 : 4.5) - 0.005)
+            poor.set(element.className + ' ' + element.tagName, [ratio.toFixed(2), text.slice(0, 40)]); }
     return [seen, [...poor]]; }"""
-REACHABLE = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')].filter((each) =>
-    !each.disabled && each.tabIndex >= 0 && each.checkVisibility({visibilityProperty: true})
+REACHABLE = """() => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')]
+    .filter((each) => !each.disabled && each.tabIndex >= 0 && each.checkVisibility({visibilityProperty: true})
     && !(each.parentElement.closest('details:not([open])') && !each.matches('summary')))
     .map((each, index) => { each.dataset.order = index; return each.tabIndex; })"""
 
@@ -79,7 +84,14 @@ def test_all_text_has_contrast_and_all_controls_have_names(open_tab: Callable[..
 
 def test_a_page_says_in_its_title_what_it_is(tab: Tab) -> None:
     titles = []
-    for path in ("/", "/run/full", "/run/full/chains", "/run/full/chain/t2-0-0", "/run/full/group/2/task-0", "/run/full/steps/2"):
+    for path in (
+        "/",
+        "/run/full",
+        "/run/full/chains",
+        "/run/full/chain/t2-0-0",
+        "/run/full/group/2/task-0",
+        "/run/full/steps/2",
+    ):
         settled(tab.visit(path))
         titles.append(tab.page.title())
     assert titles == [
@@ -103,7 +115,9 @@ def test_tab_reaches_every_control_in_the_order_of_the_page(tab: Tab, path: str)
             break
         reached.append(int(order))
     missed = [number for number in range(len(orders)) if number not in reached]
-    names = page.evaluate("all => all.map((n) => document.querySelector(`[data-order='${n}']`).outerHTML.slice(0, 120))", missed)
+    names = page.evaluate(
+        "all => all.map((n) => document.querySelector(`[data-order='${n}']`).outerHTML.slice(0, 120))", missed
+    )
     assert not missed, names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from . import stored
-from .conftest import PHONE, WIDE, Site, Tab
+from .conftest import PHONE, WIDE, Site, Tab, until
 from .test_pages import settled
 
 HOSTILE = [
@@ -30,8 +30,10 @@ def test_a_page_grows_while_the_run_writes(tab: Tab, site: Site) -> None:
         assert step.inner_text() == "2"
         page.keyboard.press("f")
         page.get_by_text("Paused").wait_for()
+        known = page.evaluate("async () => (await import('/static/js/api.js')).versions.value.growing")
         stored.add_step(store, 3)
-        page.wait_for_timeout(1500)
+        until(page, f"async () => (await import('/static/js/api.js')).versions.value.growing > {known}")  # the page knows of it
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert step.inner_text() == "2"
         page.keyboard.press("f")
         page.locator(".stat-value", has_text="0.6").first.wait_for()
@@ -55,10 +57,10 @@ def test_news_that_come_faster_than_answers_do_not_keep_a_page_empty(open_tab: C
         news = "".join(f'data: {{"run": "full", "version": {next(told)}}}\n\n' for _ in range(3))
         route.fulfill(status=200, content_type="text/event-stream", body=f"retry: 100\n\n{news}")
 
-    tab.page.route("**/api/changes", tell)
-    tab.page.add_init_script(
+    tab.context.route("**/api/changes", tell)
+    tab.before_load(
         """const ask = window.fetch; window.fetch = async (...given) => { const answer = await ask(...given);
-        await new Promise((done) => setTimeout(done, 1500));
+        await new Promise((done) => setTimeout(done, 700));
         if (given[1]?.signal?.aborted) throw new DOMException('given up', 'AbortError'); return answer; };"""
     )
     page = tab.open("/run/full/checks")
@@ -66,7 +68,7 @@ def test_news_that_come_faster_than_answers_do_not_keep_a_page_empty(open_tab: C
     tab.visit("/compare?runs=full,again-seed1").get_by_role("heading", name="Config difference").wait_for(timeout=20_000)
     tab.visit("/run/full/chains").get_by_text("61 chains").wait_for(timeout=20_000)
     assert next(told) > 3
-    page.unroute_all(behavior="ignoreErrors")
+    tab.context.unroute_all(behavior="ignoreErrors")
 
 
 def test_everything_can_be_reached_with_keys(tab: Tab) -> None:
@@ -117,10 +119,11 @@ def test_everything_can_be_reached_with_keys(tab: Tab) -> None:
 
 
 def test_sibling_keys_that_are_pressed_before_the_chain_is_loaded_are_not_lost(tab: Tab, site: Site) -> None:
-    tab.page.add_init_script(
+    tab.before_load(
         """const ask = window.fetch; window.gate = Promise.resolve(); window.hold = () => {
         window.gate = new Promise((done) => { window.release = done; }); }; window.hold();
-        window.fetch = async (...given) => { if (String(given[0]).includes('/chain/')) await window.gate; return ask(...given); };"""
+        window.fetch = async (...given) => { if (String(given[0]).includes('/chain/')) await window.gate;
+            return ask(...given); };"""
     )
     page = tab.open("/run/full/chain/t2-0-1")
     page.locator(".loading .bone").nth(7).wait_for()  # the page of the chain is drawn, and its group is not known
@@ -216,6 +219,8 @@ def test_the_policy_stops_inline_script_and_style(tab: Tab) -> None:
     settled(page)
     page.evaluate(
         """() => {
+            window.refused = 0;
+            document.addEventListener('securitypolicyviolation', () => { window.refused += 1; });
             const box = document.createElement('div');
             box.innerHTML = '<img src=x onerror="window.pwned=1"><b style="color:red">b</b>';
             const code = document.createElement('script');
@@ -223,7 +228,7 @@ def test_the_policy_stops_inline_script_and_style(tab: Tab) -> None:
             document.body.append(box, code);
         }"""
     )
-    page.wait_for_timeout(300)
+    until(page, "() => window.refused >= 2")
     assert page.evaluate("window.pwned") is None
     refused = [fault for fault in tab.faults if "Content Security Policy" in fault]
     assert len(refused) >= 2
@@ -301,6 +306,5 @@ def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], 
     before = page.locator(".vspace").evaluate("space => space.clientHeight")
     page.locator(".chain-list").evaluate("list => { list.scrollTop = list.scrollHeight; }")
     page.locator(".vrow", has_text="many-").first.wait_for()
-    page.wait_for_timeout(400)
-    assert page.locator(".vspace").evaluate("space => space.clientHeight") > before
+    until(page, f"() => document.querySelector('.vspace').clientHeight > {before}")
     assert page.locator(".vrow").count() < 60

@@ -231,7 +231,9 @@ def test_nodes_of_a_cluster_are_listed_where_there_are_several(tmp_path: Path) -
     assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == []
     with RunStore(folder / "run.db") as store:
         for step in (1, 2):
-            figures = {f"cluster/10.0.0.{node}/{name}": float(step * node) for node in (1, 2) for name in ("samplers", "chains")}
+            figures = {
+                f"cluster/10.0.0.{node}/{name}": float(step * node) for node in (1, 2) for name in ("samplers", "chains")
+            }
             store.add_metrics(step, {**figures, "cluster/10.0.0.1/other": 1.0, "cluster/nodes": 2.0})
     assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == [
         {"node": f"10.0.0.{node}", "figures": dict.fromkeys(("chains", "samplers"), [[1, 1.0 * node], [2, 2.0 * node]])}

@@ -169,5 +169,11 @@ def test_the_display_uses_no_private_name_of_rich() -> None:
         and not (isinstance(node.value, ast.Name) and node.value.id == "self")
     ]  # fmt: skip
     assert not foreign, foreign
-    bases = {base.id for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases if isinstance(base, ast.Name)}
+    bases = {
+        base.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    }
     assert bases == {"RenderHook", "FileProxy"}

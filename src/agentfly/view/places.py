@@ -17,9 +17,9 @@ def cursor_before(reader: RunReader, chosen: ChainFilter, sort: str, offset: int
 
     Raises ConfigError for a search in whole chains, whose rows are not counted.
     """
-    order = _order(chosen, sort)
     if offset <= 0:
         return None
+    order = _order(chosen, sort)
     where, values = _conditions(chosen)
     left, last = offset, Cursor(None, 0 if order.descending else 1 << 62)
     for condition, more in order.ranges(None):

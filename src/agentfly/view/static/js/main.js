@@ -56,7 +56,7 @@ function Page({ found, about }) {
 
 function Side({ found, about }) {
   const run = found?.run;
-  return html`<aside class="side"><div class="side-in">
+  return html`<aside class="side" aria-label="Run and pages"><div class="side-in">
     <a class="brand" href="/" title="All runs"><img src="/static/favicon.svg" alt="" width="24" height="24" />AgentFly</a>
     ${run && html`<div class="side-run"><strong>${clean(run)}</strong>${about.state && html`<${StateDot} state=${about.state} />`}</div>`}
     <nav class="nav" aria-label="Pages">
@@ -67,7 +67,7 @@ function Side({ found, about }) {
         <a key=${part} href=${part ? runPath(run, part) : runPath(run)} aria-current=${found.section === part ? "page" : undefined}><${Icon} name=${icon} />${label}</a>`)}
     </nav>
     <div class="side-foot">
-      <button class="icon-button optional" title=${follow.value ? "Pages follow a running run (f)" : "Pages stand still (f)"} aria-label="Follow a running run" aria-pressed=${follow.value} onClick=${() => (follow.value = !follow.value)}>
+      <button class="icon-button optional" title=${follow.value ? "Pages follow a running run (f)" : "Pages stand still (f)"} aria-label=${`${follow.value ? "Live" : "Paused"}: follow a running run`} aria-pressed=${follow.value} onClick=${() => (follow.value = !follow.value)}>
         <${Icon} name="live" />${follow.value ? "Live" : "Paused"}</button>
       <button class="icon-button" title="Light or dark (d)" aria-label="Light or dark" onClick=${switchTheme}><${Icon} name=${theme.value === "dark" ? "sun" : "moon"} /></button>
       <button class="icon-button optional" title="Keys (?)" aria-label="Keys" onClick=${() => (helpOpen.value = true)}>?</button>
@@ -76,10 +76,7 @@ function Side({ found, about }) {
 }
 
 /** The first Tab of a page leads past the navigation. */
-const skip = (event) => {
-  event.preventDefault();
-  document.getElementById("main").focus();
-};
+const skip = () => document.getElementById("main").focus();
 
 function Help() {
   const close = useRef(null);
@@ -125,8 +122,12 @@ function App() {
   useEffect(() => {
     document.title = [title(found), found?.run && clean(found.run), "AgentFly"].filter(Boolean).join(" · ");
   }, [place.value.path]);
-  useEffect(() => document.querySelector(".nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [found?.section, found?.run]);
-  return html`<div class="shell"><a class="skip" href="#main" onClick=${skip}>Skip the navigation</a><${Side} found=${found} about=${about} /><main class="main" id="main" tabindex="-1">
+  useEffect(() => {
+    // scrollIntoView would also make the link the place from which the next Tab goes on.
+    const link = document.querySelector(".nav [aria-current]");
+    if (link) link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2;
+  }, [found?.section, found?.run]);
+  return html`<div class="shell"><button class="skip" onClick=${skip}>Skip the navigation</button><${Side} found=${found} about=${about} /><main class="main" id="main" tabindex="-1">
       ${!connected.value && html`<p class="offline" role="status">The dashboard does not answer. What you see may be old; the page connects again by itself.</p>`}
       ${missing ? html`<${Failure} error=${missing} retry=${asked.reload} />` : found ? html`<${Page} found=${found} about=${about} />` : html`<${Empty} title="There is no such page."><a class="inline-link" href="/">All runs</a><//>`}
     </main>${helpOpen.value && html`<${Help} />`}</div>`;

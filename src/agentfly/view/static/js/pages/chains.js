@@ -95,7 +95,7 @@ function Jump({ top, first, total, onRow }) {
   };
   return html`<label class="field jump"><span>Row${total.total === null ? "" : html` of <span class="tnum">${total.exact ? "" : "more than "}${num(total.total)}</span>`}</span>
     <input type="text" id="row" class="w-task" title="A number, or the id of a chain (g)" aria-label="Row number or chain id" value=${text ?? num(first + top.value + 1)}
-      onFocus=${(event) => event.target.select()} onInput=${(event) => setText(event.target.value)} onBlur=${() => setText(null)} onChange=${leave} /></label>`;
+      onFocus=${(event) => (setText(event.target.value), event.target.select())} onInput=${(event) => setText(event.target.value)} onBlur=${() => setText(null)} onChange=${leave} /></label>`;
 }
 
 const number = (text) => (text === undefined ? null : Number(text));

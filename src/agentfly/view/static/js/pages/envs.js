@@ -100,7 +100,7 @@ function Nodes({ nodes }) {
   if (!nodes.length) return null;
   const there = NODE_FIGURES.filter(([figure]) => nodes.some((node) => node.figures[figure]?.length));
   const cell = (points, label) => html`<span class="node-figure"><span class="tnum">${num(points?.at(-1)?.[1] ?? null)}</span><${Spark} values=${(points ?? []).map(([, value]) => value)} width=${90} height=${24} label=${`${label} over the steps`} /></span>`;
-  return html`<${Card} title="Nodes" note="Machines of the run: the newest step, and the course over the steps." className="flush"><div class="table-box"><table>
+  return html`<${Card} title="Nodes" note="Machines of the run: the newest step, and the course over the steps." className="flush"><div class="table-box" role="region" aria-label="Nodes" tabindex="0"><table>
     <thead><tr><th>Node</th>${there.map(([figure, label]) => html`<th key=${figure}>${label}</th>`)}</tr></thead>
     <tbody>${nodes.map((node) => html`<tr key=${node.node}><td class="strong wrap-anywhere">${clean(node.node)}</td>${there.map(([figure, label]) => html`<td key=${figure}>${cell(node.figures[figure], `${label} of ${clean(node.node)}`)}</td>`)}</tr>`)}</tbody></table></div><//>`;
 }
