@@ -14,11 +14,12 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N/series?names=a,b&after=STEP         {a: [[step, time?, value?], ...], b: [...]}
     /api/runs/N/steps?after=STEP      {quantiles: [0, 0.1, ...], steps: [{step, split, chains, scored, outcomes: {name: count},
                                        mean?, quantiles: [number], started?, ended?, phase?, whole}]}
-    /api/runs/N/chains?FILTER&sort=&cursor=&limit=&count=   {rows: [ROW], next?: cursor, total?: int, exact: bool}
+    /api/runs/N/chains?FILTER&sort=&cursor=&offset=&limit=&count=   {rows: [ROW], next?: cursor, total?: int, exact: bool}
         FILTER   step, step_low, step_high, split, task, draw, outcome, tool, low, high, below (of the reward: low <=
                  r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1,
                  failed=0|1, q (text), in=body (q in whole chains)
         sort     one of `sorts` of the run, "-" in front: from the largest; "-added" if not given.  limit: 1 to 1000, else 100
+        offset   rows to skip: the page begins at that place of the list, or of what follows the cursor. Not with in=body
         count    0: do not count (total is null).  exact false: there are at least `total`
         ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name:
                   number}, prediction, num_turns, num_tokens, seconds, num_context?, num_calls?, num_invalid?, version_first?,
@@ -108,7 +109,7 @@ FILTER = (
 MAX_SIBLINGS = 64
 MAX_COMPARED = 8
 EXPORT_BATCH = 100
-COUNT_S = 0.3
+COUNT_S = 0.15
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -180,15 +181,16 @@ class _RunRoutes:
         return await self._ask(request, lambda reader: {"quantiles": QUANTILES, "steps": reader.outcomes_by_step(after)})
 
     async def chains(self, request: Request) -> Response:
-        given = Parameters(request, (*FILTER, "sort", "cursor", "limit", "count"))
+        given = Parameters(request, (*FILTER, "sort", "cursor", "offset", "limit", "count"))
         chosen, limit = chain_filter(given), given.integer("limit", 1, MAX_LIMIT) or 100
+        offset = given.integer("offset", 0) or 0
         sort, cursor, counts = given.text("sort") or "-added", given.text("cursor"), given.flag("count") is not False
 
         def list_them(reader: RunReader) -> dict[str, Any]:
-            rows, following = reader.page(chosen, sort, cursor, limit)
+            rows, following = reader.page(chosen, sort, cursor, limit, offset)
             total: Count | None = None
             if counts:
-                whole = cursor is None and following is None
+                whole = cursor is None and following is None and not offset
                 total = Count(len(rows), True) if whole else quick_count(reader, chosen)
             return {
                 "rows": rows,
