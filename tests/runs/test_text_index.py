@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -20,15 +21,15 @@ from test_run_store import chain
 from agentfly.runs import ChainFilter, RunReader, RunStore, encode
 from agentfly.runs import query as query_module
 from agentfly.runs import schema as schema_module
-from agentfly.runs.bodies.texts import MAX_TRIGRAMS, match_of, texts_of
+from agentfly.runs.bodies.texts import MAX_TRIGRAMS, match_trigrams, match_words, texts_of
 from agentfly.runs.codec import body_contains
 from agentfly.types import Message, Task, ToolCall, ToolResult, Trajectory
 
 WORDS = ("river", "city", "Zürich", "ZÜRICH", 'a"quote"', "100%", "x_y", "naïve", "北京大学", "if (a < b)", "\tt", "'single'")
 NEEDLES = (
-    "river", "RIVER", "iver", "er ci", "river city", "Zürich", "ürich", "zürich", "\"quote", "a\"q", "00%", "x_y", "北京大", "北京",
-    "x", "(a < b", "\tt", "'sin", "no such text", "rivercity", "\n", "finished", "assistant", "AND", "river AND city", 
-    "task-1", "deep", "é",
+    "river", "RIVER", "iver", "er ci", "river city", "river ci", "city riv", "Zürich", "ürich", "zürich", '"quote', 'a"q', "00%",
+    "x_y", "北京大", "北京", "京大", "x", "(a < b", "\tt", "'sin", "no such text", "rivercity", "\n", "finished", "assistant", "AND",
+    "river AND city", "river city*", "task-1", "deep", "é", "a", "naïve", "NAÏVE", "c1", "c17", "%", "river  city",
 )  # fmt: skip
 
 
@@ -68,8 +69,15 @@ def path(tmp_path: Path) -> Path:
 
 
 def held(each: Trajectory, text: str) -> bool:
-    """Whether the bytes that are stored of a chain hold the text, upper and lower case alike in ASCII."""
-    return body_contains(encode(each), text.encode().lower())
+    """Whether the bytes that are stored of a chain hold the text, upper and lower case alike in ASCII.
+
+    If the index of words can find it, it has to begin where a word begins.
+    """
+    if match_words(text) is None:
+        return body_contains(encode(each), text.encode().lower())
+    whole, text = ("".join(sign.lower() if sign.isascii() else sign for sign in part) for part in (texts_of(each), text))
+    places = [found.start() for found in re.finditer(f"(?={re.escape(text)})", whole)]
+    return any(at == 0 or not (whole[at - 1].isalnum() and whole[at].isalnum()) for at in places)
 
 
 def in_summary(each: Trajectory, text: str) -> bool:
@@ -128,10 +136,22 @@ def test_the_texts_of_a_chain_hold_every_text_that_is_stored() -> None:
 
 
 def test_a_long_text_asks_for_a_few_of_its_trigrams() -> None:
-    assert match_of("ab") is None
-    assert match_of("\0\0\0") is None
-    assert match_of('a"b') == '"a""b"'
-    assert (match_of("".join(map(chr, range(50, 120)))) or "").count(" AND ") < MAX_TRIGRAMS
+    assert match_trigrams("ab") is None
+    assert match_trigrams("\0\0\0") is None
+    assert match_trigrams('a"b') == '"a""b"'
+    assert (match_trigrams("".join(map(chr, range(50, 120)))) or "").count(" AND ") < MAX_TRIGRAMS
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("river", '"river" *'), ("river ", '"river"'), ("the Rive", '"the Rive" *'), ("the ri", '"the"'), ("ri", None),
+        ("self._lock(", '"self lock"'), ("...", None), ("", None), ("北京大学", None), ("i\u0308n it", None),
+        ('say "no" to', '"say no"'),
+    ],
+)  # fmt: skip
+def test_an_unfinished_word_is_looked_for_by_its_beginning(text: str, asked: str | None) -> None:
+    assert match_words(text) == asked
 
 
 def test_a_key_that_is_used_again_finds_only_its_new_chain(path: Path) -> None:
@@ -170,7 +190,7 @@ def test_a_store_without_the_module_is_searched_chain_by_chain(tmp_path: Path, m
             assert not reader._opened.texts
             for text in NEEDLES[:12]:
                 assert list(every(reader, ChainFilter(text=text))) == [each.id for each in CHAINS if in_summary(each, text)]
-                wanted = [each.id for each in CHAINS if held(each, text)]
+                wanted = [each.id for each in CHAINS if body_contains(encode(each), text.encode().lower())]
                 assert list(every(reader, ChainFilter(text=text, in_body=True))) == wanted
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .bodies.texts import clean_text as clean_text
-from .bodies.texts import match_of
+from .bodies.texts import match_trigrams, match_words
 from .schema import BY_OUTCOME, BY_STEP, BY_TASK, FAILED, SORTED
 
 SORTS: dict[str, str] = {
@@ -35,7 +35,8 @@ class ChainFilter:
     Rewards are total rewards of scored chains, so a chain whose world failed has none. `reward_low` and `reward_high` are
     inclusive, `reward_below` is exclusive: a bar of a histogram is `reward_low` to `reward_below`, the last one `reward_low`
     to `reward_high`. `text` is looked for in the id, the task, the prediction (300 characters) and the error, without regard
-    to case; with `in_body`, in everything that is stored of the chain: all messages, calls and results.
+    to case; with `in_body`, in everything that is stored of the chain: all messages, calls and results. There it has to begin
+    where a word begins, because words are indexed: "err" finds "error", "rror" does not.
     """
 
     step: int | None = None
@@ -196,17 +197,15 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool)
     from its beginning: it has the columns of the usual filters, so 100,000 chains that do not match cost about 15 ms.
     """
     where, values = chosen.conditions()
-    by_key = order.column == "key"
+    match = _match(chosen) if texts else None
     if chosen.tool is not None:
         tool = clean_text(chosen.tool)
-        match = texts and chosen.text and match_of(clean_text(chosen.text))
-        if not match and (by_key or is_rare("calls", "name = ?", [tool], RARE)):
-            joined = "calls CROSS JOIN trajectories"
+        if match is None and (order.column == "key" or is_rare("calls", "name = ?", [tool], RARE)):
             where = ["calls.name = ?", "trajectories.key = calls.key", *where]
-            return Source(joined, where, [tool, *values], "calls.key", parts=True)
+            return Source("calls CROSS JOIN trajectories", where, [tool, *values], "calls.key", parts=True)
         where.append("EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)")
         values.append(tool)
-    if texts and chosen.text and (match := match_of(clean_text(chosen.text))):
+    if match is not None:
         table = "texts" if chosen.in_body else "summary_texts"
         where = [f"{table} MATCH ?", f"trajectories.key = {table}.rowid", *where]
         return Source(f"{table} CROSS JOIN trajectories", where, [match, *values], f"{table}.rowid", parts=True)
@@ -226,3 +225,11 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool)
     # The chains that were not trained are few, and the index of the advantages has that column too.
     column = "advantage" if chosen.trained is False else order.column
     return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=True, index=SORTED[column])
+
+
+def _match(chosen: ChainFilter) -> str | None:
+    """The query of the full-text index, None if it has to be looked for otherwise."""
+    if not chosen.text:
+        return None
+    text = clean_text(chosen.text)
+    return match_words(text) if chosen.in_body else match_trigrams(text)

@@ -102,10 +102,9 @@ _DELETED = (
     "DELETE FROM bodies WHERE key = old.key; DELETE FROM tokens WHERE key = old.key; DELETE FROM calls WHERE key = old.key;"
 )
 _TRIGGERS = (f"CREATE TRIGGER chain_deleted AFTER DELETE ON trajectories BEGIN {_DELETED} END",)
-_FULL_TEXT = "USING fts5(text, content='', tokenize='trigram', detail=none, columnsize=0)"
 _TEXT_TABLES = (
-    f"CREATE VIRTUAL TABLE texts {_FULL_TEXT}",
-    f"CREATE VIRTUAL TABLE summary_texts {_FULL_TEXT}",
+    "CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize='unicode61 remove_diacritics 0', columnsize=0)",
+    "CREATE VIRTUAL TABLE summary_texts USING fts5(text, content='', tokenize='trigram', detail=none, columnsize=0)",
     "CREATE TRIGGER chain_forgotten AFTER DELETE ON trajectories BEGIN "
     f"INSERT INTO summary_texts (summary_texts, rowid, text) VALUES ('delete', old.key, {_SUMMARY.format('old')}); END",
 )

@@ -1,12 +1,16 @@
-"""The texts of a trajectory for the full-text index of a store, and the query that finds them there.
+"""The texts of a trajectory for the full-text indexes of a store, and the queries that find them there.
 
-The index holds the groups of three characters (trigrams) of each chain, without their places. A search for a text of three or
-more characters asks it for the chains that have all trigrams of the text, and then looks for the text in each of these. So it
-finds what a search through all chains finds: any part of any text, upper and lower case alike.
+    summary_texts    the groups of three characters (trigrams) of a summary: finds any part of a text
+    texts            the words of a whole chain with their places: finds a text that begins where a word begins. To index the
+                     trigrams of whole chains would take the writer five times as long.
+
+An index names chains that may hold a text; the search then looks for the text in each of them. Upper and lower case are alike.
+A text that an index cannot find (too short, or of a script without spaces between words) is looked for in every chain.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +19,11 @@ from .opaque import MAX_DEPTH, SCALARS, Opaque, left_out, simplify
 
 MAX_TRIGRAMS = 12
 """Trigrams of a text that the index is asked for; more cost more and exclude few chains."""
+MIN_PREFIX = 3
+"""Characters of an unfinished word that the index of words is asked for: shorter ones begin too many words."""
+_WORD = re.compile(r"[^\W_]+")
+# Characters that this pattern and SQLite's tokenizer divide into the same words: Latin, Greek and Cyrillic.
+_ALPHABETIC = re.compile("[\0-\u024f\u0370-\u052f]*")
 
 
 def texts_of(trajectory: Trajectory) -> str:
@@ -74,14 +83,25 @@ def _add(found: dict[str, None], value: Any, depth: int = 0) -> None:
         _add(found, simplify(value), depth + 1)
 
 
-def match_of(text: str) -> str | None:
-    """The query of the full-text index for chains that may hold a text; None if the text is too short for it."""
+def match_trigrams(text: str) -> str | None:
+    """The query of `summary_texts` for chains that may hold a text; None if the text is too short for it."""
     every = dict.fromkeys(text[at : at + 3] for at in range(len(text) - 2))
     usable = [trigram for trigram in every if "\0" not in trigram]
     if not usable:
         return None
     step = -(-len(usable) // MAX_TRIGRAMS)
     return " AND ".join('"' + trigram.replace('"', '""') + '"' for trigram in usable[::step])
+
+
+def match_words(text: str) -> str | None:
+    """The query of `texts` for chains that may hold a text whose last word may be unfinished; None if it has no such words."""
+    words = _WORD.findall(text)
+    unfinished = bool(words) and text.endswith(words[-1])
+    if unfinished and len(words[-1]) < MIN_PREFIX:
+        words, unfinished = words[:-1], False
+    if not words or not _ALPHABETIC.fullmatch(text):
+        return None
+    return f'"{" ".join(words)}"{" *" if unfinished else ""}'
 
 
 def clean_text(text: str) -> str:
