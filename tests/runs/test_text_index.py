@@ -28,8 +28,9 @@ from agentfly.types import Message, Task, ToolCall, ToolResult, Trajectory
 WORDS = ("river", "city", "Zürich", "ZÜRICH", 'a"quote"', "100%", "x_y", "naïve", "北京大学", "if (a < b)", "\tt", "'single'")
 NEEDLES = (
     "river", "RIVER", "iver", "er ci", "river city", "river ci", "city riv", "Zürich", "ürich", "zürich", '"quote', 'a"q',
-    "00%", "x_y", "北京大", "北京", "京大", "x", "(a < b", "\tt", "'sin", "no such text", "rivercity", "\n", "finished", "assistant",
-    "AND", "river AND city", "river city*", "task-1", "deep", "é", "a", "naïve", "NAÏVE", "c1", "c17", "%", "river  city",
+    "00%", "x_y", "北京大", "北京", "京大", "x", "(a < b", "\tt", "'sin", "no such text", "rivercity", "\n", "finished",
+    "assistant", "AND", "river AND city", "river city*", "task-1", "deep", "é", "a", "naïve", "NAÏVE", "c1", "c17",
+    "%", "river  city",
 )  # fmt: skip
 
 

@@ -193,27 +193,31 @@ class Source:
 def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool) -> Source:
     """The source of a store of format 3. `texts` says whether the store has full-text indexes.
 
-    A text is looked up in its index, and what few chains have in its own. What is left is the index of the order, which is read
-    from its beginning: it has the columns of the usual filters, so 100,000 chains that do not match cost about 15 ms.
+    What few chains have is looked up in its own index, then a text in its index, then a tool. What is left is the index of the
+    order, which is read from its beginning: it has the columns of the usual filters, so 100,000 chains that do not match cost
+    about 15 ms.
     """
     where, values = chosen.conditions()
     match = _match(chosen) if texts else None
+    by_key, called = order.column == "key", list[Any]()
     if chosen.tool is not None:
-        tool = clean_text(chosen.tool)
-        if match is None and (order.column == "key" or is_rare("calls", "name = ?", [tool], RARE)):
-            where = ["calls.name = ?", "trajectories.key = calls.key", *where]
-            return Source("calls CROSS JOIN trajectories", where, [tool, *values], "calls.key", parts=True)
-        where.append("EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)")
-        values.append(tool)
-    if match is not None:
-        table = "texts" if chosen.in_body else "summary_texts"
-        where = [f"{table} MATCH ?", f"trajectories.key = {table}.rowid", *where]
-        return Source(f"{table} CROSS JOIN trajectories", where, [match, *values], f"{table}.rowid", parts=True)
+        called = [clean_text(chosen.tool)]
+        joined = Source(
+            "calls CROSS JOIN trajectories", ["calls.name = ?", "trajectories.key = calls.key", *where], [*called, *values],
+            "calls.key", parts=True,
+        )  # fmt: skip
+        if match is None and is_rare("calls", "name = ?", called, RARE):
+            return joined
+        where = [*where, "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"]
+        values = [*values, *called]
+    if match is not None and chosen.in_body:
+        return _in_bodies(chosen, match, where, values)
+    reads = bool(chosen.text)  # whether each chain is read: its index does not have its texts
     for index, names, limit in (
-        (BY_STEP, ("step", "step_low", "step_high"), RARE_COVERED),
+        (BY_STEP, ("step", "step_low", "step_high"), RARE if reads else RARE_COVERED),
         (BY_TASK, ("task_id",), RARE),
-        (SORTED["score"], ("reward_low", "reward_high", "reward_below"), RARE_COVERED),
-        (SORTED["num_tokens"], ("min_tokens", "max_tokens"), RARE_COVERED),
+        (SORTED["score"], ("reward_low", "reward_high", "reward_below"), RARE if reads else RARE_COVERED),
+        (SORTED["num_tokens"], ("min_tokens", "max_tokens"), RARE if reads else RARE_COVERED),
         (BY_OUTCOME, ("outcome",), RARE),
         (FAILED, ("failed",), RARE),
     ):
@@ -222,9 +226,25 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool)
             conditions, bounds = ChainFilter(**own).conditions()
             if is_rare(f"trajectories INDEXED BY {index}", " AND ".join(conditions), bounds, limit):
                 return Source(f"trajectories INDEXED BY {index}", where, values, index=index)
+    if match is not None:
+        where = ["summary_texts MATCH ?", "trajectories.key = summary_texts.rowid", *where]
+        return Source("summary_texts CROSS JOIN trajectories", where, [match, *values], "summary_texts.rowid", parts=True)
+    if called and by_key:
+        return Source("calls", ["name = ?"], called, "calls.key", True) if chosen == ChainFilter(tool=chosen.tool) else joined
     # The chains that were not trained are few, and the index of the advantages has that column too.
     column = "advantage" if chosen.trained is False else order.column
-    return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=True, index=SORTED[column])
+    return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=column == "key", index=SORTED[column])
+
+
+def _in_bodies(chosen: ChainFilter, match: str, where: list[str], values: list[Any]) -> Source:
+    """The index of the words, in the range of keys that the chosen steps have."""
+    steps, bounds = ChainFilter(step=chosen.step, step_low=chosen.step_low, step_high=chosen.step_high).conditions()
+    if steps:
+        own = f"FROM trajectories INDEXED BY {BY_STEP} WHERE {' AND '.join(steps)}"
+        where = [f"texts.rowid BETWEEN (SELECT min(key) {own}) AND (SELECT max(key) {own})", *where]
+        values = [*bounds, *bounds, *values]
+    where = ["texts MATCH ?", "trajectories.key = texts.rowid", *where]
+    return Source("texts CROSS JOIN trajectories", where, [match, *values], "texts.rowid", parts=True)
 
 
 def _match(chosen: ChainFilter) -> str | None:
