@@ -60,6 +60,7 @@ SAMPLE_ABOVE = 1_000_000
 _RANGE = 20_000  # keys of the first part of a search or a count; each further part is twice as large
 _SCAN = 512  # chains whose bodies are searched in the first part
 _MAX_SCAN = 8_192
+_LOOK = 10_000  # instructions of SQLite between two looks at the clock
 Point = tuple[int, float | None, float | None]
 """Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
 
@@ -84,7 +85,7 @@ class RunReader(Displayed):
     def _open(self) -> Opened:
         opened = open_readonly(self.path)
         opened.db.create_function("body_contains", 2, body_contains, deterministic=True)
-        opened.db.set_progress_handler(lambda: time.monotonic() > self._deadline, 10_000)
+        opened.db.set_progress_handler(lambda: time.monotonic() > self._deadline, _LOOK)
         return opened
 
     def close(self) -> None:
@@ -122,11 +123,10 @@ class RunReader(Displayed):
 
     def last_step(self) -> int | None:
         """The newest step that has metrics or chains."""
-        (metrics,), (chains,) = (
-            self._fetch("SELECT max(step) FROM metrics")[0],
-            self._fetch("SELECT max(step) FROM trajectories")[0],
-        )
-        return max((step for step in (metrics, chains) if step is not None), default=None)
+        # A step that has metrics is whole. The metrics themselves are in the order of their names.
+        with_metrics = "SELECT max(step) FROM metrics" if self.format == 1 else "SELECT max(step) FROM steps WHERE whole = 1"
+        found = [self._fetch(each)[0][0] for each in (with_metrics, "SELECT max(step) FROM trajectories")]
+        return max((step for step in found if step is not None), default=None)
 
     def num_chains(self) -> int:
         """All stored chains."""
