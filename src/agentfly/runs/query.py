@@ -60,6 +60,7 @@ SAMPLE_ABOVE = 1_000_000
 _RANGE = 20_000  # keys of the first part of a search or a count; each further part is twice as large
 _SCAN = 512  # chains whose bodies are searched in the first part
 _MAX_SCAN = 8_192
+_READ = 16  # chains whose bodies one statement reads
 _LOOK = 10_000  # instructions of SQLite between two looks at the clock
 Point = tuple[int, float | None, float | None]
 """Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
@@ -282,11 +283,13 @@ class RunReader(Displayed):
             conditions = _all([*source.where, condition])
             inner = f"SELECT {source.key} FROM {source.tables} WHERE {conditions} ORDER BY {order.sql(source.key)} LIMIT {size}"
             keys = [key for (key,) in self._fetch(inner, (*source.values, *more))]
-            for key in keys:
-                start = Cursor(None, key)
-                if self._fetch("SELECT 1 FROM bodies WHERE key = ? AND body_contains(body, ?)", (key, needle)):
-                    rows += self._rows("key = ?", (key,))
-                if len(rows) >= limit or time.monotonic() > ends:
+            for place in range(0, len(keys), _READ):
+                some = keys[place : place + _READ]
+                found = f"SELECT key FROM bodies WHERE key IN ({', '.join('?' * len(some))}) AND body_contains(body, ?)"
+                rows += self._rows(f"key IN ({found}) ORDER BY {order.sql()} LIMIT ?", (*some, needle, limit - len(rows)))
+                full = len(rows) == limit
+                start = Cursor(None, rows[-1].key if full else some[-1])
+                if full or time.monotonic() > ends:
                     return rows, start.text
             if len(keys) < size:
                 return rows, None
