@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
@@ -190,9 +190,10 @@ class Source:
     index: str | None = None
 
 
-def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool) -> Source:
+def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, keys_only: bool = True) -> Source:
     """The source of a store of format 3. `texts` says whether the store has full-text indexes.
 
+    Without `keys_only` the source has the columns of the chains, and not only their keys.
     What few chains have is looked up in its own index, then a text in its index, then a tool. What is left is the index of the
     order, which is read from its beginning: it has the columns of the usual filters, so 100,000 chains that do not match cost
     about 15 ms.
@@ -202,10 +203,9 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool)
     by_key, called = order.column == "key", list[Any]()
     if chosen.tool is not None:
         called = [clean_text(chosen.tool)]
-        joined = Source(
-            "calls CROSS JOIN trajectories", ["calls.name = ?", "trajectories.key = calls.key", *where], [*called, *values],
-            "calls.key", parts=True,
-        )  # fmt: skip
+        chains = f"trajectories INDEXED BY {SORTED['key']}" if replace(chosen, tool=None).covered else "trajectories"
+        both = ["calls.name = ?", "trajectories.key = calls.key", *where]
+        joined = Source(f"calls CROSS JOIN {chains}", both, [*called, *values], "calls.key", parts=True)
         if match is None and is_rare("calls", "name = ?", called, RARE):
             return joined
         where = [*where, "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"]
@@ -230,7 +230,8 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, texts: bool)
         where = ["summary_texts MATCH ?", "trajectories.key = summary_texts.rowid", *where]
         return Source("summary_texts CROSS JOIN trajectories", where, [match, *values], "summary_texts.rowid", parts=True)
     if called and by_key:
-        return Source("calls", ["name = ?"], called, "calls.key", True) if chosen == ChainFilter(tool=chosen.tool) else joined
+        alone = keys_only and chosen == ChainFilter(tool=chosen.tool)
+        return Source("calls", ["calls.name = ?"], called, "calls.key", parts=True) if alone else joined
     # The chains that were not trained are few, and the index of the advantages has that column too.
     column = "advantage" if chosen.trained is False else order.column
     return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=column == "key", index=SORTED[column])

@@ -329,7 +329,8 @@ class RunReader(Displayed):
         chosen = filter or ChainFilter()
         if chosen.text and chosen.in_body:
             raise ConfigError("a search in whole chains has no histogram: search without in_body")
-        source = self._source(chosen, Order.parse("reward"), BY_REWARD)
+        # The chains that called a tool are in the order of their keys.
+        source = self._source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
         every = 1 + (self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0) // SAMPLE_ABOVE
         some = [f"trajectories.key % {every} = 0"] if every > 1 else []
         condition = _all(["score IS NOT NULL", *source.where, *some])
@@ -497,7 +498,7 @@ class RunReader(Displayed):
     def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
         """Where the chains that match are read from; in format 2, `figures` is the index for a figure over all of them."""
         if self.format == FORMAT:
-            return find_source(chosen, order, self._is_rare, self._opened.texts)
+            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, keys_only=figures != BY_REWARD)
         where, values = chosen.conditions()
         if figures is not None and chosen.tool is not None:
             where = ["calls.name = ?", "trajectories.key = calls.key", *where]
