@@ -256,7 +256,8 @@ class Trainer:
             figures.mark()
         metrics: dict[str, float] = {"train/version": float(self.learner.version)}
         try:
-            with self.breakdown.span("rollout"):
+            # If sampling and learning take turns, the store writes while the learner computes.
+            with self.breakdown.span("rollout"), nullcontext() if self.overlaps else self.writer.deferring():
                 groups = await self._collect(step)
             if figures is not None:
                 measured = figures.step_metrics()
