@@ -177,10 +177,9 @@ def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path 
                 return None, directory
             if any(rank.why_lost() is not None for rank in group):
                 rank, why = _cause(group)
-                if rank.number and (rank.status or 0) > 0 and group[0].status is None:
-                    _wait(lambda: group[0].status is not None, END_S)  # it may have lost rank 0, which is about to end
-                    if group[0].status is not None:
-                        continue
+                failed = rank.number and (rank.status or 0) > 0 and group[0].status is None
+                if failed and _wait(lambda: group[0].status is not None, END_S):
+                    continue  # it had lost rank 0, which was about to end
                 return f"rank {rank.number} {why}", directory
 
 
@@ -225,11 +224,14 @@ def _why_failed(group: list[Rank]) -> str | None:
     return f"rank {found[0].number} {found[0].why_lost()}" if found else None
 
 
-def _wait(over: Callable[[], bool], limit_s: float) -> None:
-    """Wait until it is over, at most so long."""
+def _wait(over: Callable[[], bool], limit_s: float) -> bool:
+    """Wait until it is over, at most so long. Returns whether it is."""
     deadline = time.monotonic() + limit_s
-    while not over() and time.monotonic() < deadline:
+    while not over():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
+    return True
 
 
 class LocalRanks:
