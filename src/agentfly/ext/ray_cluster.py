@@ -276,7 +276,7 @@ class Cluster:
         self.run = f"{os.getpid()}-{secrets.token_hex(4)}"
         """Names this connection in `placed`."""
         self.health_s = health_s
-        self._ray, self._note = ray, note
+        self._ray, self.note = ray, note
         self._numbers = itertools.count(1)
         self._hosts: dict[int, Host] = {}
         self._suspects: dict[str, float] = {}
@@ -350,6 +350,11 @@ class Cluster:
 
     def _kv(self) -> Any:
         return _Store(self._ray)
+
+    def hosts(self) -> list[Host]:
+        """The hosts that this process has placed and not lost."""
+        with self._lock:
+            return [host for host in self._hosts.values() if host.ready and host.lost is None]
 
     # ---- placing
 
@@ -443,7 +448,7 @@ class Cluster:
                 host.ready = True
             return host, ""
         host.close()
-        self._note(f"{name}: {why}")
+        self.note(f"{name}: {why}")
         return None, why
 
     def suspect(self, node: Node) -> None:
@@ -620,7 +625,7 @@ class HostProcess:
     """A child process on a node. Implements `training.workers.launcher.Launched`."""
 
     def __init__(self, host: Host, number: int, pid: int) -> None:
-        self.host, self.pid, self._number = host, pid, number
+        self.host, self.pid, self.node, self._number = host, pid, host.node.name, number
 
     def ended(self) -> str | None:
         """How the process ended, with the end of what it printed; None while it runs. Never blocks."""
