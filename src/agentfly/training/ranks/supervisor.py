@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from ...config import Config
 from ...errors import AgentFlyError, RankError
-from .process import BEAT_S, RANK_LOST, SOCKET, LocalRank, Rank, free_port, start_here
+from .process import BEAT_S, QUIET, RANK_LOST, SOCKET, LocalRank, Rank, free_port, start_here
 
 END_S = 5.0
 """Seconds that rank 0 has to end by itself after another rank has failed."""
@@ -242,6 +242,7 @@ class LocalRanks:
 
     def start(self, arguments: Sequence[str]) -> list[Rank]:
         environ = {
+            **QUIET,
             **os.environ,
             "WORLD_SIZE": f"{self._ranks}",
             "LOCAL_WORLD_SIZE": f"{self._ranks}",
