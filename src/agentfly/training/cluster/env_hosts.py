@@ -60,8 +60,8 @@ class Host(Protocol):
 class Places(Protocol):
     """The part of `ext.ray_cluster.Cluster` that is used here. `place` blocks."""
 
-    own: Any
-
+    @property
+    def own(self) -> Any: ...
     def place(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> Host: ...
 
 
