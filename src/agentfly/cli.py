@@ -5,7 +5,7 @@
     agentfly sft [CONFIG] [key=value ...]
     agentfly runs | show | compare | plot | export | export-model | query | chat | doctor     (see cli_runs)
     agentfly view [RUNS_DIR]                                      (see view/command.py)
-    agentfly verl print-config | plan                             (see cli_scale.py)
+    agentfly verl print-config | plan | cluster status            (see cli_scale.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2

@@ -59,6 +59,8 @@ class ForkLauncher:
 
 
 class Forked:
+    node = ""
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
 

@@ -145,6 +145,7 @@ class HostActor:
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = f" {file.read().strip()}"
         package = importlib.util.find_spec("agentfly")
+        util: Any = ray.util
         return {
             "pid": os.getpid(),
             "python": sys.executable,
@@ -152,7 +153,7 @@ class HostActor:
             "agentfly": os.path.dirname(package.origin) if package is not None and package.origin else None,
             "software": software,
             "machine": socket.gethostname() + boot,
-            "address": ray.util.get_node_ip_address(),
+            "address": util.get_node_ip_address(),
             "gpus": [str(each) for each in ray.get_gpu_ids()],
             "folder": self.folder,
         }
@@ -276,7 +277,7 @@ class Cluster:
         self.run = f"{os.getpid()}-{secrets.token_hex(4)}"
         """Names this connection in `placed`."""
         self.health_s = health_s
-        self._ray, self._note = ray, note
+        self._ray, self.note = ray, note
         self._numbers = itertools.count(1)
         self._hosts: dict[int, Host] = {}
         self._suspects: dict[str, float] = {}
@@ -310,7 +311,8 @@ class Cluster:
             if not ray.is_initialized():
                 _initialize(ray, address)
             _users += 1
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        pickles: Any = ray.cloudpickle
+        pickles.register_pickle_by_value(sys.modules[__name__])
         return cls(ray, health_s=health_s, note=note)
 
     # ---- nodes
@@ -350,6 +352,11 @@ class Cluster:
 
     def _kv(self) -> Any:
         return _Store(self._ray)
+
+    def hosts(self) -> list[Host]:
+        """The hosts that this process has placed and not lost."""
+        with self._lock:
+            return [host for host in self._hosts.values() if host.ready and host.lost is None]
 
     # ---- placing
 
@@ -443,7 +450,7 @@ class Cluster:
                 host.ready = True
             return host, ""
         host.close()
-        self._note(f"{name}: {why}")
+        self.note(f"{name}: {why}")
         return None, why
 
     def suspect(self, node: Node) -> None:
@@ -620,7 +627,7 @@ class HostProcess:
     """A child process on a node. Implements `training.workers.launcher.Launched`."""
 
     def __init__(self, host: Host, number: int, pid: int) -> None:
-        self.host, self.pid, self._number = host, pid, number
+        self.host, self.pid, self.node, self._number = host, pid, host.node.name, number
 
     def ended(self) -> str | None:
         """How the process ended, with the end of what it printed; None while it runs. Never blocks."""

@@ -59,6 +59,7 @@ from ..watch.trackers import Trackers
 from .breakdown import Breakdown, Span
 from .build import build_learner, build_plan
 from .checkpoint import STATE
+from .cluster.status import cluster_metrics, publish_status
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
@@ -260,6 +261,7 @@ class Trainer:
             if figures is not None:
                 measured = figures.step_metrics()
                 metrics |= await measured if isinstance(measured, Awaitable) else measured
+            metrics |= cluster_metrics()
             with timed(metrics, "time/ledger_s"):
                 self.ledger.check_rollout(
                     groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
@@ -380,6 +382,7 @@ class Trainer:
                 figures = {} if measured is None else measured.metrics()
                 self.progress.environments(figures)
                 self.recorder.look(figures, activities, None if manager is None else manager.holders())
+                await publish_status(self.directory.path, self.step, self.plan.runner, figures)
                 await asyncio.sleep(LOOK_S)
 
         looking = asyncio.create_task(look())

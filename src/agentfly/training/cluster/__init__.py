@@ -39,3 +39,9 @@ def on_cluster(config: Config, note: Callable[[str], None] = lambda _: None) -> 
             if not _users:
                 _open.clear()
                 cluster.close()
+
+
+def current_cluster() -> Cluster | None:
+    """The cluster that this process is connected to by `on_cluster`, if any."""
+    with _lock:
+        return _open[0] if _open else None

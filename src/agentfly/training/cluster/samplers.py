@@ -50,6 +50,8 @@ class RayLauncher:
         self._note_place(index, f"node {host.node.name} ({host.node.address}): {about['folder']}/{log}")
         words = [about["python"], "-I", "-X", "utf8", program, "{life}", "{parent}"]
         process = host.run(words, environ=environ, stdin=told, log=log)
+        if ticket["attempt"]:
+            self._cluster.note(f"sampler {index} starts again on node {host.node.name}")
         self._started = True
         return process
 
@@ -83,7 +85,10 @@ class RayLauncher:
             if last.lost is None:
                 self._cluster.doubt(last.node)
             last.close()
-        host = self._cluster.place(f"sampler {index}", self._share, avoid=avoid)
+        try:
+            host = self._cluster.place(f"sampler {index}", self._share, avoid=avoid)
+        except EngineError as error:
+            raise EngineError(f"could not be placed: {error}") from None
         try:
             check_software(host)
             self._check_reach(host, ticket["address"])

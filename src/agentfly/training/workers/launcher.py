@@ -27,7 +27,9 @@ RANK_VARIABLES = (
 
 
 class Launched(Protocol):
-    """A worker process that was started."""
+    """A worker process that was started. `node` is the name of its node in a cluster, "" on this machine."""
+
+    node: str
 
     def ended(self) -> str | None:
         """How the process ended, such as "(exit code 3)", with the end of what it printed. None while it runs."""
@@ -95,6 +97,8 @@ class LocalLauncher:
 
 class LocalProcess:
     """A worker process of this machine. It leads its own process group."""
+
+    node = ""
 
     def __init__(self, popen: subprocess.Popen[bytes], log: Path, began: int) -> None:
         """`began` is where the output of this process begins in its log."""

@@ -181,6 +181,7 @@ class WorkerPool:
         self._start_took_s = 0.0
         self._none_s = 0.0  # since the last replica died
         self._retired: Counter[str] = Counter()
+        self._by_node: Counter[str] = Counter()  # chains that ended since `step_metrics`, if workers are on nodes of a cluster
         self._on_room: Callable[[], None] | None = None
 
     # ---- opening and closing
@@ -531,6 +532,8 @@ class WorkerPool:
         finally:
             replica.chains.pop(name, None)
         replica.stats = stats
+        if replica.process is not None and replica.process.node:
+            self._by_node[replica.process.node] += 1
         # Weights that were loaded meanwhile may have drawn its last tokens: they count once they are proven.
         while (proving := replica.proving) is not None:
             await asyncio.shield(proving)
@@ -552,6 +555,14 @@ class WorkerPool:
             if replica.joined:
                 replica.send("mark")
 
+    def chains_by_node(self) -> dict[str, int]:
+        """The chains that run now, by the node of the cluster where they do."""
+        found: Counter[str] = Counter()
+        for replica in self.replicas:
+            if replica.joined and replica.process is not None and replica.process.node:
+                found[replica.process.node] += len(replica.chains)
+        return dict(found)
+
     def metrics(self) -> dict[str, float]:
         """The figures of the environments of all workers, as they were reported last."""
         return merge_figures([replica.resources for replica in self.replicas if replica.joined])
@@ -567,7 +578,9 @@ class WorkerPool:
         told = [task.result() for task in asked if task.done() and not task.cancelled() and task.exception() is None]
         counts = {name: float(self.counts[name]) for name in ("rerun_chains", "lost_chains", "dropped_replies")}
         figures = {"live": float(len(joined)), "restarts": float(self.restarts), **counts}
-        return merge_figures(told) | {f"workers/{name}": value for name, value in figures.items()}
+        by_node = {f"cluster/{node}/chains": float(count) for node, count in self._by_node.items()}
+        self._by_node.clear()
+        return merge_figures(told) | {f"workers/{name}": value for name, value in figures.items()} | by_node
 
 
 def merge_figures(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
