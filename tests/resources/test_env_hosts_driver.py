@@ -35,6 +35,8 @@ class LocalNode:
 
 
 class LocalProcess:
+    node = ""
+
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.popen = popen
 

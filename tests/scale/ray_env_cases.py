@@ -167,4 +167,5 @@ def check_books(result: Any, tree: dict[str, Any]) -> None:
     last = result.history[-1]
     print({name: value for name, value in last.items() if name.startswith(("ledger/", "resources/Room"))}, flush=True)
     counted = sum(last[f"ledger/{name}"] for name in ("trained", "filtered", "failed", "in_flight"))
+    assert sum(value for name, value in last.items() if name.endswith("/env_hosts")) == tree["cluster"]["env_hosts"]
     assert counted == last["ledger/drawn"] == result.steps * tree["rollout"]["num_tasks"]
