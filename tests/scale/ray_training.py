@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +30,7 @@ from agentfly.training.cluster import current_cluster, on_cluster
 from agentfly.training.cluster.samplers import RayLauncher
 from agentfly.training.cluster.status import show_status
 from agentfly.training.doctor import diagnose
+from agentfly.training.evaluation import evaluate_run
 from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module
 from agentfly.training.workers.engine import WorkerEngine
@@ -46,7 +49,7 @@ def scenarios(local: LocalCluster, path: str, *names: str) -> dict[str, str]:
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     local.add("head", cpus=0)
     local.add("b", "c", "d", cpus=2)
-    every = [sentences, driver_killed, nodes_die]
+    every = [sentences, driver_killed, evaluation, nodes_die]
     return run_all(local, [each for each in every if not names or each.__name__ in names])
 
 
@@ -150,10 +153,46 @@ def driver_killed(local: LocalCluster) -> None:
     wait_for(lambda: not running(WORKER) and not running("HostActor"), 60, "that the nodes are empty")
     print(f"the nodes were empty after {time.monotonic() - began:.1f} s", flush=True)
     steps = int(list_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2]) + 4
-    result = agentfly.train(config_of(local, "killed", train={"steps": steps, "save_every": 4}, sampler=one), resume=run)
+    places: list[str] = []
+    ways: list[str] = []
+    start, sender, collect = RayLauncher.start, WorkerEngine._sender, Trainer._collect
+
+    def started(self: RayLauncher, *values: Any) -> Any:
+        process = start(self, *values)
+        places.append(f"{process.host.about['pid']} {process.node}")
+        return process
+
+    def sent(self: WorkerEngine, kind: str) -> Any:
+        ways.append(kind)
+        return sender(self, kind)
+
+    async def kill_once(self: Trainer, step: int) -> Any:
+        if step == steps - 2:
+            os.kill(running(WORKER)[0], signal.SIGKILL)
+        return await collect(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RayLauncher, "start", started)
+        patch.setattr(WorkerEngine, "_sender", sent)
+        patch.setattr(Trainer, "_collect", kill_once)
+        again = config_of(local, "killed", train={"steps": steps, "save_every": 4}, sampler=one)
+        result = agentfly.train(again, resume=run)
+    assert set(ways) == {"memory"}, "a worker on the trainer's machine reads the weights from memory"
+    assert len(places) == 2
+    assert len(set(places)) == 1, "a worker that died alone starts again on its host"
+    assert result.history[-1]["workers/restarts"] == 1
     assert result.steps == steps
     check_books(result, steps, 8)
     wait_for(lambda: not running(WORKER), 30, "that no worker is left")
+
+
+def evaluation(local: LocalCluster) -> None:
+    """An evaluation uses the samplers of the cluster, and leaves nothing there."""
+    config = config_of(local, "held", sampler={"replicas": 1, "place": "process"})
+    done = evaluate_run(config, num_chains=2)
+    assert len(done.trajectories) == 8
+    assert {each.outcome.value for each in done.trajectories} == {"max_turns"}
+    wait_for(lambda: not running(WORKER) and not running("HostActor"), 60, "that the nodes are empty")
 
 
 def nodes_die(local: LocalCluster) -> None:
