@@ -20,7 +20,7 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
                  r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1,
                  failed=0|1, q (text), in=body (q in whole chains)
         sort     one of `sorts` of the run, "-" in front: from the largest; "-added" if not given.  limit: 1 to 1000, else 100
-        start    one of cursor (`next` of the page before), offset (rows to pass over) and at (id of a chain); else the beginning
+        start    one of cursor (`next` of the page before), offset (rows to skip) and at (id of a chain); else the beginning
         count    0: do not count (total is null).  exact false: there are at least `total`
         ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name:
                   number}, prediction, num_turns, num_tokens, seconds, num_context?, num_calls?, num_invalid?, version_first?,
@@ -47,8 +47,9 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}}, chains: {phase: [[t, value?]]},
                      others: {name: [[t, value?]]}, steps: {kind: {figure: [[step, value?]]}},
                      tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: LIVE, events: [EVENT],
-                     limits: [{limit, count, chains: int, tools: [str], newest: [id], step?, since?: first step that is counted}],
-                     nodes: [{node, figures: {samplers, env_hosts, chains, cpus: [[step or t, value?]]}}], failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
+                     limits: [{limit, count, chains: int, tools: [str], newest: [id], step?, since?: first counted step}],
+                     nodes: [{node, figures: {samplers, env_hosts, chains, cpus: [[step or t, value?]]}}],
+                     failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
         figure       allocated, idle, warming, closing, waiting, started, recycled, failed, reaped, acquire_p95_s, ...
         phase        running (all), environment, sampling, tools, scoring
         LIVE         {chains?: {t, data: [{id, task, turn, phase, tools: [str], seconds}]},
@@ -311,7 +312,7 @@ class _RunRoutes:
 def start_of(
     reader: RunReader, chosen: ChainFilter, sort: str, cursor: str | None, offset: int | None, at: str | None
 ) -> tuple[int | None, str | None]:
-    """The number of the first row of a page (None if a cursor was given) and its cursor. Raises NotFound for an unknown chain."""
+    """The number of the first row of a page (None if a cursor was given) and its cursor. Raises NotFound for a chain."""
     if cursor is not None:
         return None, cursor
     if at is not None:
