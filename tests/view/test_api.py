@@ -381,7 +381,7 @@ def test_a_run_that_has_just_begun_has_every_page(tmp_path: Path) -> None:
     ]
     for part, response in zip(parts, ask(tmp_path / "runs", *(f"/api/runs/new{part}" for part in parts)), strict=True):
         assert response.status_code == 200, (part, response.text)
-    assert data(tmp_path / "runs", "/api/runs/new/chains") == {"rows": [], "next": None, "total": 0, "exact": True}
+    assert data(tmp_path / "runs", "/api/runs/new/chains") == {"rows": [], "first": 0, "next": None, "total": 0, "exact": True}
     assert data(tmp_path / "runs", "/api/runs/new/checks")["time"] is None
     assert ask(tmp_path / "runs", "/api/runs/new/export").text == ""
 
