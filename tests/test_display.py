@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -120,17 +121,17 @@ def test_the_learners_record_decides_the_colour() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "make",
     [
-        chain(turns=2000),
-        chain("x" * 500_000, turns=40, observation="é" * 300_000),
-        RunResult([chain(turns=30) for _ in range(3000)], 1, 1.0),
-        RunResult([chain("&" * 10_000, turns=30) for _ in range(60)], 1, 1.0),
+        lambda: chain(turns=2000),
+        lambda: chain("x" * 20_000, turns=40, observation="é" * 300_000),
+        lambda: RunResult([chain(turns=30)] * 3000, 1, 1.0),
+        lambda: RunResult([chain("&" * 10_000, turns=30)] * 60, 1, 1.0),
     ],
     ids=["turns", "texts", "chains", "escapes"],
 )
-def test_a_fragment_stays_within_its_limit_and_says_what_is_left_out(value: Any) -> None:
-    html = value._repr_html_()
+def test_a_fragment_stays_within_its_limit_and_says_what_is_left_out(make: Callable[[], Any]) -> None:
+    html = make()._repr_html_()
     assert len(html.encode()) <= MAX_BYTES
     assert len(html) > MAX_BYTES / 10
     assert "more" in html
@@ -148,6 +149,65 @@ def test_the_real_display_of_ipython_shows_it() -> None:
     formatters = pytest.importorskip("IPython.core.formatters", reason="IPython is not installed")
     data, _ = formatters.DisplayFormatter().format(chain())
     assert set(data) == {"text/plain", "text/html"}
+
+
+NOTEBOOK = """
+import sys
+sys.path[:0] = {path!r}
+from pathlib import Path
+from agentfly.runs import RunReader
+from agentfly.types import RunResult
+from tests.test_display import PAYLOADS, chain, make_run
+texts = chain(" ".join(PAYLOADS))
+"""
+CELLS = {
+    "a trajectory": "texts",
+    "a result": "RunResult([texts, texts], 2, 1.0)",
+    "a run": "run = RunReader(make_run(Path({folder!r})))\nrun",
+    "several": "display(texts)\nprint('between')\ndisplay(run)",
+    "a closed run": "run.close()\nprint(run)",
+}
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """The outputs of a notebook that a real kernel has run, by the name of the cell."""
+    why = "no notebook to run: pip install nbclient ipykernel"
+    nbclient = pytest.importorskip("nbclient", reason=why)
+    pytest.importorskip("ipykernel", reason=why)
+    from nbformat import v4
+
+    first = NOTEBOOK.format(path=[str(Path(__file__).parents[1]), *sys.path])
+    folder = tmp_path_factory.mktemp("notebook")
+    codes = [first, *(code.replace("{folder!r}", repr(str(folder))) for code in CELLS.values())]
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(code) for code in codes])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    return dict(zip(["", *CELLS], (cell.outputs for cell in notebook.cells), strict=True))
+
+
+def test_a_kernel_shows_a_result_a_trajectory_and_a_run_as_html(executed: dict[str, list[Any]]) -> None:
+    assert executed[""] == []
+    for name, words in (("a trajectory", "turn 1"), ("a result", "2 chains"), ("a run", "last values")):
+        (output,) = executed[name]
+        assert output.output_type == "execute_result"
+        assert set(output.data) == {"text/plain", "text/html"}
+        assert words in " ".join(read(output.data["text/html"]).text)
+        assert len(output.data["text/plain"]) < 3000
+    assert executed["a trajectory"][0].data["text/html"].count("<details") == 4  # system, user and two turns
+    kinds = [output.output_type for output in executed["several"]]
+    assert kinds == ["display_data", "stream", "display_data"]
+    assert "(closed)" in executed["a closed run"][0].text
+
+
+def test_no_text_of_a_model_becomes_markup_in_a_notebook(executed: dict[str, list[Any]]) -> None:
+    shown = [output.data["text/html"] for outputs in executed.values() for output in outputs if "data" in output]
+    assert len(shown) == 5
+    for html in shown:
+        found = read(html)
+        assert set(found.tags) <= ALLOWED
+        assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("src", "href")]
+    assert "<script>alert(1)</script>" in "".join(read(shown[0]).text)  # as text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", "".join(shown))
 
 
 def test_representations_are_short() -> None:

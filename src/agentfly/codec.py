@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from .errors import InvariantError
-from .types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
+from .types import SANDBOX_LIMITS, Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 
 TUPLE, WIDE_INT, RECORD = 1, 2, 3
 MAX_EXTENSIONS = 50
@@ -191,6 +191,8 @@ def _check_result(result: ToolResult) -> None:
         raise NotDecodable("a ToolResult whose observation is not text, or whose `done` is not a bool")
     if result.reward is not None and (isinstance(result.reward, bool) or not isinstance(result.reward, int | float)):
         raise NotDecodable("a ToolResult whose reward is not a number")
+    if result.limit is not None and result.limit not in SANDBOX_LIMITS:
+        raise NotDecodable("a ToolResult whose limit is not one of a sandbox")
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:

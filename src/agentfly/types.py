@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, overload, runtime_checkable
 
 from .display import Displayed, chains_html, data_frame, trajectory_html
 from .errors import ConfigError, InvariantError
@@ -28,6 +28,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
 Reaction = Literal["continue", "end", "raise"]
 """How a chain reacts to a mistake: tell the model and continue, end the chain, or raise ConfigError and stop the run."""
+SandboxLimit = Literal["time", "memory", "cpu", "processes", "disk", "files", "output"]
+"""What a sandbox limits: seconds of a cell, memory, CPU time, processes, what is written, open files, characters of output."""
+SANDBOX_LIMITS = get_args(SandboxLimit)
 
 
 def _begin(text: Any, length: int = 60) -> str:
@@ -201,7 +204,8 @@ class Completion:
 class ToolResult:
     """The result of a tool call. A tool may return one to add an image, a step reward or `done`.
 
-    The model reads `observation`. `error` is the kind of failure, for counting.
+    The model reads `observation`. `error` is the kind of failure, for counting. `limit` is the limit of a sandbox that the call
+    reached, for counting too: it does not make the call a failure.
     """
 
     observation: str
@@ -209,6 +213,7 @@ class ToolResult:
     reward: float | None = None
     done: bool = False
     error: Literal["unknown_tool", "bad_arguments", "raised", "timeout"] | None = None
+    limit: SandboxLimit | None = None
 
     @property
     def invalid(self) -> bool:

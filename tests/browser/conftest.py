@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Runs "full", "again-seed1", "again-seed2" and "hostile"."""
     pytest.importorskip("starlette", reason="no starlette: pip install 'agentfly[view]'")
     folder = tmp_path_factory.mktemp("browser") / "runs"
-    stored.make_run(folder / "full")
+    stored.make_run(folder / "full", nodes=2)
     for seed in (1, 2):
         stored.make_run(folder / f"again-seed{seed}", algorithm="rloo", seed=seed, lr="1e-4", lift=0.05 * seed)
     stored.make_hostile_run(folder / "hostile")
@@ -80,20 +80,55 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-class Tab:
-    """A page that has shown its token, and what went wrong on it."""
+class Windows:
+    """One browser context for each size and theme, which has shown the token. Its tabs share the cache, so pages load fast."""
 
-    def __init__(self, browser: Any, site: Site, viewport: dict[str, int], scheme: str) -> None:
-        self.site = site
-        self.context = browser.new_context(viewport=viewport, color_scheme=scheme)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(WAIT_MS)
+    def __init__(self, browser: Any, site: Site) -> None:
+        self._browser, self._site = browser, site
+        self._contexts: dict[tuple[int, str], Any] = {}
+
+    def context(self, viewport: dict[str, int], scheme: str) -> Any:
+        key = (viewport["width"], scheme)
+        if key not in self._contexts:
+            made = self._browser.new_context(viewport=viewport, color_scheme=scheme)
+            assert made.request.get(self._site.address).ok
+            self._contexts[key] = made
+        return self._contexts[key]
+
+    def close(self) -> None:
+        for context in self._contexts.values():
+            context.close()
+
+
+@pytest.fixture(scope="session")
+def windows(browser: Any, site: Site) -> Iterator[Windows]:
+    made = Windows(browser, site)
+    yield made
+    made.close()
+
+
+class Tab:
+    """A page, and what went wrong on it. It shows nothing until it is asked for or told where to go."""
+
+    def __init__(self, context: Any, site: Site) -> None:
+        self.site, self.context = site, context
+        self._page = context.new_page()
+        self._page.set_default_timeout(WAIT_MS)
+        self._loaded = False
         self.faults: list[str] = []
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
-        self.page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", self._request)
-        self.page.goto(site.address)
+        self._page.on("console", self._console)
+        self._page.on("pageerror", lambda error: self.faults.append(f"page error: {error}"))
+        self._page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self._page.on("request", self._request)
+
+    @property
+    def page(self) -> Any:
+        """The list of runs if nothing else was opened."""
+        return self._page if self._loaded else self.open("/")
+
+    def before_load(self, script: str) -> None:
+        """Runs a script in every page that is opened, before its own."""
+        self._page.add_init_script(script)
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning") and "net::ERR_ABORTED" not in message.text:
@@ -104,26 +139,40 @@ class Tab:
             self.faults.append(f"foreign request: {request.url}")
 
     def open(self, path: str) -> Any:
-        self.page.goto(self.site.url + path)
-        return self.page
+        self._page.goto(self.site.url + path)
+        self._loaded = True
+        return self._page
 
     def visit(self, path: str) -> Any:
         """Goes to a page as a link does, without loading the application again."""
+        if not self._loaded:
+            return self.open(path)
         script = "path => { history.pushState({inside: true}, '', path); dispatchEvent(new PopStateEvent('popstate')); }"
-        self.page.evaluate(script, path)
-        return self.page
+        self._page.evaluate(script, path)
+        return self._page
 
     def close(self) -> None:
-        self.context.close()
+        if self._loaded:
+            self._page.evaluate("localStorage.clear()")  # the theme is kept there
+        self._page.close()
+
+
+def until(page: Any, condition: str) -> None:
+    """Waits until a function of JavaScript returns true. The content policy forbids page.wait_for_function."""
+    page.evaluate(
+        f"""async () => {{ const ends = Date.now() + {WAIT_MS}; const holds = {condition};
+        while (!(await holds())) {{ if (Date.now() > ends) throw new Error("never: " + holds);
+            await new Promise((done) => setTimeout(done, 20)); }} }}"""
+    )
 
 
 @pytest.fixture
-def open_tab(browser: Any, site: Site) -> Iterator[Callable[..., Tab]]:
+def open_tab(windows: Windows, site: Site) -> Iterator[Callable[..., Tab]]:
     """Opens tabs; at the end, none may have logged an error, shown a dialog or asked another host."""
     tabs: list[Tab] = []
 
     def open_one(viewport: dict[str, int] = WIDE, scheme: str = "light") -> Tab:
-        tabs.append(Tab(browser, site, viewport, scheme))
+        tabs.append(Tab(windows.context(viewport, scheme), site))
         return tabs[-1]
 
     yield open_one

@@ -6,7 +6,7 @@ const folder = new URL("../../src/agentfly/view/static/js/", import.meta.url);
 const { clean, num, seconds, ago, signed, cut, count } = await import(new URL("format.js", folder));
 const { smooth, curve, align, band, family, families, at } = await import(new URL("curves.js", folder));
 const { percentile, range, painter, modes, diverging, sequential } = await import(new URL("scales.js", folder));
-const { breakLines, visibleRows, firstDifference, bars, flatten } = await import(new URL("layout.js", folder));
+const { breakLines, visibleRows, firstDifference, bars, flatten, walk } = await import(new URL("layout.js", folder));
 const { takeEvents } = await import(new URL("stream.js", folder));
 
 test("control characters become visible, and line feeds stay", () => {
@@ -120,6 +120,15 @@ test("only the visible rows and a few more are shown", () => {
   assert.deepEqual(visibleRows(0, 400, 40, 100000), { first: 0, last: 18 });
   assert.deepEqual(visibleRows(4000, 400, 40, 100000), { first: 92, last: 118 });
   assert.deepEqual(visibleRows(9999999, 400, 40, 10), { first: 10, last: 10 });
+});
+
+test("moves among siblings add up, stay at the ends, and wait for an unknown group", () => {
+  assert.equal(walk(["a", "b", "c"], "b", [-1]), "a");
+  assert.equal(walk(["a", "b", "c"], "b", [-1, 1]), "b");
+  assert.equal(walk(["a", "b", "c"], "a", [-1, 1]), "b");
+  assert.equal(walk(["a", "b", "c"], "a", [1, 1, 1]), "c");
+  assert.equal(walk(["a", "b"], "z", [1]), null);
+  assert.equal(walk([], "a", [1]), null);
 });
 
 test("small helpers", () => {

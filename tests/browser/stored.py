@@ -51,7 +51,12 @@ def tokenizer() -> Tokenizer:
 
 
 def encode(text: str) -> list[int]:
-    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+    return list(_encode(text))
+
+
+@cache
+def _encode(text: str) -> tuple[int, ...]:
+    return tuple(tokenizer().encode(text, add_special_tokens=False).ids)
 
 
 def make_turn(context: str, reply: str, *, restarts: bool, call: ToolCall | None, result: str, version: int, at: float) -> Turn:
@@ -156,9 +161,19 @@ def add_step(store: RunStore, step: int, *, words: int = 0, lift: float = 0.0) -
 
 
 def make_run(
-    folder: Path, *, steps: int = 3, algorithm: str = "grpo", seed: int = 0, lr: str = "2e-4", lift: float = 0.0
+    folder: Path,
+    *,
+    steps: int = 3,
+    algorithm: str = "grpo",
+    seed: int = 0,
+    lr: str = "2e-4",
+    lift: float = 0.0,
+    nodes: int = 0,
 ) -> Path:
-    """A finished run of `steps` steps with validations, pools, checks and one failed chain."""
+    """A finished run of `steps` steps with validations, pools, checks and one failed chain.
+
+    With `nodes`, it ran on so many machines, and calls reached limits of their sandboxes.
+    """
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG.format(algorithm=algorithm, seed=seed, steps=steps, lr=lr))
     with RunStore(folder / "run.db") as store:
@@ -175,7 +190,21 @@ def make_run(
         broken = make_chain("t1-9-0", "task-9", 0, None, outcome=Outcome.WORLD_FAILURE, error="WorldError: the house fell down")
         store.add_trajectories(1, "train", [broken])
         store.add_event(START + 12, 1, "environment_failed", "house", {"count": 1})
+        if nodes:
+            add_nodes(store, steps, nodes)
+            store.add_event(START + 13, 2, "sandbox_limit", "t2-0-0", {"limit": "memory", "tool": "python", "count": 2})
+            store.add_event(START + 14, 3, "sandbox_limit", "t3-0-1", {"limit": "cpu", "tool": "python", "count": 1})
     return folder
+
+
+def add_nodes(store: RunStore, steps: int, nodes: int) -> None:
+    """What a run over several machines logs."""
+    for step in range(1, steps + 1):
+        figures = {"samplers": 1.0, "env_hosts": 2.0, "chains": 4.0 * step, "cpus": 16.0}
+        store.add_metrics(
+            step,
+            {f"cluster/10.0.0.{node}/{name}": node * value for node in range(1, nodes + 1) for name, value in figures.items()},
+        )
 
 
 def make_hostile_run(folder: Path) -> Path:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from . import stored
-from .conftest import PHONE, WIDE, Site, Tab
+from .conftest import PHONE, WIDE, Site, Tab, until
 from .test_pages import settled
 
 HOSTILE = [
@@ -28,8 +30,10 @@ def test_a_page_grows_while_the_run_writes(tab: Tab, site: Site) -> None:
         assert step.inner_text() == "2"
         page.keyboard.press("f")
         page.get_by_text("Paused").wait_for()
+        known = page.evaluate("async () => (await import('/static/js/api.js')).versions.value.growing")
         stored.add_step(store, 3)
-        page.wait_for_timeout(1500)
+        until(page, f"async () => (await import('/static/js/api.js')).versions.value.growing > {known}")  # the page knows of it
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert step.inner_text() == "2"
         page.keyboard.press("f")
         page.locator(".stat-value", has_text="0.6").first.wait_for()
@@ -53,10 +57,10 @@ def test_news_that_come_faster_than_answers_do_not_keep_a_page_empty(open_tab: C
         news = "".join(f'data: {{"run": "full", "version": {next(told)}}}\n\n' for _ in range(3))
         route.fulfill(status=200, content_type="text/event-stream", body=f"retry: 100\n\n{news}")
 
-    tab.page.route("**/api/changes", tell)
-    tab.page.add_init_script(
+    tab.context.route("**/api/changes", tell)
+    tab.before_load(
         """const ask = window.fetch; window.fetch = async (...given) => { const answer = await ask(...given);
-        await new Promise((done) => setTimeout(done, 1500));
+        await new Promise((done) => setTimeout(done, 700));
         if (given[1]?.signal?.aborted) throw new DOMException('given up', 'AbortError'); return answer; };"""
     )
     page = tab.open("/run/full/checks")
@@ -64,7 +68,7 @@ def test_news_that_come_faster_than_answers_do_not_keep_a_page_empty(open_tab: C
     tab.visit("/compare?runs=full,again-seed1").get_by_role("heading", name="Config difference").wait_for(timeout=20_000)
     tab.visit("/run/full/chains").get_by_text("61 chains").wait_for(timeout=20_000)
     assert next(told) > 3
-    page.unroute_all(behavior="ignoreErrors")
+    tab.context.unroute_all(behavior="ignoreErrors")
 
 
 def test_everything_can_be_reached_with_keys(tab: Tab) -> None:
@@ -112,6 +116,30 @@ def test_everything_can_be_reached_with_keys(tab: Tab) -> None:
     page.get_by_role("dialog").wait_for(state="detached")
     page.keyboard.press("Escape")
     page.get_by_role("heading", name="Chains", exact=True).wait_for()
+
+
+def test_sibling_keys_that_are_pressed_before_the_chain_is_loaded_are_not_lost(tab: Tab, site: Site) -> None:
+    tab.before_load(
+        """const ask = window.fetch; window.gate = Promise.resolve(); window.hold = () => {
+        window.gate = new Promise((done) => { window.release = done; }); }; window.hold();
+        window.fetch = async (...given) => { if (String(given[0]).includes('/chain/')) await window.gate;
+            return ask(...given); };"""
+    )
+    page = tab.open("/run/full/chain/t2-0-1")
+    page.locator(".loading .bone").nth(7).wait_for()  # the page of the chain is drawn, and its group is not known
+    press = """async keys => { for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame);
+        keys.forEach((key) => document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))); }"""
+    page.evaluate(press, ["]", "]", "["])
+    page.evaluate("window.release()")
+    page.wait_for_url("**/chain/t2-0-2")
+    page.locator("h1", has_text="chain 2").wait_for()
+    page.evaluate("window.hold()")
+    page.evaluate(press, ["[", "]", "]"])  # faster than a page is drawn
+    page.wait_for_url("**/chain/t2-0-3")
+    page.evaluate(press, ["[", "["])  # while the chain is loading
+    page.wait_for_url("**/chain/t2-0-1")
+    page.evaluate("window.release()")
+    page.locator("h1", has_text="chain 1").wait_for()
 
 
 def test_links_and_controls_have_a_place_in_the_tab_order(tab: Tab) -> None:
@@ -191,6 +219,8 @@ def test_the_policy_stops_inline_script_and_style(tab: Tab) -> None:
     settled(page)
     page.evaluate(
         """() => {
+            window.refused = 0;
+            document.addEventListener('securitypolicyviolation', () => { window.refused += 1; });
             const box = document.createElement('div');
             box.innerHTML = '<img src=x onerror="window.pwned=1"><b style="color:red">b</b>';
             const code = document.createElement('script');
@@ -198,7 +228,7 @@ def test_the_policy_stops_inline_script_and_style(tab: Tab) -> None:
             document.body.append(box, code);
         }"""
     )
-    page.wait_for_timeout(300)
+    until(page, "() => window.refused >= 2")
     assert page.evaluate("window.pwned") is None
     refused = [fault for fault in tab.faults if "Content Security Policy" in fault]
     assert len(refused) >= 2
@@ -213,7 +243,9 @@ def test_without_the_token_there_is_nothing_to_see(browser: Any, site: Site) -> 
     context.close()
 
 
-def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], site: Site) -> None:
+@pytest.fixture(scope="module")
+def long_run(site: Site) -> str:
+    """A run with a chain of more than 9,000 tokens and 600 more chains."""
     folder = site.folder / "long"
     stored.make_run(folder, steps=1)
     long = stored.make_chain("long-chain", "long", 0, 1.0, words=9000)
@@ -221,6 +253,47 @@ def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], 
         store.add_trajectories(1, "train", [long])
         store.add_trajectories(1, "train", [stored.make_chain(f"m-{i}", f"many-{i}", 0, 0.5) for i in range(600)])
     assert long.num_sampled > 9000
+    return "long"
+
+
+def test_one_goes_to_any_row_by_its_number_or_its_chain(tab: Tab, long_run: str) -> None:
+    page = tab.open("/run/long/chains?sort=added")
+    page.get_by_text("622 chains").wait_for()
+    row = page.get_by_label("Row number or chain id")
+    chosen = page.locator(".chain-row.chosen")
+    assert "of 622" in page.locator(".jump").inner_text()
+    row.fill("500")
+    row.press("Enter")
+    chosen.filter(has_text="many-477").wait_for()  # 22 chains come before those
+    assert "row=500" in page.url
+    page.locator(".vrow", has_text="many-470").wait_for(state="attached")  # what comes before is loaded too
+    assert row.input_value() == "500"
+    page.locator(".chain-list").evaluate("list => { list.scrollTop = 0; }")
+    page.locator(".vrow", has_text="many-371").first.wait_for(state="attached")
+    page.reload()
+    chosen.filter(has_text="many-477").wait_for()
+    page.keyboard.press("g")
+    page.keyboard.type("m-123")
+    page.keyboard.press("Enter")
+    chosen.filter(has_text="many-123").wait_for()
+    assert "at=m-123" in page.url
+    page.keyboard.press("Escape")
+    page.keyboard.press("Shift+G")
+    chosen.filter(has_text="many-599").wait_for()
+    assert "row=622" in page.url
+    page.keyboard.press("Enter")
+    page.get_by_label("Summary of the chain").wait_for()
+    page.go_back()
+    chosen.filter(has_text="many-599").wait_for()
+    page.get_by_label("Split", exact=True).select_option("validation")
+    page.get_by_text("4 chains match").wait_for()
+    assert "row=" not in page.url
+    assert page.locator(".vrow").count() == 4
+    tab.visit("/run/long/chains?row=9999").get_by_text("There is no row 9,999.").wait_for()
+    page.get_by_text("The list has 622 rows.").wait_for()
+
+
+def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], long_run: str) -> None:
     for viewport in (WIDE, PHONE):
         page = open_tab(viewport).open("/run/long/chain/long-chain?tab=tokens")
         page.locator(".tok.trained").first.wait_for()
@@ -233,6 +306,5 @@ def test_a_long_chain_keeps_few_nodes_in_the_page(open_tab: Callable[..., Tab], 
     before = page.locator(".vspace").evaluate("space => space.clientHeight")
     page.locator(".chain-list").evaluate("list => { list.scrollTop = list.scrollHeight; }")
     page.locator(".vrow", has_text="many-").first.wait_for()
-    page.wait_for_timeout(400)
-    assert page.locator(".vspace").evaluate("space => space.clientHeight") > before
+    until(page, f"() => document.querySelector('.vspace').clientHeight > {before}")
     assert page.locator(".vrow").count() < 60

@@ -209,6 +209,22 @@ def test_health_shows_the_broken_promise_and_environments_their_failures(tab: Ta
     assert "the house fell down" in page.locator("main").inner_text()
 
 
+def test_environments_name_the_limits_that_were_reached_and_the_nodes_of_a_cluster(tab: Tab) -> None:
+    page = tab.visit("/run/full/envs")
+    limits = page.locator("section.card", has=page.get_by_role("heading", name="Sandbox limits"))
+    limits.wait_for()
+    rows = limits.locator("tbody tr").all_inner_texts()
+    assert [row.split("\t")[:4] for row in rows] == [["memory", "2", "1", "python"], ["CPU time", "1", "1", "python"]]
+    nodes = page.locator("section.card", has=page.get_by_role("heading", name="Nodes"))
+    assert "10.0.0.2" in nodes.inner_text()
+    assert nodes.locator("svg.spark polyline").count() == 8
+    assert nodes.locator("tbody tr").nth(1).locator("td").nth(3).inner_text() == "24"  # chains of the last step
+    limits.get_by_role("link", name="t2-0-0").click()
+    page.get_by_label("Summary of the chain").wait_for()
+    tab.visit("/run/again-seed1/envs").get_by_role("heading", name="Tools").wait_for()
+    assert page.get_by_role("heading", name="Nodes").count() == page.get_by_role("heading", name="Sandbox limits").count() == 0
+
+
 def test_the_config_is_searched_and_compared(tab: Tab) -> None:
     page = tab.open("/run/full/config")
     page.get_by_label("Search keys").fill("lr")

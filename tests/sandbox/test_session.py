@@ -137,6 +137,23 @@ def test_the_fork_server_says_how_a_session_ended(namespace: Bench, code: str, w
     assert word in (result.error or "")
 
 
+@pytest.mark.parametrize(
+    ("code", "limit"),
+    [
+        ("x = bytearray(3 << 30)", "memory"),
+        ("with open('/tmp/x', 'wb') as file:\n    for _ in range(1000): file.write(bytes(1 << 20))", "disk"),
+        ("import os\nfor _ in range(1000):\n    if not os.fork(): __import__('time').sleep(20)", "processes"),
+        ("kept = [open('/dev/null') for _ in range(5000)]", "files"),
+        ("print('x' * 1_000_000)", "output"),
+        ("while True: pass", "time"),
+        ("1 / 0", None),
+    ],
+)
+def test_a_result_names_the_limit_that_its_cell_reached(namespace: Bench, code: str, limit: str | None) -> None:
+    (result,) = cells(namespace, code, timeout_s=0.5 if limit == "time" else 20)
+    assert result.limit == limit, result
+
+
 FORGERIES = {
     "the wrong cell": "reply(99)",
     "JSON": 'send(b\'{"id": 1, "stdout": "forged"}\')',

@@ -20,8 +20,10 @@ pytest.importorskip("starlette")
 
 from agentfly.runs import RunStore, decode, encode
 from agentfly.runs.codec import from_json
+from agentfly.runs.recorder import Recorder
+from agentfly.runs.writer import StoreWriter
 from agentfly.training import ledger
-from agentfly.types import Outcome, Task
+from agentfly.types import Outcome, SandboxLimit, Task, ToolCall, ToolResult, Trajectory
 from agentfly.view.answers import dumps, plain
 from agentfly.view.health import PROMISES
 
@@ -86,6 +88,32 @@ def test_chains_are_filtered_sorted_and_paged(runs: Path) -> None:
     assert data(runs, "/api/runs/one/chains?q=killed+after&failed=1")["total"] == 2
     assert data(runs, "/api/runs/one/chains?q=Observation&in=body&limit=2")["rows"]
     assert data(runs, "/api/runs/one/chains?q=100%25")["total"] == 0
+
+
+@pytest.mark.parametrize("sort", ["-added", "added", "-reward", "reward", "advantage", "-tokens"])
+@pytest.mark.parametrize("chosen", ["", "&split=train", "&outcome=finished&split=train", "&q=t", "&task=0"])
+def test_a_list_starts_at_any_row_and_at_any_chain(runs: Path, sort: str, chosen: str) -> None:
+    path = f"/api/runs/one/chains?sort={sort}{chosen}&limit=3"
+    whole = data(runs, path.replace("limit=3", "limit=1000"))["rows"]
+    assert len(whole) > 4
+    for offset in (0, 1, 4, len(whole) - 1):
+        found = data(runs, f"{path}&offset={offset}")
+        assert (found["first"], found["rows"]) == (offset, whole[offset : offset + 3])
+        assert found["total"] == len(whole)
+        following = found["next"] and data(runs, f"{path}&cursor={quote(found['next'])}")
+        assert not following or following["rows"] == whole[offset + 3 : offset + 6]
+        placed = data(runs, f"{path}&at={quote(whole[offset]['id'])}")
+        assert (placed["first"], placed["rows"]) == (offset, whole[offset : offset + 3])
+    assert data(runs, f"{path}&offset={len(whole)}")["rows"] == []
+
+
+def test_a_chain_that_the_list_does_not_have_is_said(runs: Path) -> None:
+    refused = ask(runs, "/api/runs/one/chains?split=validation&at=t1-0-0")
+    assert (refused.status_code, "leaves out" in refused.json()["error"]) == (404, True)
+    assert ask(runs, "/api/runs/one/chains?at=none").status_code == 404
+    assert ask(runs, "/api/runs/one/chains?at=t1-0-0&offset=3").status_code == 400
+    assert ask(runs, "/api/runs/one/chains?offset=-1").status_code == 400
+    assert "not counted" in ask(runs, "/api/runs/one/chains?offset=3&q=a&in=body").json()["error"]
 
 
 def test_an_unknown_parameter_is_named(runs: Path) -> None:
@@ -167,6 +195,50 @@ def test_pools_leases_and_events_are_those_that_were_recorded(tmp_path: Path) ->
     assert [event["kind"] for event in envs["events"]] == ["environment_failed"]
     assert [tool["name"] for tool in envs["tools"]] == ["add"]
     assert [each["kind"] for each in data(tmp_path / "runs", "/api/runs/one/events")] == ["environment_failed", "chain_started"]
+
+
+def test_limits_of_sandboxes_are_counted_from_what_a_run_records(tmp_path: Path) -> None:
+    def chain(name: str, *limits: SandboxLimit | None) -> Trajectory:
+        made = make_chain(name)
+        made.turns[0].calls = tuple(ToolCall("python") for _ in limits)
+        made.turns[0].results = tuple(ToolResult(observation="", limit=limit) for limit in limits)
+        return made
+
+    folder = make_run(tmp_path / "runs" / "one")
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["limits"] == []
+    chains = {4: chain("t4-0-0", "memory", None, "memory"), 5: chain("t5-0-0", "time", "memory")}
+    with RunStore(folder / "run.db") as store:
+        for step, each in chains.items():
+            store.add_trajectories(step, "train", [each])
+        with StoreWriter(store) as writer:
+            recorder = Recorder(writer)
+            for recorder.step, each in chains.items():
+                recorder.chain(each, ended=True)
+            recorder.flush()
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["limits"] == [
+        {
+            "limit": "memory", "count": 3, "chains": 2, "tools": ["python"], "newest": ["t5-0-0", "t4-0-0"], "step": 5,
+            "since": None,
+        },
+        {"limit": "time", "count": 1, "chains": 1, "tools": ["python"], "newest": ["t5-0-0"], "step": 5, "since": None},
+    ]  # fmt: skip
+    turn = data(tmp_path / "runs", "/api/runs/one/chain/t4-0-0")["turns"][0]
+    assert [result["limit"] for result in turn["results"]] == ["memory", None, "memory"]
+
+
+def test_nodes_of_a_cluster_are_listed_where_there_are_several(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == []
+    with RunStore(folder / "run.db") as store:
+        for step in (1, 2):
+            figures = {
+                f"cluster/10.0.0.{node}/{name}": float(step * node) for node in (1, 2) for name in ("samplers", "chains")
+            }
+            store.add_metrics(step, {**figures, "cluster/10.0.0.1/other": 1.0, "cluster/nodes": 2.0})
+    assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == [
+        {"node": f"10.0.0.{node}", "figures": {key: [[1, 1.0 * node], [2, 2.0 * node]] for key in ("chains", "samplers")}}
+        for node in (1, 2)
+    ]
 
 
 def test_checks_are_green_or_red_with_their_evidence(runs: Path) -> None:
@@ -309,7 +381,7 @@ def test_a_run_that_has_just_begun_has_every_page(tmp_path: Path) -> None:
     ]
     for part, response in zip(parts, ask(tmp_path / "runs", *(f"/api/runs/new{part}" for part in parts)), strict=True):
         assert response.status_code == 200, (part, response.text)
-    assert data(tmp_path / "runs", "/api/runs/new/chains") == {"rows": [], "next": None, "total": 0, "exact": True}
+    assert data(tmp_path / "runs", "/api/runs/new/chains") == {"rows": [], "first": 0, "next": None, "total": 0, "exact": True}
     assert data(tmp_path / "runs", "/api/runs/new/checks")["time"] is None
     assert ask(tmp_path / "runs", "/api/runs/new/export").text == ""
 

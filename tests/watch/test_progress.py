@@ -265,6 +265,7 @@ class Screen:
 
     def __init__(self, width: int) -> None:
         self.width, self.lines, self.row = width, [""], 0  # logical lines; the cursor is at the start or the end of one
+        self.cursor = True
 
     def feed(self, text: str) -> None:
         import re
@@ -278,6 +279,8 @@ class Screen:
                 self.row -= 1
             elif part == "\x1b[2K":
                 self.lines[self.row] = ""
+            elif part in ("\x1b[?25l", "\x1b[?25h"):
+                self.cursor = part.endswith("h")
             elif part == "\r" or part.startswith("\x1b"):
                 continue
             else:
@@ -306,8 +309,7 @@ def test_after_the_terminal_became_narrower_nothing_of_the_old_frame_is_left() -
         seen = len(written(console))
 
     progress.start()
-    progress._live.auto_refresh = False
-    progress._live._refresh_thread.stop()
+    progress._live.pause()
     progress.environments(ENVIRONMENTS)
     progress.step(1, STEP)
     progress.note("a note")

@@ -45,7 +45,8 @@ class Displayed:
         raise NotImplementedError
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+        # A kernel cannot send half of a surrogate pair: the cell would fail. Codes of a terminal in a text would be obeyed.
+        return {"text/plain": visible(repr(self)), "text/html": self._repr_html_()}
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Any:

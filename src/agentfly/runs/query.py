@@ -221,7 +221,7 @@ class RunReader(Displayed):
             return self._search(chosen, order, start, limit)
         if chosen.text and order.column == "key" and not offset:
             return self._search_summaries(chosen, order, start, limit)
-        source = self._source(chosen, order)
+        source = self.source(chosen, order)
         rows: list[ChainRow] = []
         for condition, more in order.ranges(start, source.key):
             conditions, values = _all([condition, *source.where]), (*more, *source.values)
@@ -243,7 +243,7 @@ class RunReader(Displayed):
         self, chosen: ChainFilter, order: Order, start: Cursor | None, limit: int
     ) -> tuple[list[ChainRow], str | None]:
         """A page of the chains whose summaries hold a text: reads one range of keys after the other until the time is up."""
-        source = self._source(chosen, order)
+        source = self.source(chosen, order)
         # Two subqueries: SQLite finds one extreme in an index at once, but reads all rows for both.
         first, last = self._fetch("SELECT (SELECT min(key) FROM trajectories), (SELECT max(key) FROM trajectories)")[0]
         if first is None:
@@ -274,7 +274,7 @@ class RunReader(Displayed):
         """A page of the chains whose bodies hold a text: reads the bodies in small batches until the time is up."""
         if order.column != "key":
             raise ConfigError("a search in whole chains lists them by the time they were added: sort by added or -added")
-        source = self._source(chosen, order)
+        source = self.source(chosen, order)
         needle = _needle(chosen)
         rows: list[ChainRow] = []
         ends, size = time.monotonic() + self.timeout_s, _SCAN
@@ -309,7 +309,7 @@ class RunReader(Displayed):
 
     def _count_parts(self, chosen: ChainFilter, cap: int, ends: float) -> Iterator[int]:
         """Counts one range of keys after the other, each twice as large. Raises QueryTimeout if the time is up."""
-        source = self._source(chosen, Order.parse("added"), BY_STEP)
+        source = self.source(chosen, Order.parse("added"), BY_STEP)
         where, values = source.where, source.values
         if chosen.text and chosen.in_body:
             where = [*where, "(SELECT body_contains(body, ?) FROM bodies WHERE bodies.key = trajectories.key)"]
@@ -330,7 +330,7 @@ class RunReader(Displayed):
         if chosen.text and chosen.in_body:
             raise ConfigError("a search in whole chains has no histogram: search without in_body")
         # The chains that called a tool are in the order of their keys.
-        source = self._source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
+        source = self.source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
         every = 1 + (self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0) // SAMPLE_ABOVE
         some = [f"trajectories.key % {every} = 0"] if every > 1 else []
         condition = _all(["score IS NOT NULL", *source.where, *some])
@@ -495,8 +495,11 @@ class RunReader(Displayed):
 
     # ---- SQL -------------------------------------------------------------------------------------------------------------
 
-    def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
-        """Where the chains that match are read from; in format 2, `figures` is the index for a figure over all of them."""
+    def source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
+        """Where the chains that match are read from, in this order.
+
+        For a figure over all of them, `figures` is the index that has its columns in format 2.
+        """
         if self.format == FORMAT:
             return find_source(chosen, order, self._is_rare, texts=self._opened.texts, keys_only=figures != BY_REWARD)
         where, values = chosen.conditions()

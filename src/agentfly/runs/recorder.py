@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -118,6 +119,8 @@ class Recorder:
             "task": trajectory.task.id, "outcome": outcome.value, "reward": trajectory.reward, "seconds": trajectory.seconds,
         }  # fmt: skip
         self.event("chain_ended", trajectory.id, data)
+        for (tool, limit), count in limits_reached(trajectory).items():
+            self.event("sandbox_limit", trajectory.id, {"limit": limit, "tool": tool, "count": count})
         if outcome in (Outcome.WORLD_FAILURE, Outcome.TOOL_ERROR):
             self.event("chain_failed", trajectory.id, {**data, "error": trajectory.error})
 
@@ -185,6 +188,16 @@ class Recorder:
     def _put(self, write: Callable[[RunStore], None], *, droppable: bool = False) -> None:
         with suppress(StorageError):  # raised by the next trajectory or metric, which stop the run
             self.writer.put(write, droppable=droppable)
+
+
+def limits_reached(trajectory: Trajectory) -> Counter[tuple[str, str]]:
+    """How often each tool of a chain reached each limit of its sandbox."""
+    return Counter(
+        (call.name, result.limit)
+        for turn in trajectory.turns
+        for call, result in zip(turn.calls, turn.results, strict=False)
+        if result.limit is not None
+    )
 
 
 def list_running(activities: Activities) -> list[dict[str, Any]]:

@@ -207,7 +207,9 @@ class Tool:
             text = cut(render(observation), self.max_length)
         except ValueError as error:
             return self._failed(f"{self.name} failed: {error}", "raised")
-        return ToolResult(observation=text, image=value.image, reward=value.reward, done=value.done, error=value.error)
+        return ToolResult(
+            observation=text, image=value.image, reward=value.reward, done=value.done, error=value.error, limit=value.limit
+        )
 
     def _from_dict(self, value: dict[str, Any]) -> ToolResult:
         """A returned `{"observation": ..., "reward": ..., "done": ..., "image": ...}`. Other keys stay hidden."""

@@ -14,12 +14,13 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N/series?names=a,b&after=STEP         {a: [[step, time?, value?], ...], b: [...]}
     /api/runs/N/steps?after=STEP      {quantiles: [0, 0.1, ...], steps: [{step, split, chains, scored, outcomes: {name: count},
                                        mean?, quantiles: [number], started?, ended?, phase?, whole}]}
-    /api/runs/N/chains?FILTER&sort=&cursor=&offset=&limit=&count=   {rows: [ROW], next?: cursor, total?: int, exact: bool}
+    /api/runs/N/chains?FILTER&sort=&cursor=&offset=&at=&limit=&count=   {rows: [ROW], first?: number of the first row, from 0,
+                                                                        next?: cursor, total?: int, exact: bool}
         FILTER   step, step_low, step_high, split, task, draw, outcome, tool, low, high, below (of the reward: low <=
                  r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1,
                  failed=0|1, q (text), in=body (q in whole chains)
         sort     one of `sorts` of the run, "-" in front: from the largest; "-added" if not given.  limit: 1 to 1000, else 100
-        offset   rows to skip: the page begins at that place of the list, or of what follows the cursor. Not with in=body
+        start    one of cursor (`next` of the page before), offset (rows to skip) and at (id of a chain); else the beginning
         count    0: do not count (total is null).  exact false: there are at least `total`
         ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name:
                   number}, prediction, num_turns, num_tokens, seconds, num_context?, num_calls?, num_invalid?, version_first?,
@@ -46,6 +47,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}}, chains: {phase: [[t, value?]]},
                      others: {name: [[t, value?]]}, steps: {kind: {figure: [[step, value?]]}},
                      tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: LIVE, events: [EVENT],
+                     limits: [{limit, count, chains: int, tools: [str], newest: [id], step?, since?: first counted step}],
+                     nodes: [{node, figures: {samplers, env_hosts, chains, cpus: [[step or t, value?]]}}],
                      failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
         figure       allocated, idle, warming, closing, waiting, started, recycled, failed, reaped, acquire_p95_s, ...
         phase        running (all), environment, sampling, tools, scoring
@@ -100,6 +103,7 @@ from .compare import compare_json
 from .health import checks_json, environments_json, live_json
 from .library import Library, NotFound
 from .live import Changes
+from .places import cursor_before, place_of
 from .sources import sources_json
 
 FILTER = (
@@ -181,19 +185,23 @@ class _RunRoutes:
         return await self._ask(request, lambda reader: {"quantiles": QUANTILES, "steps": reader.outcomes_by_step(after)})
 
     async def chains(self, request: Request) -> Response:
-        given = Parameters(request, (*FILTER, "sort", "cursor", "offset", "limit", "count"))
+        given = Parameters(request, (*FILTER, "sort", "cursor", "offset", "at", "limit", "count"))
         chosen, limit = chain_filter(given), given.integer("limit", 1, MAX_LIMIT) or 100
-        offset = given.integer("offset", 0) or 0
         sort, cursor, counts = given.text("sort") or "-added", given.text("cursor"), given.flag("count") is not False
+        offset, at = given.integer("offset", 0), given.text("at")
+        if sum(start is not None for start in (cursor, offset, at)) > 1:
+            raise ConfigError("a list starts at one place: give cursor, offset or at")
 
         def list_them(reader: RunReader) -> dict[str, Any]:
-            rows, following = reader.page(chosen, sort, cursor, limit, offset)
+            first, start = start_of(reader, chosen, sort, cursor, offset, at)
+            rows, following = reader.page(chosen, sort, start, limit)
             total: Count | None = None
             if counts:
-                whole = cursor is None and following is None and not offset
+                whole = start is None and following is None
                 total = Count(len(rows), True) if whole else quick_count(reader, chosen)
             return {
                 "rows": rows,
+                "first": first,
                 "next": following,
                 "total": None if total is None else total.value,
                 "exact": total is not None and total.exact,
@@ -299,6 +307,19 @@ class _RunRoutes:
             yield lines
             if cursor is None:
                 return
+
+
+def start_of(
+    reader: RunReader, chosen: ChainFilter, sort: str, cursor: str | None, offset: int | None, at: str | None
+) -> tuple[int | None, str | None]:
+    """The number of the first row of a page (None if a cursor was given) and its cursor. Raises NotFound for a chain."""
+    if cursor is not None:
+        return None, cursor
+    if at is not None:
+        offset = place_of(reader, chosen, sort, _known(reader, at))
+        if offset is None:
+            raise NotFound(f"the filter leaves out the chain {at[:200]!r}: clear it to go there")
+    return offset or 0, cursor_before(reader, chosen, sort, offset or 0)
 
 
 def quick_count(reader: RunReader, chosen: ChainFilter) -> Count:

@@ -13,7 +13,7 @@ from typing import Any
 from ..runs.catalog import read_config
 from ..runs.filters import ChainFilter
 from ..runs.query import RunReader
-from ..runs.rows import ChainRow, CheckRow
+from ..runs.rows import ChainRow, CheckRow, EventRow
 from ..watch.profile import BESIDE, PARTS, profile_of
 from ..watch.warnings import DEFAULT_GAP, Warned, warnings_of
 
@@ -53,6 +53,9 @@ TOLD_EVENTS = (
 )  # fmt: skip
 """Events that the page about environments lists: not those of every chain and phase."""
 MAX_FAILURES = 500
+MAX_LIMIT_EVENTS = 20_000
+"""Events before the newest among which the reached limits of sandboxes are counted."""
+MAX_NAMED = 5
 STATES = {
     "dead": (
         "the process that wrote this run is gone without a word: it was killed, or its machine was lost",
@@ -172,18 +175,33 @@ def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] |
 def environments_json(reader: RunReader, since: float | None, points: int) -> dict[str, Any]:
     """Pools over time, and per step for runs that recorded no gauges; tools; what is held now; why chains failed."""
     gauges = {name: [list(point) for point in found] for name, found in reader.gauges(since=since, max_points=points).items()}
-    names = [name for name in reader.metric_names() if name.startswith("resources/")]
+    names = [name for name in reader.metric_names() if name.startswith(("resources/", "cluster/"))]
     series = {name: [[step, value] for step, _, value in found] for name, found in reader.series(names).items()}
     return {
         "pools": _by_kind(gauges),
         "chains": {name.removeprefix("chains/"): found for name, found in gauges.items() if name.startswith("chains/")},
         "others": {name: found for name, found in gauges.items() if not name.startswith(("resources/", "chains/"))},
         "steps": _by_kind(series),
+        "nodes": nodes_json(series, gauges),
         "tools": reader.tools(),
         "live": live_json(reader),
+        "limits": limits_json(reader),
         "failures": failures_json(reader),
         "events": [event for event in reader.newest_events(1000) if event.kind in TOLD_EVENTS],
     }
+
+
+NODE_FIGURES = ("samplers", "env_hosts", "chains", "cpus")
+
+
+def nodes_json(series: Mapping[str, list[Any]], gauges: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """The machines of a run over several: `cluster/<node>/<figure>` per step, or over time if it is a gauge. Empty for one."""
+    nodes: dict[str, dict[str, list[Any]]] = {}
+    for name, points in {**gauges, **series}.items():
+        node, _, figure = name.removeprefix("cluster/").rpartition("/")
+        if name.startswith("cluster/") and node and figure in NODE_FIGURES:
+            nodes.setdefault(node, {})[figure] = points
+    return [{"node": node, "figures": figures} for node, figures in sorted(nodes.items())]
 
 
 def live_json(reader: RunReader) -> dict[str, Any]:
@@ -202,8 +220,38 @@ def live_json(reader: RunReader) -> dict[str, Any]:
     return found
 
 
+def limits_json(reader: RunReader) -> list[dict[str, Any]]:
+    """The limits of sandboxes that calls reached, the most frequent first: how often, in how many chains, the newest chains.
+
+    `since` is the first step that is counted if earlier events are left out.
+    """
+    newest = reader.newest_events(1)
+    after = start = max(0, newest[-1].key - MAX_LIMIT_EVENTS) if newest else 0
+    found: dict[str, list[EventRow]] = {}
+    first: int | None = None
+    while events := reader.events(after, "sandbox_limit", 1000):
+        after, first = events[-1].key, events[0].step if first is None else first
+        for event in events:
+            found.setdefault(str(event.data.get("limit")), []).append(event)
+    told = []
+    for limit, own in found.items():
+        chains = list(dict.fromkeys(event.who for event in reversed(own) if event.who))
+        told.append(
+            {
+                "limit": limit,
+                "count": sum(int(event.data.get("count", 1)) for event in own),
+                "chains": len(chains),
+                "tools": sorted({str(event.data.get("tool")) for event in own}),
+                "newest": chains[:MAX_NAMED],
+                "step": own[-1].step,
+                "since": first if start else None,
+            }
+        )
+    return sorted(told, key=lambda each: -int(str(each["count"])))
+
+
 def failures_json(reader: RunReader) -> list[dict[str, Any]]:
-    """The reasons for which the newest failed chains failed, sandbox limits included, the most frequent first.
+    """The reasons for which the newest failed chains failed, the most frequent first.
 
     Numbers are left out of the comparison, so "after 12.3 s" and "after 12.4 s" are one reason.
     """

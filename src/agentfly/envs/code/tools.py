@@ -33,6 +33,7 @@ def code_interpreter_tool(*, name: str = "code_interpreter", limit_s: float | No
             observation=describe(result, limit),
             image=result.images[-1] if result.images else None,
             error="timeout" if result.timed_out else None,
+            limit="time" if result.timed_out else result.limit,
         )
 
     # Stateful: the cells of one turn run in the order in which the model wrote them.

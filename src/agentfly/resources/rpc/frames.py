@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ... import codec, errors
+from ...types import SANDBOX_LIMITS
 from ..sandbox.limits import CellResult
 
 MAX_FRAME = 64 << 20
@@ -203,6 +204,7 @@ def _check_cell(cell: CellResult) -> None:
     texts = (cell.stdout, cell.stderr, cell.value or "", cell.error or "")
     flags = (cell.timed_out, cell.alive, cell.replaced)
     good = all(isinstance(text, str) for text in texts) and all(isinstance(flag, bool) for flag in flags)
+    good = good and (cell.limit is None or cell.limit in SANDBOX_LIMITS)
     if not good or not isinstance(cell.images, tuple) or not all(isinstance(image, bytes) for image in cell.images):
         raise ValueError("its fields have other types")
 

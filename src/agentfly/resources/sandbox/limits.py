@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ...types import SandboxLimit
+
 TIERS = ("process", "landlock", "namespace")  # weakest first
 
 
@@ -35,7 +37,8 @@ class SandboxLimits:
 class CellResult:
     """The outcome of a cell. `value` is the repr of its last expression, `error` a short traceback or why the session ended,
     `images` PNG bytes. `timed_out` and `alive` are what the trainer observed, never what the session claims. `replaced` says
-    that the cell ran in a new session because the one before it was lost."""
+    that the cell ran in a new session because the one before it was lost. `limit` is the limit that the cell reached, for
+    statistics alone: where the kernel refuses more instead of ending the session, it is read from the error of the cell."""
 
     stdout: str = ""
     stderr: str = ""
@@ -45,3 +48,4 @@ class CellResult:
     timed_out: bool = False
     alive: bool = True
     replaced: bool = False
+    limit: SandboxLimit | None = None

@@ -13,10 +13,22 @@ from typing import Any, Protocol
 
 from ...errors import WorldError
 from ...tools.interpreter.cells import CELL, CHUNK, Reply, read_reply
+from ...types import SandboxLimit
 from .limits import CellResult, SandboxLimits
 from .runtime.protocol import INTERRUPT, KILL, MAX_IMAGE_BYTES, QUICK, SLOW
 
 MAX_CODE_CHARS = 2_000_000
+REFUSALS: dict[str, SandboxLimit] = {
+    "MemoryError": "memory",
+    "OSError: [Errno 12]": "memory",
+    "OSError: [Errno 24]": "files",
+    "OSError: [Errno 27]": "disk",
+    "OSError: [Errno 28]": "disk",
+    "OSError: [Errno 122]": "disk",
+    "BlockingIOError: [Errno 11]": "processes",
+    "RuntimeError: can't start new thread": "processes",
+}
+"""How the last line of a cell's error begins if the kernel has refused more than a limit allows."""
 SLOW_S = 0.02
 """A cell that still runs after this time is not a short call: its session gets longer time slices, and yields to short ones."""
 
@@ -51,6 +63,7 @@ class SandboxSession:
         self._gone: asyncio.Future[None] = self._loop.create_future()  # done when the fork server has reaped it
         self._timer: asyncio.TimerHandle | None = None
         self._late = self._slow = False
+        self._limit: SandboxLimit | None = None  # the limit that ended the session
         self._reported = False  # whether a result has told the caller about the end
         self._deadline = 0.0
         self._cell = 0
@@ -90,19 +103,30 @@ class SandboxSession:
             return self._lost()
         most = self._max_chars  # code in the session can lift the limits there
         value, error = (None if text is None else text[:most] for text in (reply.value, reply.error))
-        result = CellResult(reply.stdout[:most], reply.stderr[:most], value, error, reply.images)
+        result = CellResult(reply.stdout[:most], reply.stderr[:most], value, error, reply.images, limit=self._reached(reply))
         if not self._late:
             return result
         if self._signalled is not None:
             # The cell may have ended before the signal was sent. Without this wait the signal could hit the next cell.
             await asyncio.shield(self._signalled)
         error = f"TimeoutError: the cell took longer than {timeout_s:g} s and was interrupted; the session goes on"
-        return CellResult(result.stdout, result.stderr, None, error, result.images, timed_out=True, alive=self.alive)
+        return CellResult(
+            result.stdout, result.stderr, None, error, result.images, timed_out=True, alive=self.alive, limit="time"
+        )
 
     def _lost(self) -> CellResult:
         self._reported = True
         error = f"the session has ended and its variables are lost: {self.ended}"
-        return CellResult(error=error, timed_out=self._late, alive=False)
+        return CellResult(error=error, timed_out=self._late, alive=False, limit="time" if self._late else self._limit)
+
+    def _reached(self, reply: Reply) -> SandboxLimit | None:
+        """The limit that a cell reached whose session goes on. The kernel tells the cell alone, so the reply must say it."""
+        last = (reply.error or "").rstrip().rpartition("\n")[2]
+        for beginning, limit in REFUSALS.items():
+            if last.startswith(beginning):
+                return limit
+        most = self._server.limits.output_chars  # a text that was cut has a mark, so it is longer than that
+        return "output" if max(len(reply.stdout), len(reply.stderr), len(reply.value or "")) > most else None
 
     async def close(self) -> None:
         """Ends the session and waits until the fork server has reaped it. Can be called again."""
@@ -223,14 +247,17 @@ class SandboxSession:
         """Called when the fork server has reaped the session. `facts` come from the fork server, not from the session."""
         code, cpu_s = facts["code"], facts["cpu_s"]
         limits = self._server.limits
+        limit = facts.get("limit")
         if facts["why"] or facts["error"]:
             why = facts["why"] or facts["error"]
         elif facts["oom"]:
-            why = f"it used more than {limits.memory_mb} MB of memory"
+            limit, why = "memory", f"it used more than {limits.memory_mb} MB of memory"
         elif code == -9 and cpu_s >= limits.cpu_s - 1:
-            why = f"it used more than {limits.cpu_s} s of CPU time"
+            limit, why = "cpu", f"it used more than {limits.cpu_s} s of CPU time"
         else:
             why = f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
+        if self.ended is None:
+            self._limit = limit
         self._end(why, reaped=True)
 
     def _end(self, why: str, reaped: bool = False) -> None:

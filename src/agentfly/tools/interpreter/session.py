@@ -230,7 +230,7 @@ class PythonSession:
             in_time = False
             parts.append(f"[stopped after {self.limit_s:g} s; the session and its variables are kept]")
         text = "\n".join(part for part in parts if part) or "(no output)"
-        return text if in_time else ToolResult(observation=text, error="timeout")
+        return text if in_time else ToolResult(observation=text, error="timeout", limit="time")
 
     async def close(self) -> None:
         link, self._link = self._link, None

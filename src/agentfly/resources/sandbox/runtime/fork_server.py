@@ -44,7 +44,7 @@ class ForkServer:
         self.control, self.config, self.plan = control, config, plan
         self.pids: dict[int, int] = {}  # session id -> pid
         self.sessions: dict[int, int] = {}  # pid -> session id
-        self.reasons: dict[int, str] = {}  # session id -> why the watchdog killed it
+        self.reasons: dict[int, tuple[str, str | None]] = {}  # session id -> why the watchdog killed it, and which limit
         self.groups: dict[int, str] = {}  # session id -> name of its cgroup
         self.spare: tuple[str, tuple[int, ...]] | None = None  # the cgroup of the next session, and its join descriptors
         self.group_count = 0
@@ -184,7 +184,7 @@ class ForkServer:
     def hear_watchdog(self) -> None:
         for message in self.watchdog.messages() if self.watchdog else ():
             if message["op"] == "offender":
-                self.reasons[message["id"]] = message["why"]
+                self.reasons[message["id"]] = message["why"], message["limit"]
             elif message["op"] == "user_processes":
                 # Room for what all sessions may start: one must not use up the processes of another.
                 self.plan.user_processes = message["count"] + self.plan.processes * len(self.pids)
@@ -206,7 +206,8 @@ class ForkServer:
         self.control.send(json.dumps(message).encode())
 
     def send_exit(self, session: int, **facts: Any) -> None:
-        self.send({"op": "exit", "id": session, "code": 0, "cpu_s": 0, "oom": False, "why": None, "error": None, **facts})
+        nothing = {"code": 0, "cpu_s": 0, "oom": False, "why": None, "limit": None, "error": None}
+        self.send({"op": "exit", "id": session, **nothing, **facts})
 
     def command(self) -> bool:
         data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(4))
@@ -322,7 +323,8 @@ class ForkServer:
                     oom = self.plan.cgroups.ran_out_of_memory(self.groups[session])
             self.discard(session, pid)
             code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-            self.send_exit(session, code=code, cpu_s=cpu_s, oom=oom, why=self.reasons.pop(session, None))
+            why, limit = self.reasons.pop(session, (None, None))
+            self.send_exit(session, code=code, cpu_s=cpu_s, oom=oom, why=why, limit=limit)
 
     def discard(self, session: int, pid: int) -> None:
         """Removes the session's cgroup and directory. A directory on disk is removed by the watchdog, at its own pace."""

@@ -3,10 +3,10 @@
 A command is one packet: `COMMAND`, its number and the number of the session. NEW carries the session's socket as ancillary
 data. The fork server answers in JSON:
 
-    {"op": "up", ...facts}                                        once, when it can fork sessions
-    {"op": "down", "error"}                                       once, if this tier does not work here
-    {"op": "interrupted", "id"}                                   SIGINT was sent
-    {"op": "exit", "id", "code", "cpu_s", "oom", "why", "error"}  the session was reaped
+    {"op": "up", ...facts}                                                 once, when it can fork sessions
+    {"op": "down", "error"}                                                once, if this tier does not work here
+    {"op": "interrupted", "id"}                                            SIGINT was sent
+    {"op": "exit", "id", "code", "cpu_s", "oom", "why", "limit", "error"}  the session was reaped; limit: `types.SandboxLimit`
 """
 
 import struct

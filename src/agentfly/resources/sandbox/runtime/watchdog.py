@@ -206,8 +206,9 @@ class WatchdogProcess:
                     if self.proc.session_of(pid) == ended.pid:
                         os.kill(pid, signal.SIGKILL)
 
-    def kill(self, watched: Watched, why: str) -> None:
-        self.say("offender", id=watched.number, why=why)  # before the kill: the fork server must know why when it reaps
+    def kill(self, watched: Watched, why: str, limit: str | None) -> None:
+        # Before the kill: the fork server must know why when it reaps.
+        self.say("offender", id=watched.number, why=why, limit=limit)
         for pid in watched.pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -226,22 +227,23 @@ class WatchdogProcess:
             watched.used = used
             active = True
             try:
-                why = self.judge(watched)
+                found = self.judge(watched)
             except Hidden:  # the tier `process` claims nothing, and other users' programs may run there
-                why = "it hid its files from the watchdog" if self.plan.tier != "process" else None
+                found = (None, "it hid its files from the watchdog") if self.plan.tier != "process" else None
             except OSError:
                 watched.used = {}  # something has ended or moved meanwhile: the next sweep checks again
                 continue
-            if why:
-                self.kill(watched, why)
+            if found is not None:
+                limit, why = found
+                self.kill(watched, why, limit)
         self.count_user_processes()
         return active
 
-    def judge(self, watched: Watched) -> str | None:
-        """Returns why the session must end, None if it is within its limits."""
+    def judge(self, watched: Watched) -> tuple[str | None, str] | None:
+        """Returns the limit that the session has passed and why it must end, None if it is within its limits."""
         plan = self.plan
         if len(watched.pids) > plan.processes + 1:
-            return f"it started more than {plan.processes} processes"
+            return "processes", f"it started more than {plan.processes} processes"
         files = Files()
         on_disk = bool(watched.home) and not plan.mounts
         if on_disk:
@@ -250,9 +252,9 @@ class WatchdogProcess:
                 maps = self.open_files(watched, files)
             files.add_mapped([line for lines in maps for line in lines], os.fsencode(watched.home) + b"/", plan.disk_mb * _MB)
             if files.size > plan.disk_mb * _MB or files.count > plan.inodes:
-                return f"it wrote more than {plan.disk_mb} MB or {plan.inodes} files"
+                return "disk", f"it wrote more than {plan.disk_mb} MB or {plan.inodes} files"
             if files.in_flight and self.still_in_flight(watched, files.device):
-                return "it kept files open inside a socket"
+                return "disk", "it kept files open inside a socket"
         elif plan.cgroups is None:
             maps = self.open_files(watched, files)
         return self.judge_memory(watched, files, maps) if plan.cgroups is None else None
@@ -270,11 +272,11 @@ class WatchdogProcess:
         self.open_files(watched, files)
         return files.in_flight
 
-    def judge_memory(self, watched: Watched, files: Files, maps: list[list[bytes]]) -> str | None:
+    def judge_memory(self, watched: Watched, files: Files, maps: list[list[bytes]]) -> tuple[str, str] | None:
         assert self.proc is not None
         if self.plan.tier != "process" and any(b" /dev/zero (deleted)" in line for lines in maps for line in lines):
             # The filter refuses anonymous shared memory. The old way to it, mapping /dev/zero, cannot be told apart there.
-            return "it mapped /dev/zero as shared memory, which cannot be counted here"
+            return "memory", "it mapped /dev/zero as shared memory, which cannot be counted here"
         buffers = max(0, len(files.sockets) - FREE_SOCKETS) * SOCKET_BYTES / _MB
         shared = 0.0 if self.plan.tier != "process" else _shared_mb(maps)
         used = buffers + shared
@@ -292,7 +294,9 @@ class WatchdogProcess:
                 used += max(0.0, self.proc.private_mb(pid))
             except (OSError, ValueError):
                 continue
-        return f"its processes used more than {self.plan.memory_mb} MB together" if used > self.plan.memory_mb else None
+        if used <= self.plan.memory_mb:
+            return None
+        return "memory", f"its processes used more than {self.plan.memory_mb} MB together"
 
     @contextlib.contextmanager
     def stopped(self, watched: Watched) -> Iterator[None]:

@@ -3,7 +3,7 @@ import { signal, useEffect } from "./lib.js";
 
 /** [keys, meaning] of every key, for the help. */
 export const KEYS = [
-  ["j / k", "next or previous row"], ["Enter", "open the row"], ["[ / ]", "sibling chain before or after"], [", / .", "step before or after"],
+  ["j / k", "next or previous row"], ["Enter", "open the row"], ["g / G", "go to a row by number or chain id, or to the last"], ["[ / ]", "sibling chain before or after"], [", / .", "step before or after"],
   ["/", "filter or search"], ["t", "next colouring of tokens"], ["1 – 4", "tabs"], ["f", "follow a running run"], ["d", "light or dark"],
   ["?", "this help"], ["Esc", "back"],
 ];

@@ -55,6 +55,13 @@ export function visibleRows(scrollTop, viewHeight, rowHeight, total, extra = 8) 
   return { first: Math.min(first, last), last };
 }
 
+/** The member of a list that moves of +1 and -1 lead to from `id`. A move beyond an end stays. null: `id` is not in the list. */
+export function walk(ids, id, moves) {
+  const start = ids.indexOf(id);
+  if (start < 0) return null;
+  return ids[moves.reduce((at, by) => Math.max(0, Math.min(ids.length - 1, at + by)), start)];
+}
+
 /** Index of the first difference of two sequences, or -1 if they are equal. */
 export function firstDifference(one, other) {
   const shared = Math.min(one.length, other.length);

@@ -1,5 +1,5 @@
 // The frame: sidebar, navigation, help, and which module shows the page of the present address.
-import { html, render, useEffect, useState } from "./lib.js";
+import { html, render, useEffect, useRef, useState } from "./lib.js";
 import { connected, follow, listen, runApi, useData } from "./api.js";
 import { address, catchLinks, go, place, runPath } from "./router.js";
 import { Card, Empty, Failure, Loading, StateDot } from "./parts.js";
@@ -56,7 +56,7 @@ function Page({ found, about }) {
 
 function Side({ found, about }) {
   const run = found?.run;
-  return html`<aside class="side"><div class="side-in">
+  return html`<aside class="side" aria-label="Run and pages"><div class="side-in">
     <a class="brand" href="/" title="All runs"><img src="/static/favicon.svg" alt="" width="24" height="24" />AgentFly</a>
     ${run && html`<div class="side-run"><strong>${clean(run)}</strong>${about.state && html`<${StateDot} state=${about.state} />`}</div>`}
     <nav class="nav" aria-label="Pages">
@@ -67,7 +67,7 @@ function Side({ found, about }) {
         <a key=${part} href=${part ? runPath(run, part) : runPath(run)} aria-current=${found.section === part ? "page" : undefined}><${Icon} name=${icon} />${label}</a>`)}
     </nav>
     <div class="side-foot">
-      <button class="icon-button optional" title=${follow.value ? "Pages follow a running run (f)" : "Pages stand still (f)"} aria-label="Follow a running run" aria-pressed=${follow.value} onClick=${() => (follow.value = !follow.value)}>
+      <button class="icon-button optional" title=${follow.value ? "Pages follow a running run (f)" : "Pages stand still (f)"} aria-label=${`${follow.value ? "Live" : "Paused"}: follow a running run`} aria-pressed=${follow.value} onClick=${() => (follow.value = !follow.value)}>
         <${Icon} name="live" />${follow.value ? "Live" : "Paused"}</button>
       <button class="icon-button" title="Light or dark (d)" aria-label="Light or dark" onClick=${switchTheme}><${Icon} name=${theme.value === "dark" ? "sun" : "moon"} /></button>
       <button class="icon-button optional" title="Keys (?)" aria-label="Keys" onClick=${() => (helpOpen.value = true)}>?</button>
@@ -75,10 +75,21 @@ function Side({ found, about }) {
   </aside>`;
 }
 
+/** The first Tab of a page leads past the navigation. */
+const skip = () => document.getElementById("main").focus();
+
 function Help() {
+  const close = useRef(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    close.current.focus();
+    return () => before?.isConnected && before.focus();
+  }, []);
+  // The dialog has one control, so Tab stays on it.
+  const hold = (event) => event.key === "Tab" && event.preventDefault();
   useKeys({ Escape: () => (helpOpen.value = false), "?": () => (helpOpen.value = false) }, 2);
-  return html`<div class="dialog" role="dialog" aria-modal="true" aria-label="Keys" onClick=${(event) => event.target === event.currentTarget && (helpOpen.value = false)}>
-    <${Card} title="Keys" tools=${html`<button class="button" ref=${(button) => button?.focus()} onClick=${() => (helpOpen.value = false)}>Close</button>`}>
+  return html`<div class="dialog" role="dialog" aria-modal="true" aria-label="Keys" onKeyDown=${hold} onClick=${(event) => event.target === event.currentTarget && (helpOpen.value = false)}>
+    <${Card} title="Keys" tools=${html`<button class="button" ref=${close} onClick=${() => (helpOpen.value = false)}>Close</button>`}>
       <div class="keys">${KEYS.map(([keys, meaning]) => html`<kbd key=${keys}>${keys}</kbd><span>${meaning}</span>`)}</div><//></div>`;
 }
 
@@ -88,6 +99,14 @@ function parent({ run, module, params }) {
   if (module === "chain") return runPath(run, "chains");
   if (module === "group") return runPath(run, "steps", params[0] ?? "latest");
   return module === "overview" ? "/" : runPath(run);
+}
+
+/** What a page is called in the title of its tab. */
+function title(found) {
+  if (!found) return "No such page";
+  if (found.module === "chain" || found.module === "group") return `${found.module === "chain" ? "Chain" : "Group"} ${clean(found.params.at(-1) ?? "")}`;
+  if (found.module === "step") return `Step ${clean(found.params[0] ?? "")}`;
+  return found.run ? RUN_PAGES.find(([part]) => part === found.section)?.[1] : found.module === "compare" ? "Compare" : "Runs";
 }
 
 function App() {
@@ -101,10 +120,14 @@ function App() {
     Escape: () => found && (found.run || found.module !== "runs") && (history.state?.inside ? history.back() : go(parent(found))),
   }, 0);
   useEffect(() => {
-    document.title = found?.run ? `${clean(found.run)} · AgentFly` : "AgentFly";
-  }, [found?.run]);
-  useEffect(() => document.querySelector(".nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [found?.section, found?.run]);
-  return html`<div class="shell"><${Side} found=${found} about=${about} /><main class="main">
+    document.title = [title(found), found?.run && clean(found.run), "AgentFly"].filter(Boolean).join(" · ");
+  }, [place.value.path]);
+  useEffect(() => {
+    // scrollIntoView would also make the link the place from which the next Tab goes on.
+    const link = document.querySelector(".nav [aria-current]");
+    if (link) link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2;
+  }, [found?.section, found?.run]);
+  return html`<div class="shell"><button class="skip" onClick=${skip}>Skip the navigation</button><${Side} found=${found} about=${about} /><main class="main" id="main" tabindex="-1">
       ${!connected.value && html`<p class="offline" role="status">The dashboard does not answer. What you see may be old; the page connects again by itself.</p>`}
       ${missing ? html`<${Failure} error=${missing} retry=${asked.reload} />` : found ? html`<${Page} found=${found} about=${about} />` : html`<${Empty} title="There is no such page."><a class="inline-link" href="/">All runs</a><//>`}
     </main>${helpOpen.value && html`<${Help} />`}</div>`;

@@ -26,7 +26,7 @@ export function Talk({ run, chain }) {
 /** What belongs to the chain but is not said in it: the fields of its task, and its siblings. */
 function Beside({ run, chain }) {
   const fields = Object.entries(chain.task.fields ?? {});
-  return html`<aside class="beside">
+  return html`<aside class="beside" aria-label="About the chain">
     ${fields.length > 0 && html`<${Card} title="Task"><dl class="facts">${fields.slice(0, 20).map(([name, value]) => html`<div key=${name}><dt>${clean(name)}</dt><dd><${Text}>${cut(json(value, 0), 300)}<//></dd></div>`)}</dl><//>`}
     ${chain.siblings.length > 1 && html`<${Card} title="Siblings"><ul class="sibling-list">${chain.siblings.map((each) => html`<li key=${each.id}><a href=${runPath(run, "chain", each.id)} aria-current=${each.id === chain.summary.id ? "true" : undefined}><span>chain ${each.chain}</span><${Reward} value=${each.score} /></a></li>`)}</ul><//>`}
   </aside>`;

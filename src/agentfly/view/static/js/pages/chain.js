@@ -1,10 +1,11 @@
 // One chain: chips that stay, and four tabs: talk, tokens, times, raw.
-import { html } from "../lib.js";
+import { html, useEffect, useRef } from "../lib.js";
 import { runApi, useData } from "../api.js";
 import { address, go, place, runPath } from "../router.js";
 import { Advantage, Chip, Loaded, OutcomeChip, Text } from "../parts.js";
 import { useKeys } from "../keys.js";
 import { clean, json, num, seconds, when } from "../format.js";
+import { walk } from "../layout.js";
 import { Talk } from "../talk.js";
 import { Tokens } from "../tokens.js";
 import { Times } from "../times.js";
@@ -16,9 +17,9 @@ export default function Chain({ run, params, query }) {
   const chain = useData(runApi(run, `chain/${encodeURIComponent(id)}`));
   const tab = TABS.some(([name]) => name === query.tab) ? query.tab : "talk";
   const data = chain.fresh ? chain.data : null;
-  const siblings = chain.data?.siblings ?? []; // of the chain before while the next is loaded: keys may be pressed fast
+  const siblings = chain.data?.siblings ?? []; // of the chain before while the next is loaded
   const at = siblings.findIndex((each) => each.id === id);
-  const sibling = (by) => siblings[at + by] && go(address(runPath(run, "chain", siblings[at + by].id), query), { replace: true });
+  const sibling = useSiblings(run, id, siblings);
   const open = (name) => address(place.value.path, { ...query, tab: name === "talk" ? null : name });
   useKeys({
     "[": () => sibling(-1), "]": () => sibling(1),
@@ -34,6 +35,28 @@ export default function Chain({ run, params, query }) {
     ${tab === "tokens" && html`<${Tokens} key=${it.summary.id} run=${run} id=${it.summary.id} query=${query} />`}
     ${tab === "times" && html`<${Times} chain=${it} />`}
     ${tab === "raw" && html`<pre class="raw" tabindex="0"><${Text}>${json(it)}<//></pre>`}`}<//>`;
+}
+
+/** Moves to a sibling. Keys may be pressed faster than the page is drawn or its chain is loaded, so a move starts from the chain
+ * that the last one led to, and moves in a group that is not known yet are made when it is. */
+function useSiblings(run, id, siblings) {
+  const state = useRef({ id, ids: [], moves: [] }).current;
+  if (state.id !== id) state.moves = []; // another chain was opened: the moves belong to the one before
+  state.id = id;
+  state.ids = siblings.map((each) => each.id);
+  const move = () => {
+    const next = state.moves.length ? walk(state.ids, state.id, state.moves) : null;
+    if (next === null) return;
+    state.moves = [];
+    if (next === state.id) return;
+    state.id = next;
+    go(address(runPath(run, "chain", next), place.value.query), { replace: true });
+  };
+  useEffect(move, [siblings]);
+  return (by) => {
+    state.moves.push(by);
+    move();
+  };
 }
 
 function Head({ run, chain, siblings, at, sibling }) {

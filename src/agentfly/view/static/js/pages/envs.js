@@ -2,7 +2,7 @@
 import { html, useMemo } from "../lib.js";
 import { runApi, useData } from "../api.js";
 import { address, runPath, setQuery } from "../router.js";
-import { Card, Chip, Choice, Empty, Loaded, OutcomeChip, Stat } from "../parts.js";
+import { Card, Chip, Choice, Empty, Loaded, OutcomeChip, Spark, Stat } from "../parts.js";
 import { Chart } from "../chart.js";
 import { align } from "../curves.js";
 import { seriesColour, theme } from "../theme.js";
@@ -27,6 +27,8 @@ function Body({ run, data, query }) {
       : html`<${Card}><${Empty} title="No pool was recorded.">A run whose agent has no environment has no pools. Older runs stored one figure per step.<//><//>`}
     ${Object.keys(data.chains ?? {}).length > 0 && html`<${Running} chains=${data.chains} />`}
     <${Card} title="Tools" note="Slowest first, by the 95th percentile." className="flush"><${Tools} run=${run} tools=${data.tools} /><//>
+    <${Limits} run=${run} limits=${data.limits ?? []} />
+    <${Nodes} nodes=${data.nodes ?? []} />
     <${Leases} run=${run} live=${data.live} />
     <${Failures} run=${run} failures=${data.failures ?? []} />
     <${Events} run=${run} events=${data.events.filter((event) => !["phase", "chain_started", "chain_ended"].includes(event.kind))} /></div>`;
@@ -71,10 +73,36 @@ function hold(points, steps) {
 function Tools({ run, tools }) {
   if (!tools.length) return html`<${Empty} title="No tool was called, or the run did not record its calls." />`;
   const slowest = Math.max(1e-9, ...tools.map((tool) => tool.p95_s ?? 0));
-  return html`<div class="table-box"><table><thead><tr><th>Tool</th><th class="n">Calls</th><th class="n">Errors</th><th class="n">Median</th><th class="n">95th percentile</th><th class="n wide-only">Longest</th><th class="wide-only"></th></tr></thead>
+  return html`<div class="table-box"><table><thead><tr><th>Tool</th><th class="n">Calls</th><th class="n">Errors</th><th class="n">Median</th><th class="n">95th percentile</th><th class="n wide-only">Longest</th><td class="wide-only"></td></tr></thead>
     <tbody>${tools.map((tool) => html`<tr key=${tool.name}><td><a class="strong mono" href=${address(runPath(run, "chains"), { tool: tool.name })}>${clean(tool.name)}</a></td><td class="n">${num(tool.calls)}</td>
       <td class=${`n ${tool.errors ? "bad-text" : "faint"}`}>${num(tool.errors)}${tool.errors ? ` (${percent(tool.errors / tool.calls)})` : ""}</td><td class="n">${seconds(tool.p50_s)}</td><td class="n">${seconds(tool.p95_s)}</td><td class="n wide-only">${seconds(tool.max_s)}</td>
       <td class="wide-only meter-cell"><span class=${`meter long m${Math.round(((tool.p95_s ?? 0) / slowest) * 10)}`}></span></td></tr>`)}</tbody></table></div>`;
+}
+
+const LIMITS = {
+  time: "time of a call", memory: "memory", cpu: "CPU time", processes: "processes", disk: "written files", files: "open files", output: "printed output",
+};
+
+function Limits({ run, limits }) {
+  if (!limits.length) return null;
+  const since = limits.find((limit) => limit.since !== null)?.since;
+  return html`<${Card} title="Sandbox limits" note=${`Calls that reached a limit of their sandbox${since === undefined ? "" : `, since step ${num(since)}`}.`} className="flush"><div class="table-box"><table>
+    <thead><tr><th>Limit</th><th class="n">Calls</th><th class="n">Chains</th><th>Tools</th><th class="n">Last in step</th><th>Newest chains</th></tr></thead>
+    <tbody>${limits.map((each) => html`<tr key=${each.limit}><td class="strong">${LIMITS[each.limit] ?? clean(each.limit)}</td><td class="n">${num(each.count)}</td><td class="n">${num(each.chains)}</td>
+      <td class="mono wrap-anywhere">${each.tools.map(clean).join(", ")}</td><td class="n">${each.step === null ? "–" : html`<a class="inline-link" href=${runPath(run, "steps", each.step)}>${num(each.step)}</a>`}</td>
+      <td class="wrap-anywhere">${each.newest.map((id, index) => html`${index ? ", " : ""}<a key=${id} class="inline-link" href=${runPath(run, "chain", id)}>${clean(id)}</a>`)}</td></tr>`)}</tbody></table></div><//>`;
+}
+
+const NODE_FIGURES = [["samplers", "Samplers"], ["env_hosts", "Environment hosts"], ["chains", "Chains"], ["cpus", "CPUs"]];
+
+/** The machines of a run over several: the newest figures, and each over the steps. */
+function Nodes({ nodes }) {
+  if (!nodes.length) return null;
+  const there = NODE_FIGURES.filter(([figure]) => nodes.some((node) => node.figures[figure]?.length));
+  const cell = (points, label) => html`<span class="node-figure"><span class="tnum">${num(points?.at(-1)?.[1] ?? null)}</span><${Spark} values=${(points ?? []).map(([, value]) => value)} width=${90} height=${24} label=${`${label} over the steps`} /></span>`;
+  return html`<${Card} title="Nodes" note="Machines of the run: the newest step, and the course over the steps." className="flush"><div class="table-box" role="region" aria-label="Nodes" tabindex="0"><table>
+    <thead><tr><th>Node</th>${there.map(([figure, label]) => html`<th key=${figure}>${label}</th>`)}</tr></thead>
+    <tbody>${nodes.map((node) => html`<tr key=${node.node}><td class="strong wrap-anywhere">${clean(node.node)}</td>${there.map(([figure, label]) => html`<td key=${figure}>${cell(node.figures[figure], `${label} of ${clean(node.node)}`)}</td>`)}</tr>`)}</tbody></table></div><//>`;
 }
 
 function Leases({ run, live }) {
@@ -88,7 +116,7 @@ function Leases({ run, live }) {
 
 function Failures({ run, failures }) {
   if (!failures.length) return null;
-  return html`<${Card} title="Failures" note="Errors of the newest failed chains, limits of a sandbox among them." className="flush"><div class="table-box"><table><tbody>
+  return html`<${Card} title="Failures" note="Errors of the newest failed chains." className="flush"><div class="table-box"><table><tbody>
     ${failures.map((failure, index) => html`<tr key=${index}><td class="n">${num(failure.count)}</td><td class="wrap-anywhere"><a class="strong" href=${runPath(run, "chain", failure.chain)}>${clean(failure.error)}</a></td><td><${OutcomeChip} outcome=${failure.outcome} /></td><td class="n"><a class="inline-link" href=${runPath(run, "steps", failure.step)}>step ${num(failure.step)}</a></td></tr>`)}</tbody></table></div><//>`;
 }
 

@@ -37,7 +37,7 @@ export default function Metrics({ run, about, query }) {
       <label class="toggle" title="Runs whose names differ by their seed become a mean with a band from the lowest to the highest."><input type="checkbox" checked=${options.bands} onChange=${(event) => setQuery({ bands: event.target.checked ? "1" : null })} />Bands over seeds</label>
     </div>
     ${error ? html`<${Failure} error=${error} />` : !data ? html`<${Loading} />` : !names.length ? html`<${Card}><${Empty} title=${all.length ? "No metric has this name." : "No metrics yet."} /><//>`
-      : sections(shown).map(([title, group]) => html`<section key=${title} class="metric-group"><h3>${title}</h3>
+      : sections(shown).map(([title, group]) => html`<section key=${title} class="metric-group"><h2 class="group-title">${title}</h2>
           <div class=${`grid ${names.length > 2 ? "" : "few"}`}>${group.map((metric) => html`<${MetricCard} key=${metric.name} metric=${metric} runs=${runs} data=${data} options=${options} />`)}</div></section>`)}
     ${data && !query.q && all.some((metric) => metric.name.startsWith("validation/")) && html`<${Sources} run=${run} validations=${1} field=${query.source} />`}
     ${data && names.length > most && html`<button class="button" onClick=${() => setMost(most + SHOWN)}>Show ${Math.min(SHOWN, names.length - most)} more of ${names.length}</button>`}`;
