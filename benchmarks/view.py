@@ -1,20 +1,24 @@
-"""How long the queries behind `agentfly view` take over a large run, and what recording a run costs.
+"""How long the queries and the HTTP answers of `agentfly view` take over a large run, and what recording a run costs.
 
-    python benchmarks/view.py --chains 100000 [--keep DIR] [--json PATH]      makes such a run, then times every query
+    python benchmarks/view.py --chains 100000 [--keep DIR] [--json PATH]      makes such a run, then times everything
     python benchmarks/view.py --chains 1000000 --times 10                     the same for a million, ten times 100,000
     python benchmarks/view.py --run runs/large                                times the queries over a run that exists
     python benchmarks/view.py --writer                                        what a chain costs the training thread
 
 No model runs: the chains have made-up texts of several turns with tool calls, ids, log-probs and times, and are written as
-training writes them, with metrics, advantages, trainer log-probs, gauges, events and checks. A query's figure is the median of
-`--repeats` calls; `first_ms` is that of a new connection, `cpu_ms` the CPU time, which other programs do not change.
+training writes them, with metrics, advantages, trainer log-probs, gauges, events and checks; one chain has 25,000 tokens. A
+figure is the median of `--repeats` calls; `first_ms` is that of a new connection, `cpu_ms` the CPU time, which other programs
+change little. The CPU time of an answer is that of the server and of the client that asks it, with JSON and compression.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import random
+import resource
 import sqlite3
 import statistics
 import struct
@@ -25,12 +29,18 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx
 
 from agentfly.errors import QueryTimeout
 from agentfly.runs import ChainFilter, RunReader, RunStore, StoreWriter, find_runs
+from agentfly.runs.codec import body_text
+from agentfly.runs.filters import SORTS
 from agentfly.runs.recorder import Recorder
-from agentfly.runs.schema import INDEXES
+from agentfly.runs.schema import INDEX_SUMMARIES, INDEXES, INSERT_TEXT
 from agentfly.types import Completion, Message, Outcome, Task, TokenRecord, ToolCall, ToolResult, Trajectory, Turn
+from agentfly.view.app import Dashboard
 
 TEXT = """
 the answer of this sum is first then multiply add search result page found value number table query city river year model
@@ -47,8 +57,8 @@ GROUPS, SIBLINGS = 64, 8
 METRICS = [f"{room}/{name}" for room in ("train", "rollout", "time", "resources/browser") for name in "abcdefghij"]
 
 
-def make_template(rng: random.Random, number: int) -> Trajectory:
-    """A chain of 1 to 5 turns with about 60 sampled tokens each."""
+def make_template(rng: random.Random, number: int, turns: int | None = None, tokens: int = 60) -> Trajectory:
+    """A chain of 1 to 5 turns, or of `turns`, with about 60 sampled tokens each."""
 
     def text(count: int) -> str:
         return " ".join(rng.choices(WORDS, k=count))
@@ -56,8 +66,8 @@ def make_template(rng: random.Random, number: int) -> Trajectory:
     task = Task(f"task-{number}", (Message("user", text(30)),), {"answer": text(2)})
     chain = Trajectory(f"template-{number}", task, messages=[Message("system", text(25)), Message("user", text(30))])
     chain.started, chain.outcome = 1.7e9, rng.choice(OUTCOMES)
-    for index in range(rng.choice((1, 2, 2, 3, 3, 4, 5))):
-        count = rng.randrange(30, 90)
+    for index in range(turns or rng.choice((1, 2, 2, 3, 3, 4, 5))):
+        count = rng.randrange(tokens // 2, 3 * tokens // 2)
         reply = Completion(
             text=text(count),
             token_ids=[rng.randrange(30_000) for _ in range(count)],
@@ -94,6 +104,8 @@ def make_run(folder: Path, num_chains: int, seed: int = 0) -> float:
                 step = recorder.step = step + 1
                 count = min(GROUPS * SIBLINGS, num_chains - done)
                 chains = [_chain(rng, templates, step, place, num_chains) for place in range(count)]
+                if step == 1:
+                    chains[0] = _chain(rng, [make_template(rng, 0, 25, 1000)], step, 0, num_chains)
                 writer.put_trajectories(step, "train", chains, replace=True)
                 writer.add_tokens(step, [_record(rng, chain) for chain in chains])
                 mean = statistics.fmean(chain.total_reward for chain in chains)
@@ -129,6 +141,12 @@ def multiply(folder: Path, times: int) -> None:
                 columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
                 values = ", ".join(changed.get(name, name) for name in columns)
                 db.execute(f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM {table} WHERE {last}")
+            db.commit()
+        db.execute(INDEX_SUMMARIES, (chains + 1,))
+        texts = [(key, body_text(body)) for key, body in db.execute("SELECT key, body FROM bodies WHERE key <= ?", (chains,))]
+        for number in range(1, times):
+            db.executemany(INSERT_TEXT, ((number * chains + key, text) for key, text in texts))
+            db.commit()
         for statement in filter(None, map(str.strip, INDEXES.split(";"))):
             db.execute(statement)
         db.execute("PRAGMA analysis_limit = 400")
@@ -137,7 +155,7 @@ def multiply(folder: Path, times: int) -> None:
 
 def _chain(rng: random.Random, templates: list[Trajectory], step: int, place: int, num_chains: int) -> Trajectory:
     group, number = divmod(place, SIBLINGS)
-    template = templates[rng.randrange(TEMPLATES)]
+    template = templates[rng.randrange(len(templates))]
     task = replace(template.task, id=f"task-{(step * GROUPS + group) % max(GROUPS, num_chains // 200)}")
     reward = None if template.outcome is Outcome.WORLD_FAILURE else rng.choice((0.0, 0.1, 0.5, 1.0, 1.0))
     return replace(
@@ -157,48 +175,76 @@ def queries(reader: RunReader) -> dict[str, Callable[[], Any]]:
     last = reader.last_step() or 1
     names = reader.metric_names()
     row = reader.page(limit=1)[0][0]
-    deep = reader.page(ChainFilter(reward_low=0.5), "-reward", limit=1000)[1]
-    for _ in range(5):
-        deep = reader.page(ChainFilter(reward_low=0.5), "-reward", deep, limit=1000)[1] or deep
+    longest = reader.page(sort="-tokens", limit=1)[0][0]
+    far = int(0.9 * reader.num_chains())
     train = ChainFilter(split="train")
-    return {
+    lists: dict[str, tuple[ChainFilter, str, int]] = {
+        "newest 100": (train, "-added", 0),
+        "one step": (ChainFilter(step=last // 2), "-added", 0),
+        "one step by reward": (ChainFilter(step=last // 2), "-reward", 0),
+        "steps 10 to 20": (ChainFilter(step_low=10, step_high=20), "-added", 0),
+        "split, none": (ChainFilter(split="validation"), "-added", 0),
+        "one task": (ChainFilter(task_id=row.task_id), "-added", 0),
+        "outcome": (ChainFilter(outcome="max_turns"), "-added", 0),
+        "outcome, rare": (ChainFilter(outcome="world_failure"), "-added", 0),
+        "outcome, none": (ChainFilter(outcome="tool_error"), "-added", 0),
+        "outcome + reward": (ChainFilter(outcome="max_turns", reward_low=0.5), "-added", 0),
+        "outcome + reward, none": (ChainFilter(outcome="world_failure", reward_low=0.5), "-seconds", 0),
+        "tool": (ChainFilter(tool="search", split="train"), "-added", 0),
+        "tool by reward": (ChainFilter(tool="search"), "-reward", 0),
+        "tool, unknown": (ChainFilter(tool="nothing"), "-added", 0),
+        "tool + outcome + reward": (ChainFilter(tool="python", outcome="max_turns", reward_low=1.0), "-tokens", 0),
+        "reward range": (ChainFilter(reward_low=0.4, reward_below=0.6), "-added", 0),
+        "reward range, none": (ChainFilter(reward_low=0.2, reward_below=0.3), "-added", 0),
+        "min tokens": (ChainFilter(min_tokens=350), "-added", 0),
+        "min tokens + max turns, none": (ChainFilter(min_tokens=350, max_turns=1), "-added", 0),
+        "untrained": (ChainFilter(trained=False, split="train"), "-added", 0),
+        "failed": (ChainFilter(failed=True), "-added", 0),
+        "text, common": (ChainFilter(text="multiply"), "-added", 0),
+        "text, common, by reward": (ChainFilter(text="multiply"), "-reward", 0),
+        "text, two words": (ChainFilter(text="river city year"), "-added", 0),
+        "text, absent": (ChainFilter(text="zebra"), "-added", 0),
+        "text, absent, of common trigrams": (ChainFilter(text="valuerivercity"), "-added", 0),
+        "text, two characters": (ChainFilter(text="zq"), "-added", 0),
+        "text + outcome + tool": (ChainFilter(text="multiply", outcome="max_turns", tool="python"), "-added", 0),
+        "text in bodies, common": (ChainFilter(text="river city", in_body=True), "-added", 0),
+        "text in bodies, rare": (ChainFilter(text="river city year model", in_body=True), "-added", 0),
+        "text in bodies, absent": (ChainFilter(text="zebra", in_body=True), "-added", 0),
+        "text in bodies, absent, of common words": (ChainFilter(text="river river river", in_body=True), "-added", 0),
+        "text in bodies, two characters (2 s)": (ChainFilter(text="zq", in_body=True), "-added", 0),
+        **{f"sort by {sort}": (train, sort, 0) for name in SORTS for sort in (name, f"-{name}")},
+        **{f"row {far:,} by {sort}": (ChainFilter(), sort, far) for name in SORTS for sort in (name, f"-{name}")},
+        **{f"row {far:,} by {sort}, train": (train, sort, far) for name in SORTS for sort in (f"-{name}",)},
+        **{f"row {far // 2:,} by {sort}, finished": (ChainFilter(outcome="finished"), sort, far // 2)
+           for sort in ("-added", "-reward", "-tokens")},
+        f"row {far // 4:,} of a tool": (ChainFilter(tool="search"), "-added", far // 4),
+        f"row {far // 4:,} of a tool by reward": (ChainFilter(tool="search"), "-reward", far // 4),
+    }  # fmt: skip
+    pages = {
+        name: lambda chosen=chosen, sort=sort, offset=offset: reader.page(chosen, sort, None, 100, offset)
+        for name, (chosen, sort, offset) in lists.items()
+    }
+    return pages | {
         "meta, state": lambda: (reader.meta(), reader.state()),
         "metric names": reader.metric_names,
         "series of 20 metrics": lambda: reader.series(names[:20]),
-        "newest 100": lambda: reader.page(train),
-        "one step": lambda: reader.page(ChainFilter(step=last // 2), limit=1000),
-        "steps 10 to 20": lambda: reader.page(ChainFilter(step_low=10, step_high=20)),
-        "one task": lambda: reader.page(ChainFilter(task_id=row.task_id)),
-        "outcome, rare": lambda: reader.page(ChainFilter(outcome="world_failure")),
-        "outcome, none": lambda: reader.page(ChainFilter(outcome="tool_error")),
-        "outcome + reward": lambda: reader.page(ChainFilter(outcome="max_turns", reward_low=0.5)),
-        "tool": lambda: reader.page(ChainFilter(tool="search", split="train")),
-        "tool, unknown": lambda: reader.page(ChainFilter(tool="nothing")),
-        "reward range": lambda: reader.page(ChainFilter(reward_low=0.4, reward_below=0.6)),
-        "reward range, none": lambda: reader.page(ChainFilter(reward_low=0.2, reward_below=0.3)),
-        "min tokens": lambda: reader.page(ChainFilter(min_tokens=350)),
-        "untrained": lambda: reader.page(ChainFilter(trained=False, split="train")),
-        "text, common": lambda: reader.page(ChainFilter(text="multiply")),
-        "text, absent": lambda: reader.page(ChainFilter(text="zebra")),
-        "text in bodies, common": lambda: reader.page(ChainFilter(text="river city", in_body=True)),
-        "text in bodies, absent (2 s)": lambda: reader.page(ChainFilter(text="zebra", in_body=True)),
-        "sort by reward": lambda: reader.page(train, "-reward"),
-        "sort by reward, page 60": lambda: reader.page(ChainFilter(reward_low=0.5), "-reward", deep),
-        "sort by tokens": lambda: reader.page(train, "-tokens"),
-        "sort by advantage": lambda: reader.page(train, "advantage"),
-        "sort by seconds + outcome": lambda: reader.page(ChainFilter(outcome="finished"), "-seconds"),
         "count of all": lambda: reader.count(),
         "count outcome + reward": lambda: reader.count(ChainFilter(outcome="finished", reward_low=0.5)),
+        "count tool": lambda: reader.count(ChainFilter(tool="search")),
         "count text": lambda: reader.count(ChainFilter(text="multiply")),
+        "count text in bodies (2 s)": lambda: reader.count(ChainFilter(text="river city", in_body=True)),
         "histogram of all": lambda: reader.histogram(),
         "histogram of train": lambda: reader.histogram(train),
+        "histogram of an outcome": lambda: reader.histogram(ChainFilter(outcome="finished", min_tokens=100)),
         "histogram of a step": lambda: reader.histogram(ChainFilter(step=last // 2)),
         "histogram with tool": lambda: reader.histogram(ChainFilter(tool="python")),
         "histogram with text": lambda: reader.histogram(ChainFilter(text="multiply")),
+        "histogram of untrained": lambda: reader.histogram(ChainFilter(trained=False)),
         "outcomes by step": lambda: reader.outcomes_by_step(),
         "groups of a step": lambda: reader.groups(last // 2),
         "one group": lambda: reader.group(row.step, row.task_id),
         "one chain": lambda: reader.trajectory(row.id),
+        "chain of 25,000 tokens": lambda: (reader.trajectory(longest.id), reader.token_series(longest.id)),
         "token series": lambda: reader.token_series(row.id),
         "gauges": lambda: reader.gauges(),
         "tools of the run": lambda: reader.tools(),
@@ -208,6 +254,58 @@ def queries(reader: RunReader) -> dict[str, Callable[[], Any]]:
         "data version": reader.data_version,
         "catalog": lambda: find_runs(reader.path.parent),
     }
+
+
+def answers(reader: RunReader) -> dict[str, str]:
+    """The addresses that the pages ask of one run, by name."""
+    last, far = reader.last_step() or 1, int(0.9 * reader.num_chains())
+    row, longest = reader.page(limit=1)[0][0], reader.page(sort="-tokens", limit=1)[0][0]
+    metrics = ",".join(reader.metric_names()[:20])
+    filters: dict[str, dict[str, Any]] = {
+        "all": {}, "step": {"step": last // 2}, "split": {"split": "train"}, "task": {"task": row.task_id},
+        "reward range": {"low": 0.4, "below": 0.6}, "outcome": {"outcome": "max_turns"}, "tool": {"tool": "python"},
+        "text": {"q": "multiply"}, "text, absent": {"q": "zebra"}, "min tokens": {"min_tokens": 350},
+        "untrained": {"trained": 0}, "outcome, reward, tool": {"outcome": "finished", "low": 0.5, "tool": "search"},
+        "step, tool, text": {"step": last // 2, "tool": "search", "q": "river"},
+    }  # fmt: skip
+    sorts = {
+        f"chains from {far:,} by {sort}": {"sort": sort, "offset": far} for sort in ("-added", "-reward", "-tokens", "-turns")
+    }
+    asked: dict[str, tuple[str, dict[str, Any]]] = {
+        "run": ("", {}), "series": ("/series", {"names": metrics}), "steps": ("/steps", {}),
+        "groups": ("/groups", {"step": last // 2}), "group": ("/group", {"step": row.step, "task": row.task_id}),
+        "chain": (f"/chain/{quote(row.id, safe='')}", {}),
+        "chain of 25,000 tokens": (f"/chain/{quote(longest.id, safe='')}", {}),
+        "tokens": (f"/chain/{quote(row.id, safe='')}/tokens", {}),
+        "tokens of 25,000": (f"/chain/{quote(longest.id, safe='')}/tokens", {}),
+        "environments": ("/envs", {}), "events": ("/events", {}), "checks": ("/checks", {}), "sources": ("/sources", {}),
+        "config": ("/config", {}), "chains with text in bodies": ("/chains", {"q": "river city", "in": "body", "count": 0}),
+        **{f"chains: {name}": ("/chains", {**chosen, "count": 0}) for name, chosen in filters.items()},
+        **{f"count: {name}": ("/chains", {**chosen, "limit": 1}) for name, chosen in filters.items()},
+        **{f"histogram: {name}": ("/histogram", {**chosen, "bins": 40}) for name, chosen in filters.items()},
+        **{name: ("/chains", {**chosen, "count": 0}) for name, chosen in sorts.items()},
+    }  # fmt: skip
+    base = f"/api/runs/{quote(reader.path.parent.name, safe='')}"
+    return {"runs": "/api/runs"} | {name: f"{base}{path}?{urlencode(query)}" for name, (path, query) in asked.items()}
+
+
+async def time_answers(path: Path, repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of each answer over HTTP: the first, and the medians of `repeats` more, with the bytes that were sent."""
+    with RunReader(path) as reader:
+        addresses = answers(reader)
+    found: dict[str, dict[str, float]] = {}
+    async with Dashboard(path.parent, port=0) as dashboard, httpx.AsyncClient(base_url=dashboard.url, timeout=60) as client:
+        (await client.get(dashboard.address, follow_redirects=True)).raise_for_status()
+        for name, address in addresses.items():
+            times = []
+            for _ in range(repeats + 1):
+                started, cpu = time.perf_counter(), time.process_time()
+                answer = await client.get(address)
+                times.append((1000 * (time.perf_counter() - started), 1000 * (time.process_time() - cpu)))
+                answer.raise_for_status()
+            wall, used = (statistics.median(part) for part in zip(*times[1:], strict=True))
+            found[name] = {"first_ms": round(times[0][0], 1), "median_ms": round(wall, 1), "cpu_ms": round(used, 1)}
+    return found
 
 
 def time_queries(path: Path, repeats: int) -> dict[str, dict[str, float]]:
@@ -296,12 +394,17 @@ def main() -> None:
                 size = (path / "run.db").stat().st_size
                 figures |= {"chains": arguments.chains, "made_in_s": round(seconds, 1), "mib": round(size / 2**20)}
                 print(f"{arguments.chains:,} chains written in {seconds:.0f} s, {size / 2**20:,.0f} MiB")
+            figures["load"] = round(os.getloadavg()[0], 1)
             figures["queries"] = time_queries(path, arguments.repeats)
-        for name, values in figures["queries"].items():
-            told = "   ".join(f"{key.removesuffix('_ms')} {value:8.1f} ms" for key, value in values.items())
-            print(f"{name:30}  {told}")
-        usual = {name: values for name, values in figures["queries"].items() if "2 s" not in name}
-        print(f"slowest: {max(usual, key=lambda name: usual[name]['cpu_ms'])}")
+            figures["answers"] = asyncio.run(time_answers(path, arguments.repeats))
+            figures["max_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        for kind in ("queries", "answers"):
+            print(f"{kind}:")
+            for name, values in figures[kind].items():
+                told = "   ".join(f"{key.removesuffix('_ms')} {value:8.1f} ms" for key, value in values.items())
+                print(f"    {name:42}  {told}")
+            usual = {name: values for name, values in figures[kind].items() if "2 s" not in name}
+            print(f"    slowest: {max(usual, key=lambda name: usual[name]['cpu_ms'])}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 

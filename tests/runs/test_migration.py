@@ -1,4 +1,4 @@
-"""A run of format 1 is read as it is, and rewritten with a backup when it is opened for writing."""
+"""A run of an earlier format is read as it is, and rewritten with a backup when it is opened for writing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from stores import random_chains, write_format_1
+from stores import random_chains, write_format_1, write_format_2
 from test_run_store import chain
 
 from agentfly.errors import StorageError
@@ -45,7 +45,7 @@ def test_opening_for_writing_keeps_every_record_and_a_copy_of_the_old_file(path:
     RunStore(path).close()
     assert content(path) == before
     with RunReader(path) as reader, RunStore(path, readonly=True) as store:
-        assert reader.format == 2
+        assert reader.format == 3
         assert store.meta() == {"migrated_from": 1}
         for (step, split, each), (row, _) in zip(CHAINS, store.scan(), strict=True):
             stored, made = reader.row(row.id), columns_of(step, split, each)
@@ -66,6 +66,52 @@ def test_opening_for_writing_keeps_every_record_and_a_copy_of_the_old_file(path:
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
 
 
+def test_a_run_of_format_2_gets_its_indexes_and_keeps_every_record(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    write_format_2(path, CHAINS, METRICS)
+    before, tables = content(path), table_contents(path)
+    with RunReader(path) as reader:
+        found = {text: searched(reader, text) for text in ("needle", "task 3", "ÄÖÜ", "_tw")}
+        assert (reader.format, all(found.values())) == (2, True)
+    RunStore(path).close()
+    assert content(path) == before
+    with RunReader(path) as reader:
+        assert reader.format == 3
+        assert reader.meta() == {"migrated_from": 2}
+        assert {text: searched(reader, text) for text in found} == found
+        made, created = schema_of(path), schema_of(empty_store(tmp_path))
+        assert made == created
+    assert table_contents(path) | {"meta": []} == tables
+    backup = path.with_name("run.format-2.db")
+    assert table_contents(backup) == tables
+    with closing(sqlite3.connect(backup)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+
+
+def searched(reader: RunReader, text: str) -> list[list[str]]:
+    """What a text finds in the summaries and in whole chains."""
+    return [[row.id for row in reader.page(ChainFilter(text=text, in_body=whole), limit=1000)[0]] for whole in (False, True)]
+
+
+def empty_store(folder: Path) -> Path:
+    RunStore(folder / "empty.db").close()
+    return folder / "empty.db"
+
+
+def schema_of(path: Path) -> set[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as db:
+        found = db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_stat%'")
+        return {(name, " ".join((sql or "").split())) for name, sql in found}
+
+
+def table_contents(path: Path) -> dict[str, list[object]]:
+    """The rows of every table that is not a full-text index."""
+    with closing(sqlite3.connect(path)) as db:
+        tables = [name for name, _ in schema_of(path) if db.execute(f"PRAGMA table_info({name})").fetchall()]
+        kept = [name for name in tables if "texts" not in name and "_by_" not in name]
+        return {name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in kept}
+
+
 def test_a_migrated_run_goes_on(path: Path) -> None:
     with RunStore(path) as store:
         store.truncate_after(3)
@@ -80,7 +126,7 @@ def test_a_migrated_run_goes_on(path: Path) -> None:
 def test_a_migration_that_fails_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(path)
 
-    def break_off(db: sqlite3.Connection) -> None:
+    def break_off(db: sqlite3.Connection, found: int) -> None:
         db.execute("ALTER TABLE metrics RENAME TO old_metrics")
         raise sqlite3.OperationalError("database or disk is full")
 

@@ -1,4 +1,4 @@
-"""The queries of the views agree with a plain loop over all chains, on both formats, also while a run writes."""
+"""The queries of the views agree with a plain loop over all chains, on all formats, also while a run writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import Stored, random_chains, write_format_1
+from stores import Stored, random_chains, write_format_1, write_format_2
 from test_run_store import chain
 
 from agentfly.errors import ConfigError, QueryTimeout, StorageError
@@ -23,13 +23,13 @@ from agentfly.types import TokenRecord, Trajectory
 CHAINS = random_chains(0)
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2, 3])
 def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     """The same chains in a file of each format."""
     path = tmp_path_factory.mktemp("run") / "run.db"
     metrics = {step: {"reward/mean": step / 10, "odd": math.nan} for step in range(1, 6)}
-    if request.param == 1:
-        write_format_1(path, CHAINS, metrics)
+    if request.param < 3:
+        (write_format_1 if request.param == 1 else write_format_2)(path, CHAINS, metrics)
     else:
         with RunStore(path) as store:
             for step, split, each in CHAINS:
@@ -116,6 +116,24 @@ def check_histogram(found: Any, scores: list[float]) -> None:
         assert found.counts == [places[index] for index in range(6)]
 
 
+@pytest.mark.parametrize("chosen", [ChainFilter(), ChainFilter(split="train", outcome="finished"), ChainFilter(text="forty"),
+                                    ChainFilter(tool="search"), ChainFilter(step=2), ChainFilter(reward_low=1.0)])  # fmt: skip
+def test_an_offset_begins_the_page_at_that_place_of_the_list(reader: RunReader, chosen: ChainFilter) -> None:
+    for sort in [*SORTS, *(f"-{name}" for name in SORTS)]:
+        every = ids(reader, chosen, sort, 1000)
+        for offset in (0, 1, len(every) // 2, len(every) - 3, len(every), len(every) + 50):
+            rows, cursor = reader.page(chosen, sort, None, 5, max(0, offset))
+            assert [row.id for row in rows] == every[max(0, offset) :][:5], (sort, offset)
+            if cursor is not None:
+                rest, _ = reader.page(chosen, sort, cursor, 1000)
+                assert [row.id for row in rest] == every[max(0, offset) + 5 :]
+
+
+def test_a_search_in_whole_chains_has_no_offset(reader: RunReader) -> None:
+    with pytest.raises(ConfigError, match="give a cursor, not an offset"):
+        reader.page(ChainFilter(text="needle", in_body=True), offset=5)
+
+
 KEYS: dict[str, Callable[[Trajectory], float | None]] = {
     "reward": score, "tokens": lambda each: each.num_sampled, "turns": lambda each: len(each.turns),
     "seconds": lambda each: each.seconds,
@@ -146,7 +164,7 @@ def test_a_chain_is_found_by_the_tools_that_it_called(tmp_path: Path) -> None:
             for limit in (3, 2000):  # a rare tool, and one that many chains called
                 monkey = pytest.MonkeyPatch()
                 with monkey.context() as patch:
-                    patch.setattr("agentfly.runs.query._RARE", limit)
+                    patch.setattr("agentfly.runs.filters.RARE", limit)
                     for tool in ("add", "search", "none"):
                         wanted = [each.id for _, _, each in CHAINS if tool in called_by(each)]
                         chosen = ChainFilter(tool=tool)
@@ -188,8 +206,10 @@ def test_a_query_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
         store.add_trajectories(1, "train", [chain(f"c{number}") for number in range(3000)])
     with RunReader(tmp_path, timeout_s=-1.0) as late:
         with pytest.raises(QueryTimeout, match="narrow the filter"):
-            late.page(ChainFilter(text="zebra"))
+            late.page(ChainFilter(text="ze"))  # too short for the full-text index
         assert late.count(ChainFilter(min_tokens=0)).exact is False
+        with pytest.raises(QueryTimeout, match="for example to one step"):
+            late.histogram(ChainFilter(text="ze"))
         late.timeout_s = 30.0
         assert late.count(ChainFilter(text="zebra")).value == 0
 
@@ -236,7 +256,7 @@ def test_steps_and_groups_have_the_figures_of_their_chains(reader: RunReader) ->
         assert row.mean == pytest.approx(statistics.fmean(scores))
     assert {(row.step, row.split) for row in reader.outcomes_by_step()} == {(step, split) for step, split, _ in CHAINS}
     assert [row.step for row in reader.outcomes_by_step(after_step=4)] == [5, 5]
-    draws = {each.id: each.draw if reader.format == 2 else 0 for _, _, each in CHAINS}  # format 1 has no column for it
+    draws = {each.id: each.draw if reader.format > 1 else 0 for _, _, each in CHAINS}  # format 1 has no column for it
     for group in reader.groups(2):
         rows = reader.group(2, group.task_id, group.draw)
         wanted = [
@@ -257,7 +277,7 @@ def test_a_chain_comes_back_whole_with_its_summary(reader: RunReader) -> None:
         assert reader.trajectory(each.id) == each
         row = reader.row(each.id)
         assert (row.id, row.split, row.score, row.num_tokens) == (each.id, split, score(each), each.num_sampled)
-        if reader.format == 2:
+        if reader.format > 1:
             assert row.num_calls == sum(len(turn.calls) for turn in each.turns)
             assert (row.generate_s, row.tool_s) == (0.25 * len(each.turns), 0.5 * len(each.turns))
         assert reader.token_series(each.id).trained == (None if split == "train" else [False] * each.num_sampled)
@@ -282,15 +302,16 @@ def test_a_reader_sees_what_is_written_and_that_it_was(tmp_path: Path) -> None:
             found._opened.db.execute("DELETE FROM metrics")
 
 
-def test_a_reader_survives_the_migration_of_its_file(tmp_path: Path) -> None:
-    write_format_1(tmp_path / "run.db", CHAINS)
+@pytest.mark.parametrize("before", [1, 2])
+def test_a_reader_survives_the_migration_of_its_file(tmp_path: Path, before: int) -> None:
+    (write_format_1 if before == 1 else write_format_2)(tmp_path / "run.db", CHAINS)
     with RunReader(tmp_path) as found:
-        assert found.format == 1
-        before = found.page(limit=5)[0]
+        assert found.format == before
+        rows = found.page(limit=5)[0]
         RunStore(tmp_path / "run.db").close()
         after = found.page(limit=5)[0]
-        assert [row.id for row in after] == [row.id for row in before]
-        assert found.format == 2
+        assert [row.id for row in after] == [row.id for row in rows]
+        assert found.format == 3
         assert found.tool_names() == ["add", "search"]
 
 

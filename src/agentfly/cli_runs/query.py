@@ -62,7 +62,8 @@ def tables(path: Path) -> list[tuple[Any, ...]]:
     opened = open_readonly(path)
     try:
         names = opened.db.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' UNION SELECT name FROM sqlite_temp_master ORDER BY 1"
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB '*texts*' "  # full-text indexes
+            "UNION SELECT name FROM sqlite_temp_master ORDER BY 1"
         ).fetchall()
         return [(name, ", ".join(row[1] for row in opened.db.execute(f"PRAGMA table_info({name})"))) for (name,) in names]
     finally:

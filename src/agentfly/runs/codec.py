@@ -10,6 +10,7 @@ Images, bytes and objects are replaced by an `Opaque`. Reading uses no pickle, s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import zlib
@@ -22,6 +23,7 @@ from ..errors import ConfigError, InvariantError
 from ..types import Completion, Message, Outcome, Task, ToolCall, ToolResult, Trajectory, Turn
 from .bodies import packed
 from .bodies.opaque import SCALARS, Opaque, hashable, left_out, simplify
+from .bodies.texts import texts_of
 
 JSON_FORMAT = 1
 _RECORDS_MARK = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
@@ -79,6 +81,17 @@ def body_contains(data: bytes, needle: bytes) -> bool:
         return True
     escaped = b"" if start else json.dumps(needle.decode("utf-8", "replace"))[1:-1].encode().lower()
     return bool(escaped) and escaped in text
+
+
+def body_text(data: bytes) -> str:
+    """The texts of a stored trajectory for the full-text index; all that can be decompressed of one that cannot be read."""
+    try:
+        return texts_of(decode(data))
+    except ConfigError:
+        start = {packed.MARK: 5, _RECORDS_MARK: 1}.get(data[:1], 0)
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj().decompress(data[start:], MAX_SEARCHED).decode("utf-8", "replace")
+        return ""
 
 
 def _simplify(value: Any, field: str = "") -> Any:

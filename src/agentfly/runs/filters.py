@@ -1,13 +1,17 @@
-"""Which chains a view shows, and in what order: `ChainFilter` and `SORTS`, as SQL."""
+"""Which chains a view shows, and in what order: `ChainFilter` and `SORTS` as SQL, and the index that they are read by."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
+from .bodies.texts import clean_text as clean_text
+from .bodies.texts import match_trigrams, match_words
+from .schema import BY_OUTCOME, BY_STEP, BY_TASK, FAILED, SORTED
 
 SORTS: dict[str, str] = {
     "added": "key",
@@ -31,7 +35,8 @@ class ChainFilter:
     Rewards are total rewards of scored chains, so a chain whose world failed has none. `reward_low` and `reward_high` are
     inclusive, `reward_below` is exclusive: a bar of a histogram is `reward_low` to `reward_below`, the last one `reward_low`
     to `reward_high`. `text` is looked for in the id, the task, the prediction (300 characters) and the error, without regard
-    to case; with `in_body`, in everything that is stored of the chain: all messages, calls and results.
+    to case; with `in_body`, in everything that is stored of the chain: all messages, calls and results. There it has to begin
+    where a word begins, because words are indexed: "err" finds "error", "rror" does not.
     """
 
     step: int | None = None
@@ -56,7 +61,7 @@ class ChainFilter:
 
     @property
     def covered(self) -> bool:
-        """Whether the indexes `schema.BY_STEP` and `BY_REWARD` have all columns of the conditions."""
+        """Whether the indexes `schema.BY_STEP` and those of `schema.SORTED` have all columns of the conditions."""
         others = (self.task_id, self.draw, self.tool, self.trained, self.failed, self.text)
         return all(value is None for value in others)
 
@@ -107,30 +112,30 @@ class Order:
             raise ConfigError(f"chains cannot be sorted by {name!r}; choose one of {', '.join(SORTS)}")
         return cls(SORTS[name], sort.startswith("-"))
 
-    def sql(self, *, by_index: bool = True) -> str:
-        """The terms of ORDER BY. Without `by_index` the chains are sorted after they were read in the order of the table."""
+    def sql(self, key: str = "key", *, by_index: bool = True) -> str:
+        """The terms of ORDER BY. `key` is the expression of the key. Without `by_index` the chains are sorted after reading."""
         word, mark = "DESC" if self.descending else "ASC", "" if by_index else "+"
-        return f"{mark}key {word}" if self.column == "key" else f"{mark}{self.column} {word}, key {word}"
+        return f"{mark}{key} {word}" if self.column == "key" else f"{mark}{self.column} {word}, {mark}{key} {word}"
 
     @property
     def beyond(self) -> str:
         return "<" if self.descending else ">"
 
-    def ranges(self, cursor: Cursor | None) -> list[tuple[str, list[Any]]]:
+    def ranges(self, cursor: Cursor | None, key: str = "key") -> list[tuple[str, list[Any]]]:
         """The conditions of the parts of the list after the cursor, in order. Each part is sorted by `sql`.
 
         One range per statement keeps every page at the cost of its rows: chains with equal values are passed over by an index.
         """
         column, beyond = self.column, self.beyond
         if column == "key":
-            return [("1", [])] if cursor is None else [(f"key {beyond} ?", [cursor.key])]
+            return [("1", [])] if cursor is None else [(f"{key} {beyond} ?", [cursor.key])]
         missing = f"{column} IS NULL"
         if cursor is None:
             return [(f"{column} IS NOT NULL", []), (missing, [])]
         if cursor.value is None:
-            return [(f"{missing} AND key {beyond} ?", [cursor.key])]
+            return [(f"{missing} AND {key} {beyond} ?", [cursor.key])]
         return [
-            (f"{column} = ? AND key {beyond} ?", [cursor.value, cursor.key]),
+            (f"{column} = ? AND {key} {beyond} ?", [cursor.value, cursor.key]),
             (f"{column} {beyond} ?", [cursor.value]),
             (missing, []),
         ]
@@ -162,6 +167,90 @@ class Cursor:
         return cls(value, key)
 
 
-def clean_text(text: str) -> str:
-    """The text as SQLite can hold it: half of a surrogate pair becomes a question mark. The body keeps it."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+RARE = 2_000
+"""What fewer chains than this have is found by its own index, and the chains are then read and sorted."""
+RARE_COVERED = 20_000
+"""The same for a condition whose index has all columns of the usual filters: no chain need be read to filter it."""
+IsRare = Callable[[str, str, Sequence[Any], int], bool]
+"""Whether fewer rows than a limit match: table, condition, its values, limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the chains that match are read from: FROM and WHERE of a statement, and the expression of their key in it.
+
+    `parts` says that many rows may be read: what is only counted can be read one range of keys after the other.
+    """
+
+    tables: str
+    where: list[str]
+    values: list[Any]
+    key: str = "trajectories.key"
+    parts: bool = False
+    index: str | None = None
+
+
+def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, keys_only: bool = True) -> Source:
+    """The source of a store of format 3. `texts` says whether the store has full-text indexes.
+
+    Without `keys_only` the source has the columns of the chains, and not only their keys.
+    What few chains have is looked up in its own index, then a text in its index, then a tool. What is left is the index of the
+    order, which is read from its beginning: it has the columns of the usual filters, so 100,000 chains that do not match cost
+    about 15 ms.
+    """
+    where, values = chosen.conditions()
+    match = _match(chosen) if texts else None
+    by_key, called = order.column == "key", list[Any]()
+    if chosen.tool is not None:
+        called = [clean_text(chosen.tool)]
+        chains = f"trajectories INDEXED BY {SORTED['key']}" if replace(chosen, tool=None).covered else "trajectories"
+        both = ["calls.name = ?", "trajectories.key = calls.key", *where]
+        joined = Source(f"calls CROSS JOIN {chains}", both, [*called, *values], "calls.key", parts=True)
+        if match is None and is_rare("calls", "name = ?", called, RARE):
+            return joined
+        where = [*where, "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"]
+        values = [*values, *called]
+    if match is not None and chosen.in_body:
+        return _in_bodies(chosen, match, where, values)
+    reads = bool(chosen.text)  # whether each chain is read: its index does not have its texts
+    for index, names, limit in (
+        (BY_STEP, ("step", "step_low", "step_high"), RARE if reads else RARE_COVERED),
+        (BY_TASK, ("task_id",), RARE),
+        (SORTED["score"], ("reward_low", "reward_high", "reward_below"), RARE if reads else RARE_COVERED),
+        (SORTED["num_tokens"], ("min_tokens", "max_tokens"), RARE if reads else RARE_COVERED),
+        (BY_OUTCOME, ("outcome",), RARE),
+        (FAILED, ("failed",), RARE),
+    ):
+        own = {name: getattr(chosen, name) for name in names}
+        if any(value is not None and value is not False for value in own.values()):
+            conditions, bounds = ChainFilter(**own).conditions()
+            if is_rare(f"trajectories INDEXED BY {index}", " AND ".join(conditions), bounds, limit):
+                return Source(f"trajectories INDEXED BY {index}", where, values, index=index)
+    if match is not None:
+        where = ["summary_texts MATCH ?", "trajectories.key = summary_texts.rowid", *where]
+        return Source("summary_texts CROSS JOIN trajectories", where, [match, *values], "summary_texts.rowid", parts=True)
+    if called and by_key:
+        alone = keys_only and chosen == ChainFilter(tool=chosen.tool)
+        return Source("calls", ["calls.name = ?"], called, "calls.key", parts=True) if alone else joined
+    # The chains that were not trained are few, and the index of the advantages has that column too.
+    column = "advantage" if chosen.trained is False else order.column
+    return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=column == "key", index=SORTED[column])
+
+
+def _in_bodies(chosen: ChainFilter, match: str, where: list[str], values: list[Any]) -> Source:
+    """The index of the words, in the range of keys that the chosen steps have."""
+    steps, bounds = ChainFilter(step=chosen.step, step_low=chosen.step_low, step_high=chosen.step_high).conditions()
+    if steps:
+        own = f"FROM trajectories INDEXED BY {BY_STEP} WHERE {' AND '.join(steps)}"
+        where = [f"texts.rowid BETWEEN (SELECT min(key) {own}) AND (SELECT max(key) {own})", *where]
+        values = [*bounds, *bounds, *values]
+    where = ["texts MATCH ?", "trajectories.key = texts.rowid", *where]
+    return Source("texts CROSS JOIN trajectories", where, [match, *values], "texts.rowid", parts=True)
+
+
+def _match(chosen: ChainFilter) -> str | None:
+    """The query of the full-text index, None if it has to be looked for otherwise."""
+    if not chosen.text:
+        return None
+    text = clean_text(chosen.text)
+    return match_words(text) if chosen.in_body else match_trigrams(text)

@@ -1,8 +1,9 @@
 """Reads a run store for the views: `RunReader` answers every question of a page, a table or a plot in SQL.
 
-It reads a run that is being written, and runs of format 1, and changes neither. A list is read in pages by a cursor, never by
-an offset, so a page costs its rows wherever it lies. A statement that takes longer than `timeout_s` is interrupted and raises
-`QueryTimeout`. A count then returns what it has counted, and a search in whole chains the ones that it has found.
+It reads a run that is being written, and runs of earlier formats, and changes none. A list is read in pages by a cursor, so a
+page costs its rows wherever it lies. An offset skips rows in the index of the order (`filters.find_source`), which has the
+columns of the usual filters: 100,000 rows take 3 to 20 ms. A statement that takes longer than `timeout_s` is interrupted and
+raises `QueryTimeout`. A count then returns what it has counted, and a search for a text the chains that it has found.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
-from .filters import ChainFilter, Cursor, Order, clean_text
+from .filters import RARE, ChainFilter, Cursor, Order, Source, clean_text, find_source
 from .lock import RunState, state_of
 from .rows import (
     ChainRow,
@@ -44,20 +45,23 @@ from .rows import (
     tool_row,
     unpack_values,
 )
-from .schema import BY_REWARD, BY_STEP, WHOLE_RUN, Opened, open_readonly
+from .schema import BY_REWARD, BY_STEP, FORMAT, WHOLE_RUN, Opened, open_readonly
 
 __all__ = [
     "ChainFilter", "ChainRow", "CheckRow", "Count", "EventRow", "GroupRow", "Histogram", "Point", "RunReader", "StepRow",
     "TokenSeries", "ToolRow",
 ]  # fmt: skip
 TIMEOUT_S = 2.0
-COUNT_CAP = 100_000
+COUNT_CAP = 10_000_000
+NEWEST_STEPS = 20
+"""Steps to which a query that takes too long is proposed to be narrowed."""
 SAMPLE_ABOVE = 1_000_000
 """A histogram of more chains reads every second, third, ... of them."""
-_RARE = 2_000  # a tool or an outcome of fewer chains than this selects by its own list of chains
-_PART = 250_000  # keys that are counted between two looks at the clock
-_RANGE = 20_000  # keys whose summaries are searched between two looks at the clock
-_SCAN = 512  # chains whose bodies are searched between two looks at the clock
+_RANGE = 20_000  # keys of the first part of a search or a count; each further part is twice as large
+_SCAN = 512  # chains whose bodies are searched in the first part
+_MAX_SCAN = 8_192
+_READ = 16  # chains whose bodies one statement reads
+_LOOK = 10_000  # instructions of SQLite between two looks at the clock
 Point = tuple[int, float | None, float | None]
 """Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
 
@@ -82,7 +86,7 @@ class RunReader(Displayed):
     def _open(self) -> Opened:
         opened = open_readonly(self.path)
         opened.db.create_function("body_contains", 2, body_contains, deterministic=True)
-        opened.db.set_progress_handler(lambda: time.monotonic() > self._deadline, 10_000)
+        opened.db.set_progress_handler(lambda: time.monotonic() > self._deadline, _LOOK)
         return opened
 
     def close(self) -> None:
@@ -98,7 +102,7 @@ class RunReader(Displayed):
 
     @property
     def format(self) -> int:
-        """The format of the file: 1 or 2."""
+        """The format of the file: 1, 2 or 3."""
         return self._opened.format
 
     # ---- the run ---------------------------------------------------------------------------------------------------------
@@ -120,11 +124,10 @@ class RunReader(Displayed):
 
     def last_step(self) -> int | None:
         """The newest step that has metrics or chains."""
-        (metrics,), (chains,) = (
-            self._fetch("SELECT max(step) FROM metrics")[0],
-            self._fetch("SELECT max(step) FROM trajectories")[0],
-        )
-        return max((step for step in (metrics, chains) if step is not None), default=None)
+        # A step that has metrics is whole. The metrics themselves are in the order of their names.
+        with_metrics = "SELECT max(step) FROM metrics" if self.format == 1 else "SELECT max(step) FROM steps WHERE whole = 1"
+        found = [self._fetch(each)[0][0] for each in (with_metrics, "SELECT max(step) FROM trajectories")]
+        return max((step for step in found if step is not None), default=None)
 
     def num_chains(self) -> int:
         """All stored chains."""
@@ -202,26 +205,36 @@ class RunReader(Displayed):
         sort: str = "-added",
         cursor: str | None = None,
         limit: int = 100,
+        offset: int = 0,
     ) -> tuple[list[ChainRow], str | None]:
-        """The next chains that match, and the cursor of the page after them, None at the end.
+        """The next chains that match, and the cursor of the page after them, None at the end. `offset` of them are skipped.
 
-        A search that takes too long returns fewer chains than `limit`, perhaps none, with the cursor to go on from.
+        A search that takes too long returns fewer chains than `limit`, perhaps none, with the cursor to go on from. Raises
+        ConfigError for an offset into a search in whole chains, which reads every chain that it skips.
         """
         chosen = filter or ChainFilter()
         order, start = Order.parse(sort), None if cursor is None else Cursor.parse(cursor)
-        limit = max(1, min(limit, 1000))
+        limit, offset = max(1, min(limit, 1000)), max(0, offset)
         if chosen.text and chosen.in_body:
+            if offset:
+                raise ConfigError("a search in whole chains is read page by page: give a cursor, not an offset")
             return self._search(chosen, order, start, limit)
-        if chosen.text and order.column == "key":
+        if chosen.text and order.column == "key" and not offset:
             return self._search_summaries(chosen, order, start, limit)
-        where, values = self._where(chosen, order)
+        source = self.source(chosen, order)
         rows: list[ChainRow] = []
-        # A text may match few chains: to look for it in the order of an index would read the table in random order.
-        terms = order.sql(by_index=not chosen.text)
-        for condition, more in order.ranges(start):
+        for condition, more in order.ranges(start, source.key):
+            conditions, values = _all([condition, *source.where]), (*more, *source.values)
+            # Without its index a text may match few chains: to look for it in another order would read the table at random.
+            terms = order.sql(source.key, by_index=self.format == FORMAT or not chosen.text)
             # The inner statement sorts keys, not whole rows.
-            inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {terms} LIMIT ?"
-            rows += self._rows(f"key IN ({inner}) ORDER BY {order.sql()}", (*more, *values, limit + 1 - len(rows)))
+            inner = f"SELECT {source.key} FROM {source.tables} WHERE {conditions} ORDER BY {terms} LIMIT ? OFFSET ?"
+            outer = f"key IN ({inner}) ORDER BY {order.sql(by_index=False)}"
+            found = self._rows(outer, (*values, limit + 1 - len(rows), offset))
+            if found or not offset:
+                rows, offset = rows + found, 0
+            else:  # all of this part is skipped
+                offset -= self._fetch(f"SELECT count(*) FROM {source.tables} WHERE {conditions}", values)[0][0]
             if len(rows) > limit:
                 return rows[:limit], self._cursor(order, rows[limit - 1])
         return rows, None
@@ -230,22 +243,29 @@ class RunReader(Displayed):
         self, chosen: ChainFilter, order: Order, start: Cursor | None, limit: int
     ) -> tuple[list[ChainRow], str | None]:
         """A page of the chains whose summaries hold a text: reads one range of keys after the other until the time is up."""
-        where, values = self._where(chosen)
+        source = self.source(chosen, order)
         # Two subqueries: SQLite finds one extreme in an index at once, but reads all rows for both.
         first, last = self._fetch("SELECT (SELECT min(key) FROM trajectories), (SELECT max(key) FROM trajectories)")[0]
         if first is None:
             return [], None
         sign = -1 if order.descending else 1
         at = (last if order.descending else first) if start is None else start.key + sign
-        ends, rows = time.monotonic() + self.timeout_s, list[ChainRow]()
+        ends, rows, size = time.monotonic() + self.timeout_s, list[ChainRow](), _RANGE
         while first <= at <= last:
-            beyond = at + sign * _RANGE  # the first key of the next range
+            beyond = at + sign * size  # the first key of the next range
             bounds = (beyond + 1, at) if order.descending else (at, beyond - 1)
-            condition = _all(["key BETWEEN ? AND ?", *where])
-            rows += self._rows(f"{condition} ORDER BY {order.sql()} LIMIT ?", (*bounds, *values, limit - len(rows)))
+            conditions = _all([*source.where, f"{source.key} BETWEEN ? AND ?"])
+            inner = f"SELECT {source.key} FROM {source.tables} WHERE {conditions} ORDER BY {order.sql(source.key)} LIMIT ?"
+            values = (*source.values, *bounds, limit - len(rows))
+            try:
+                rows += self._rows(f"key IN ({inner}) ORDER BY {order.sql()}", values, ends if size > _RANGE else None)
+            except QueryTimeout:
+                if size == _RANGE:
+                    raise
+                return rows, Cursor(None, at - sign).text
             if len(rows) == limit:
                 return rows, Cursor(None, rows[-1].key).text
-            at = beyond
+            at, size = beyond, 2 * size
             if time.monotonic() > ends and first <= at <= last:
                 return rows, Cursor(None, at - sign).text
         return rows, None
@@ -254,59 +274,72 @@ class RunReader(Displayed):
         """A page of the chains whose bodies hold a text: reads the bodies in small batches until the time is up."""
         if order.column != "key":
             raise ConfigError("a search in whole chains lists them by the time they were added: sort by added or -added")
-        where, values = self._where(chosen)
+        source = self.source(chosen, order)
         needle = _needle(chosen)
         rows: list[ChainRow] = []
-        ends = time.monotonic() + self.timeout_s
+        ends, size = time.monotonic() + self.timeout_s, _SCAN
         while True:
-            condition, more = order.ranges(start)[0]
-            inner = f"SELECT key FROM trajectories WHERE {_all([condition, *where])} ORDER BY {order.sql()} LIMIT {_SCAN}"
-            keys = [key for (key,) in self._fetch(inner, (*more, *values))]
-            for key in keys:
-                start = Cursor(None, key)
-                if self._fetch("SELECT 1 FROM bodies WHERE key = ? AND body_contains(body, ?)", (key, needle)):
-                    rows += self._rows("key = ?", (key,))
-                if len(rows) >= limit or time.monotonic() > ends:
+            condition, more = order.ranges(start, source.key)[0]
+            conditions = _all([*source.where, condition])
+            inner = f"SELECT {source.key} FROM {source.tables} WHERE {conditions} ORDER BY {order.sql(source.key)} LIMIT {size}"
+            keys = [key for (key,) in self._fetch(inner, (*source.values, *more))]
+            for place in range(0, len(keys), _READ):
+                some = keys[place : place + _READ]
+                found = f"SELECT key FROM bodies WHERE key IN ({', '.join('?' * len(some))}) AND body_contains(body, ?)"
+                rows += self._rows(f"key IN ({found}) ORDER BY {order.sql()} LIMIT ?", (*some, needle, limit - len(rows)))
+                full = len(rows) == limit
+                start = Cursor(None, rows[-1].key if full else some[-1])
+                if full or time.monotonic() > ends:
                     return rows, start.text
-            if len(keys) < _SCAN:
+            if len(keys) < size:
                 return rows, None
+            size = min(2 * size, max(size, _MAX_SCAN))
 
     def count(self, filter: ChainFilter | None = None, cap: int = COUNT_CAP) -> Count:  # noqa: A002
-        """The number of chains that match, at most `cap`."""
-        chosen = filter or ChainFilter()
-        source, where, values = self._source(chosen, BY_STEP)
-        if chosen.text and chosen.in_body:
-            where.append("(SELECT body_contains(body, ?) FROM bodies WHERE bodies.key = trajectories.key)")
-            values.append(_needle(chosen))
-        newest = self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0
-        ends, found = time.monotonic() + self.timeout_s, 0
-        part = _SCAN if chosen.in_body else _PART
-        for first in range(newest, 0, -part):
-            between = ["trajectories.key BETWEEN ? AND ?"] if newest > part else []
-            bounds = (first - part + 1, first) if between else ()
-            inner = f"SELECT 1 FROM {source} WHERE {_all([*where, *between])} LIMIT ?"
-            try:
-                found += self._fetch(f"SELECT count(*) FROM ({inner})", (*values, *bounds, cap + 1 - found))[0][0]
-            except QueryTimeout:
-                return Count(found, False)
-            if found > cap or time.monotonic() > ends:
-                return Count(min(found, cap), False)
+        """The number of chains that match, at most `cap`. Not exact if counting them takes longer than `timeout_s`."""
+        found, ends = 0, time.monotonic() + self.timeout_s
+        try:
+            for part in self._count_parts(filter or ChainFilter(), cap, ends):
+                found += part
+                if found > cap:
+                    return Count(cap, False)
+        except QueryTimeout:
+            return Count(found, False)
         return Count(found, True)
+
+    def _count_parts(self, chosen: ChainFilter, cap: int, ends: float) -> Iterator[int]:
+        """Counts one range of keys after the other, each twice as large. Raises QueryTimeout if the time is up."""
+        source = self.source(chosen, Order.parse("added"), BY_STEP)
+        where, values = source.where, source.values
+        if chosen.text and chosen.in_body:
+            where = [*where, "(SELECT body_contains(body, ?) FROM bodies WHERE bodies.key = trajectories.key)"]
+            values = [*values, _needle(chosen)]
+        inner = f"SELECT 1 FROM {source.tables} WHERE {_all([*where, f'{source.key} BETWEEN ? AND ?'])} LIMIT ?"
+        newest = self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0
+        size = (_SCAN if chosen.in_body else _RANGE) if source.parts else newest + 1
+        while newest > 0:
+            if time.monotonic() > ends:
+                raise QueryTimeout(self._too_slow())
+            yield self._fetch(f"SELECT count(*) FROM ({inner})", (*values, newest - size + 1, newest, cap + 1), ends)[0][0]
+            newest, size = newest - size, 2 * size
 
     def histogram(self, filter: ChainFilter | None = None, bins: int = 20) -> Histogram:  # noqa: A002
         """The rewards of the scored chains that match. Empty if there are none; one bin if all are equal."""
         bins = max(1, min(bins, 200))
         chosen = filter or ChainFilter()
-        source, where, values = self._source(chosen, BY_REWARD)
         if chosen.text and chosen.in_body:
             raise ConfigError("a search in whole chains has no histogram: search without in_body")
+        # The chains that called a tool are in the order of their keys.
+        source = self.source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
         every = 1 + (self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0) // SAMPLE_ABOVE
         some = [f"trajectories.key % {every} = 0"] if every > 1 else []
-        condition = _all(["score IS NOT NULL", *where, *some])
-        if source.endswith(BY_REWARD):  # in the order of the rewards
-            found = dict(self._fetch(f"SELECT score, count(*) FROM {source} WHERE {condition} GROUP BY score", values))
+        condition = _all(["score IS NOT NULL", *source.where, *some])
+        if source.index == BY_REWARD:  # in the order of the rewards
+            statement = f"SELECT score, count(*) FROM {source.tables} WHERE {condition} GROUP BY score"
+            found = dict(self._fetch(statement, source.values))
         else:  # SQLite would sort all rows to group them
-            found = Counter(chain.from_iterable(self._iterate(f"SELECT score FROM {source} WHERE {condition}", values)))
+            statement = f"SELECT score FROM {source.tables} WHERE {condition}"
+            found = Counter(chain.from_iterable(self._iterate(statement, source.values)))
         if not found:
             return Histogram([], [])
         low, high = min(found), max(found)
@@ -319,15 +352,6 @@ class RunReader(Displayed):
             counts[min(bins - 1, int((score - low) * scale))] += every * count
         width = (high - low) / bins
         return Histogram([*(low + width * index for index in range(bins)), high], counts, 1 / every)
-
-    def _source(self, chosen: ChainFilter, index: str) -> tuple[str, list[str], list[Any]]:
-        """Where figures over all chains that match are read from: an index that has everything, or a tool's list of chains."""
-        if chosen.tool is not None:
-            where, values = chosen.conditions()
-            joined = "calls CROSS JOIN trajectories ON trajectories.key = calls.key AND calls.name = ?"
-            return joined, where, [clean_text(chosen.tool), *values]
-        covered = chosen.covered and chosen.step is None and self.format == 2
-        return f"trajectories INDEXED BY {index}" if covered else "trajectories", *self._where(chosen)
 
     def groups(self, step: int, split: str = "train") -> list[GroupRow]:
         """The groups of a step, in the order of their first chain."""
@@ -471,25 +495,38 @@ class RunReader(Displayed):
 
     # ---- SQL -------------------------------------------------------------------------------------------------------------
 
-    def _where(self, chosen: ChainFilter, order: Order | None = None) -> tuple[list[str], list[Any]]:
-        """The conditions of a filter. What few chains have is found by its own index, what many have while reading in order."""
+    def source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
+        """Where the chains that match are read from, in this order.
+
+        For a figure over all of them, `figures` is the index that has its columns in format 2.
+        """
+        if self.format == FORMAT:
+            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, keys_only=figures != BY_REWARD)
         where, values = chosen.conditions()
-        sorts = order is not None and order.column != "key"
-        if sorts and chosen.outcome is not None and not self._is_rare("trajectories", "outcome", chosen.outcome):
+        if figures is not None and chosen.tool is not None:
+            where = ["calls.name = ?", "trajectories.key = calls.key", *where]
+            return Source("calls CROSS JOIN trajectories", where, [clean_text(chosen.tool), *values], "calls.key", parts=True)
+        if figures is not None and self.format == 2 and chosen.covered and chosen.step is None:
+            return Source(f"trajectories INDEXED BY {figures}", where, values, parts=True, index=figures)
+        sorts = order.column != "key"
+        if sorts and chosen.outcome is not None and not self._has_few("trajectories", "outcome", chosen.outcome):
             where[where.index("outcome = ?")] = "+outcome = ?"  # the plus keeps SQLite from the index
         if chosen.tool is not None:
-            rare = self._is_rare("calls", "name", chosen.tool)
+            rare = self._has_few("calls", "name", chosen.tool)
             listed = "key IN (SELECT key FROM calls WHERE name = ?)"
             checked = "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
             where, values = [*where, listed if rare else checked], [*values, clean_text(chosen.tool)]
-        return where, values
+        return Source("trajectories", where, values, parts=True)
 
-    def _is_rare(self, table: str, column: str, value: str) -> bool:
-        statement = f"SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {column} = ? LIMIT {_RARE})"
-        return bool(self._fetch(statement, (clean_text(value),))[0][0] < _RARE)
+    def _has_few(self, table: str, column: str, value: str) -> bool:
+        return self._is_rare(table, f"{column} = ?", (clean_text(value),), RARE)
 
-    def _rows(self, condition: str, values: Sequence[Any]) -> list[ChainRow]:
-        return [chain_row(row) for row in self._fetch(f"SELECT {_COLUMNS} FROM trajectories WHERE {condition}", values)]
+    def _is_rare(self, table: str, condition: str, values: Sequence[Any], limit: int) -> bool:
+        statement = f"SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {condition} LIMIT {limit})"
+        return bool(self._fetch(statement, values)[0][0] < limit)
+
+    def _rows(self, condition: str, values: Sequence[Any], ends: float | None = None) -> list[ChainRow]:
+        return [chain_row(row) for row in self._fetch(f"SELECT {_COLUMNS} FROM trajectories WHERE {condition}", values, ends)]
 
     def _cursor(self, order: Order, row: ChainRow) -> str:
         return Cursor(None if order.column == "key" else getattr(row, order.column), row.key).text
@@ -503,21 +540,24 @@ class RunReader(Displayed):
         )
         return [value for (value,) in self._fetch(statement)]
 
-    def _fetch(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        return list(self._iterate(statement, values))
+    def _fetch(self, statement: str, values: Sequence[Any] = (), ends: float | None = None) -> list[Any]:
+        return list(self._iterate(statement, values, ends))
 
-    def _iterate(self, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        """The rows of a statement. Raises QueryTimeout, StorageError, and ConfigError for a value that SQLite cannot hold."""
+    def _iterate(self, statement: str, values: Sequence[Any] = (), ends: float | None = None) -> Iterator[Any]:
+        """The rows of a statement, which may run until `ends`, or for `timeout_s`.
+
+        Raises QueryTimeout, StorageError, and ConfigError for a value that SQLite cannot hold.
+        """
         with self._lock, self._storage():
-            self._deadline = time.monotonic() + self.timeout_s
+            self._deadline = time.monotonic() + self.timeout_s if ends is None else ends
             try:
                 yield from self._execute(statement, values)
             finally:
                 self._deadline = math.inf
 
     def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        if self.format == 1 and self._opened.db.execute("PRAGMA user_version").fetchone()[0] != 1:
-            # The trainer has migrated the file since it was opened: the views do not fit its tables.
+        if self.format != FORMAT and self._opened.db.execute("PRAGMA user_version").fetchone()[0] != self.format:
+            # The trainer has migrated the file since it was opened: views and indexes do not fit its tables.
             self._opened.close()
             self._opened = self._open()
         return self._opened.db.execute(statement, values)
@@ -530,12 +570,19 @@ class RunReader(Displayed):
             raise ConfigError(f"a number of the query is too large: {error}") from error
         except sqlite3.OperationalError as error:
             if "interrupted" in str(error):
-                raise QueryTimeout(f"the query took longer than {self.timeout_s:g} s: narrow the filter") from error
+                raise QueryTimeout(self._too_slow()) from error
             raise StorageError(f"the run store {self.path} cannot be read: {error}") from error
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.ProgrammingError):
                 raise
             raise StorageError(f"the run store {self.path} cannot be read: {error}") from error
+
+    def _too_slow(self) -> str:
+        """What to tell about a query that was interrupted, with a filter that is narrower."""
+        newest = self._opened.db.execute("SELECT max(step) FROM trajectories").fetchone()[0] or 0
+        steps = f", for example to the steps from {newest - NEWEST_STEPS} on (step_low={newest - NEWEST_STEPS})"
+        told = f"the query took longer than {self.timeout_s:g} s: narrow the filter"
+        return told + (steps if newest > NEWEST_STEPS else ", for example to one step or one task")
 
 
 def _needle(chosen: ChainFilter) -> bytes:

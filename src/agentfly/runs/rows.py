@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import StorageError
 from ..types import Trajectory
-from .filters import clean_text
+from .bodies.texts import clean_text
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 BUCKET = 1.2

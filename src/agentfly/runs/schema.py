@@ -1,14 +1,16 @@
-"""The SQLite schema of a run store, format 2, and how a file of either format is opened for reading.
+"""The SQLite schema of a run store, format 3, and how a file of any format is opened for reading.
 
     trajectories   summaries, one row per chain: everything that lists, filters and histograms read
     bodies         the encoded trajectories (`codec`), by the key of their summary
+    summary_texts, texts     full-text indexes of the summaries and of the whole chains (see `bodies.texts`)
     tokens         values per sampled token that the learner adds after the rollout, by key
     calls          which chain called which tool
     metrics, steps, step_stats, tools, checks      per step
     gauges, events, live, meta                     over time
 
-Format 1 has `metrics` without times and `trajectories` with the bodies inside. For reading, temporary views give such a file
-the tables of format 2, so every query runs on both. `migrate` rewrites the file when a run is resumed.
+Format 2 has the same tables without the full-text indexes, and fewer other indexes. Format 1 has `metrics` without times and
+`trajectories` with the bodies inside. For reading, temporary views give such a file the tables of format 2, so every query runs
+on all formats. `migrate` rewrites the file when a run is resumed.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .codec import decode
+from .codec import body_text, decode
 from .rows import ToolCounts, columns_of, step_stats, sum_tools, tool_counts, tool_values
 
-FORMAT = 2
-READABLE = (1, 2)
+FORMAT = 3
+READABLE = (1, 2, 3)
 BUSY_S = 30.0
 
 CHAIN_COLUMNS: dict[str, str] = {
@@ -91,30 +93,56 @@ _TABLES: dict[str, str] = {
     "live": "name TEXT PRIMARY KEY, t REAL NOT NULL, data TEXT NOT NULL",
 }
 EVENT_COLUMNS = ("t", "step", "kind", "who", "data")
-# A chain that is deleted takes its other records along.
+# A chain that is deleted takes its other records along. Its documents in the full-text indexes stay: to delete from an index
+# that holds no documents, SQLite needs the text again. A search looks at every chain that an index names, so the document of a
+# deleted chain finds nothing, also if its key is used again.
 TRIGGER = (
     "CREATE TRIGGER chain_deleted AFTER DELETE ON trajectories BEGIN DELETE FROM bodies WHERE key = old.key; "
     "DELETE FROM tokens WHERE key = old.key; DELETE FROM calls WHERE key = old.key; END"
 )
-INDEXES = """
-CREATE INDEX trajectories_by_step ON trajectories (step, split, outcome, score, num_tokens, num_turns);
-CREATE INDEX trajectories_by_id ON trajectories (id);
-CREATE INDEX trajectories_by_task ON trajectories (task_id, step);
-CREATE INDEX trajectories_by_outcome ON trajectories (outcome);
-CREATE INDEX trajectories_by_score ON trajectories (score);
-CREATE INDEX trajectories_by_reward ON trajectories (score, split, outcome, step, num_tokens, num_turns);
-CREATE INDEX trajectories_by_tokens ON trajectories (num_tokens);
-CREATE INDEX trajectories_by_seconds ON trajectories (seconds);
-CREATE INDEX trajectories_by_advantage ON trajectories (advantage);
-CREATE INDEX calls_by_key ON calls (key);
-CREATE INDEX events_by_kind ON events (kind, step);
-"""
+_TEXT_TABLES = (
+    "CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize='unicode61 remove_diacritics 0', columnsize=0)",
+    "CREATE VIRTUAL TABLE summary_texts USING fts5(text, content='', tokenize='trigram', detail=none, columnsize=0)",
+)
+FILTERED = ("split", "outcome", "step", "score", "num_tokens", "num_turns")
+"""Columns that every index of SORTED has: chains are filtered by them and sorted without reading the table."""
+SORTED = {
+    "key": "trajectories_by_key", "score": "trajectories_by_reward", "advantage": "trajectories_by_advantage",
+    "num_tokens": "trajectories_by_tokens", "num_turns": "trajectories_by_turns", "seconds": "trajectories_by_seconds",
+    "num_calls": "trajectories_by_calls",
+}  # fmt: skip
+"""The index of each column that chains are sorted by. Chains with equal values are in the order of their keys."""
 BY_STEP, BY_REWARD = "trajectories_by_step", "trajectories_by_reward"
 """Indexes that have all columns of the usual filters: figures over many chains read them alone, in the order of their name."""
+BY_TASK, BY_OUTCOME, FAILED = "trajectories_by_task", "trajectories_by_outcome", "trajectories_failed"
+
+
+def _sort_index(column: str) -> str:
+    more = ("num_trained",) if column == "advantage" else ()  # both are set by one UPDATE
+    columns = dict.fromkeys((column, "key", *FILTERED, *more))
+    return f"CREATE INDEX {SORTED[column]} ON trajectories ({', '.join(columns)});\n"
+
+
+INDEXES = f"""
+CREATE INDEX {BY_STEP} ON trajectories (step, split, outcome, score, num_tokens, num_turns);
+CREATE INDEX trajectories_by_id ON trajectories (id);
+CREATE INDEX {BY_TASK} ON trajectories (task_id, step);
+CREATE INDEX {BY_OUTCOME} ON trajectories (outcome);
+CREATE INDEX {FAILED} ON trajectories (key) WHERE error IS NOT NULL;
+{"".join(map(_sort_index, SORTED))}CREATE INDEX calls_by_key ON calls (key);
+CREATE INDEX events_by_kind ON events (kind, step);
+"""
 WHOLE_RUN = -1
 """The step of the rows of `tools` that count all steps."""
 INSERT_CHAIN = f"INSERT INTO trajectories (key, {', '.join(CHAIN_COLUMNS)}) VALUES (?{', ?' * len(CHAIN_COLUMNS)})"
 INSERT_BODY = "INSERT INTO bodies (key, body) VALUES (?, ?)"
+INSERT_TEXT = "INSERT INTO texts (rowid, text) VALUES (?, ?)"
+# The texts of a summary that a search looks through (`filters.SEARCHED`), as one document. Not by a trigger: SQLite would write
+# a segment of the index for every row.
+INDEX_SUMMARIES = (
+    "INSERT INTO summary_texts (rowid, text) SELECT key, id || char(10) || task_id || char(10) || prediction || char(10) || "
+    "coalesce(error, '') FROM trajectories WHERE key >= ? ORDER BY key"
+)
 INSERT_CALLS = "INSERT INTO calls (name, key, calls, errors) VALUES (?, ?, ?, ?)"
 INSERT_TOOL = (
     "INSERT OR REPLACE INTO tools (step, split, name, calls, errors, p50_s, p95_s, max_s, buckets) "
@@ -126,9 +154,25 @@ INSERT_STATS = (
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables of format 2. The caller has begun a transaction, which executescript would end."""
-    for statement in (*filter(None, map(str.strip, _schema().split(";"))), TRIGGER):
+    """Create the tables of format 3. The caller has begun a transaction, which executescript would end."""
+    for statement in (*_statements(_schema()), TRIGGER, *(_TEXT_TABLES if can_index_texts(db) else ())):
         db.execute(statement)
+
+
+def _statements(script: str) -> list[str]:
+    return [statement for part in script.split(";") if (statement := part.strip())]
+
+
+def can_index_texts(db: sqlite3.Connection) -> bool:
+    """Whether this SQLite has full-text indexes of trigrams. A store without them is searched by reading all chains."""
+    known = sqlite3.sqlite_version_info >= (3, 34)  # the tokenizer "trigram"
+    return known and db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
+
+
+def indexes_texts(db: sqlite3.Connection) -> bool:
+    """Whether a store has full-text indexes that this SQLite can read."""
+    held = db.execute("SELECT 1 FROM main.sqlite_master WHERE name = 'texts'").fetchone() is not None
+    return held and can_index_texts(db)
 
 
 def _schema() -> str:
@@ -175,11 +219,31 @@ def stats_values(step: int, split: str, chains: list[tuple[str, float | None]]) 
     return (step, split, num, scored, mean, json.dumps(quantiles), json.dumps(outcomes))
 
 
-def migrate(db: sqlite3.Connection) -> None:
-    """Rewrite a store of format 1 as format 2. The caller has begun a transaction, and has made a copy of the file.
+def migrate(db: sqlite3.Connection, found: int) -> None:
+    """Rewrite a store of an earlier format. The caller has begun a transaction, and has made a copy of the file.
 
-    The bodies stay as they are. A body that cannot be read keeps its columns of format 1.
+    The bodies stay as they are.
     """
+    if found == 1:
+        _migrate_1(db)
+    else:
+        indexes = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
+        for (name,) in indexes:
+            db.execute(f"DROP INDEX {name}")
+        for statement in (*_statements(INDEXES), *(_TEXT_TABLES if can_index_texts(db) else ())):
+            db.execute(statement)
+    if indexes_texts(db):
+        db.execute(INDEX_SUMMARIES, (0,))
+        last = -1
+        while rows := db.execute("SELECT key, body FROM bodies WHERE key > ? ORDER BY key LIMIT 256", (last,)).fetchall():
+            db.executemany(INSERT_TEXT, [(key, body_text(body)) for key, body in rows])
+            last = rows[-1][0]
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('migrated_from', ?)", (str(found),))
+    db.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def _migrate_1(db: sqlite3.Connection) -> None:
+    """A body that cannot be read keeps its columns of format 1."""
     old = (
         "DROP INDEX IF EXISTS trajectories_by_step",
         "DROP INDEX IF EXISTS trajectories_by_id",
@@ -215,7 +279,6 @@ def migrate(db: sqlite3.Connection) -> None:
             db.execute(INSERT_STATS, stats_values(step, split, chains))
     db.execute("DROP TABLE old_trajectories")
     db.execute("DROP TABLE old_metrics")
-    db.execute("INSERT INTO meta (key, value) VALUES ('migrated_from', '1')")
 
 
 def _of_body(old: dict[str, Any], body: bytes) -> tuple[dict[str, Any], dict[str, ToolCounts]]:
@@ -234,11 +297,15 @@ def _of_body(old: dict[str, Any], body: bytes) -> tuple[dict[str, Any], dict[str
 
 @dataclass(slots=True)
 class Opened:
-    """A read-only connection. `copied` is the temporary folder of the copy that it reads, if the file could not be opened."""
+    """A read-only connection. `copied` is the temporary folder of the copy that it reads, if the file could not be opened.
+
+    `texts` says whether it has full-text indexes.
+    """
 
     db: sqlite3.Connection
     format: int
     copied: Path | None = None
+    texts: bool = False
 
     def close(self) -> None:
         """Close the connection and delete the copy."""
@@ -272,15 +339,16 @@ def open_readonly(path: Path, *, timeout_s: float = BUSY_S) -> Opened:
         found = int(db.execute("PRAGMA user_version").fetchone()[0])
         if found not in READABLE:
             db.close()
-            raise ConfigError(f"{path} is a run store of format {found}, but this version reads formats 1 and {FORMAT}")
+            raise ConfigError(f"{path} is a run store of format {found}, but this version reads formats 1 to {FORMAT}")
         if found == 1:
             db.executescript(views_of_format_1())
+        texts = indexes_texts(db)
         db.execute("PRAGMA query_only = ON")
     except (sqlite3.Error, OSError) as error:
         if copied is not None:
             shutil.rmtree(copied, ignore_errors=True)
         raise ConfigError(f"{path} cannot be opened as a run store: {error}") from error
-    return Opened(db, found, copied)
+    return Opened(db, found, copied, texts)
 
 
 def _open(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:

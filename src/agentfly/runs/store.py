@@ -1,8 +1,9 @@
 """The store of one run: metrics, trajectories and all other records of it in one SQLite file (see `schema`).
 
 Each call that writes is one transaction, so a process killed at any moment leaves complete records. One process writes, from
-any of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of format 1 is
-read as it is. Opened for writing, it is copied to `run.format-1.db` and rewritten. A file of a later format is refused.
+any of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of an earlier
+format is read as it is. Opened for writing, it is copied to `run.format-1.db` (or `-2`) and rewritten. A file of a later format
+is refused.
 """
 
 from __future__ import annotations
@@ -21,21 +22,26 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from ..errors import ConfigError, StorageError
 from ..types import TokenRecord, Trajectory
+from .bodies.texts import texts_of
 from .codec import decode, encode, from_json, to_json
 from .filters import clean_text
 from .rows import MAX_PREDICTION, ToolCounts, columns_of, sum_tools, tool_counts, tool_row, tool_values
 from .schema import (
     BUSY_S,
     FORMAT,
+    INDEX_SUMMARIES,
     INSERT_BODY,
     INSERT_CALLS,
     INSERT_CHAIN,
     INSERT_STATS,
+    INSERT_TEXT,
     INSERT_TOOL,
+    READABLE,
     WHOLE_RUN,
     Opened,
     chain_values,
     create,
+    indexes_texts,
     migrate,
     open_readonly,
     stats_values,
@@ -119,18 +125,19 @@ class RunStore:
 
     def _prepare(self) -> None:
         found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if found not in (0, 1, FORMAT):
+        if found not in (0, *READABLE):
             self._db.close()
-            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads formats 1 and {FORMAT}")
+            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads formats 1 to {FORMAT}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a power cut at most the last steps
         if found == 0:
             with self.transaction() as db:
                 create(db)
-        elif found == 1:
-            self.backup(self.path.with_name(f"{self.path.stem}.format-1{self.path.suffix}"))
+        elif found != FORMAT:
+            self.backup(self.path.with_name(f"{self.path.stem}.format-{found}{self.path.suffix}"))
             with self.transaction() as db:
-                migrate(db)
+                migrate(db, found)
+        self._texts = indexes_texts(self._db)
 
     # ---- writing ---------------------------------------------------------------------------------------------------------
 
@@ -156,6 +163,7 @@ class RunStore:
         rows = [columns_of(step, split, trajectory) for trajectory in trajectories]
         bodies = [encode(trajectory) for trajectory in trajectories]
         counts = [tool_counts(trajectory) for trajectory in trajectories]
+        texts = [texts_of(trajectory) for trajectory in trajectories] if self._texts else []
         with self.transaction() as db:
             if replace:
                 _add_tools(db, WHOLE_RUN, split, _tools(db, step, split), sign=-1)
@@ -166,6 +174,9 @@ class RunStore:
             keys = range(first, first + len(rows))
             db.executemany(INSERT_CHAIN, map(chain_values, keys, rows))
             db.executemany(INSERT_BODY, zip(keys, bodies, strict=True))
+            if self._texts:
+                db.execute(INDEX_SUMMARIES, (first,))
+                db.executemany(INSERT_TEXT, zip(keys, texts, strict=True))
             named = [(name, key, each) for key, found in zip(keys, counts, strict=True) for name, each in found.items()]
             db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, key, each in named])
             called = sum_tools(counts)

@@ -113,7 +113,7 @@ FILTER = (
 MAX_SIBLINGS = 64
 MAX_COMPARED = 8
 EXPORT_BATCH = 100
-COUNT_S = 0.3
+COUNT_S = 0.15
 
 Handler = Callable[[Request], Awaitable[Response]]
 

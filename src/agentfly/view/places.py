@@ -1,6 +1,6 @@
 """Places in a list of chains: the cursor before a row number, and the row number of a chain.
 
-A row number is counted in an index where the order has one, so it costs the rows before it, but reads none of them.
+A row number is counted in the index that the list is read from, so it costs the rows before it, but reads none of them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from ..runs.filters import ChainFilter, Cursor, Order, clean_text
+from ..runs.filters import ChainFilter, Cursor, Order
 from ..runs.query import RunReader
 
 
@@ -20,15 +20,15 @@ def cursor_before(reader: RunReader, chosen: ChainFilter, sort: str, offset: int
     if offset <= 0:
         return None
     order = _order(chosen, sort)
-    where, values = _conditions(chosen)
+    source = reader.source(chosen, order)
     left, last = offset, Cursor(None, 0 if order.descending else 1 << 62)
-    for condition, more in order.ranges(None):
-        both = " AND ".join([condition, *where])
-        column = "NULL" if order.column == "key" else order.column
-        statement = f"SELECT {column}, key FROM trajectories WHERE {both} ORDER BY {order.sql()} LIMIT 1 OFFSET ?"
-        if found := reader._fetch(statement, (*more, *values, left - 1)):
+    column = "NULL" if order.column == "key" else order.column
+    for condition, more in order.ranges(None, source.key):
+        rows = f"FROM {source.tables} WHERE {' AND '.join([condition, *source.where])}"
+        statement = f"SELECT {column}, {source.key} {rows} ORDER BY {order.sql(source.key)} LIMIT 1 OFFSET ?"
+        if found := reader._fetch(statement, (*more, *source.values, left - 1)):
             return Cursor(*found[0]).text
-        left -= reader._fetch(f"SELECT count(*) FROM trajectories WHERE {both}", (*more, *values))[0][0]
+        left -= reader._fetch(f"SELECT count(*) {rows}", (*more, *source.values))[0][0]
     return last.text
 
 
@@ -38,23 +38,16 @@ def place_of(reader: RunReader, chosen: ChainFilter, sort: str, id: str) -> int 
     Raises ConfigError if there is no such chain, and for a search in whole chains.
     """
     order, row = _order(chosen, sort), reader.row(id)
-    where, values = _conditions(chosen)
-    if not reader._fetch(f"SELECT 1 FROM trajectories WHERE {' AND '.join(['key = ?', *where])}", (row.key, *values)):
+    source = reader.source(chosen, order)
+    own = " AND ".join([f"{source.key} = ?", *source.where])
+    if not reader._fetch(f"SELECT 1 FROM {source.tables} WHERE {own}", (row.key, *source.values)):
         return None
     value = None if order.column == "key" else getattr(row, order.column)
     count = 0
-    for condition, more in _ranges_before(order, value, row.key):
-        both = " AND ".join([condition, *where])
-        count += reader._fetch(f"SELECT count(*) FROM trajectories WHERE {both}", (*more, *values))[0][0]
+    for condition, more in _ranges_before(order, value, row.key, source.key):
+        both = " AND ".join([condition, *source.where])
+        count += reader._fetch(f"SELECT count(*) FROM {source.tables} WHERE {both}", (*more, *source.values))[0][0]
     return count
-
-
-def _conditions(chosen: ChainFilter) -> tuple[list[str], list[Any]]:
-    where, values = chosen.conditions()
-    if chosen.tool is None:
-        return where, values
-    called = "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
-    return [*where, called], [*values, clean_text(chosen.tool)]
 
 
 def _order(chosen: ChainFilter, sort: str) -> Order:
@@ -63,11 +56,11 @@ def _order(chosen: ChainFilter, sort: str) -> Order:
     return Order.parse(sort)
 
 
-def _ranges_before(order: Order, value: float | None, key: int) -> list[tuple[str, list[Any]]]:
+def _ranges_before(order: Order, value: float | None, key: int, name: str) -> list[tuple[str, list[Any]]]:
     """The conditions of the parts of a list before a row. Chains without a value come last."""
     column, before = order.column, ">" if order.descending else "<"
     if column == "key":
-        return [(f"key {before} ?", [key])]
+        return [(f"{name} {before} ?", [key])]
     if value is None:
-        return [(f"{column} IS NOT NULL", []), (f"{column} IS NULL AND key {before} ?", [key])]
-    return [(f"{column} {before} ?", [value]), (f"{column} = ? AND key {before} ?", [value, key])]
+        return [(f"{column} IS NOT NULL", []), (f"{column} IS NULL AND {name} {before} ?", [key])]
+    return [(f"{column} {before} ?", [value]), (f"{column} = ? AND {name} {before} ?", [value, key])]
