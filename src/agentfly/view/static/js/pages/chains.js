@@ -72,7 +72,7 @@ export default function Chains({ run, about, query }) {
         ${rows.error ? html`<${Failure} error=${rows.error} retry=${rows.reload} />` : rows.list.length === 0 && rows.done && rows.first ? html`<${Empty} title=${`There is no row ${num(rows.first + 1)}.`}>${total.total === null ? "" : `The list has ${total.exact ? "" : "more than "}${count(total.total, "row")}.`}<//>`
           : rows.list.length === 0 && rows.done ? html`<${Empty} title="No chain matches.">${Object.keys(filter).length ? "Loosen or clear the filter." : "Chains appear here as they end."}<//>`
           : html`<div class="chain-row chain-head" aria-hidden="true"><span>Task</span><span class="wide-only n">Step</span><span>Outcome</span><span>Reward</span><span class="n wide-only">Advantage</span><span class="wide-only">Prediction</span><span class="n wide-only">Turns</span><span class="n wide-only">Tokens</span><span class="n wide-only">Time</span></div>
-            <${VirtualList} total=${rows.list.length} height=${44} cursor=${rows.current ? cursor : null} reset=${place} above=${rows.above} label="Chains" className="chain-list"
+            <${VirtualList} total=${rows.list.length} height=${44} cursor=${rows.current ? cursor : null} reset=${rows.key} above=${rows.above} label="Chains" className="chain-list"
               row=${(index) => drawn(rows.list[index], index === cursor)}
               onRange=${(first, last, row) => {
                 seen.current = [first, last];
