@@ -61,7 +61,7 @@ export default function Chains({ run, about, query }) {
     return kept.current.get(row);
   };
   const pick = (from, to, last) => refine(from === null ? { low: null, high: null, below: null } : { low: from, high: last ? to : null, below: last ? null : to });
-  return html`<header class="page-head"><div><h1>Chains</h1><p class="sub tnum" aria-live="polite">${rows.total === null ? " " : `${rows.exact ? "" : "more than "}${count(rows.total, "chain")}`}${Object.keys(filter).length ? " match the filter" : ""}</p></div>
+  return html`<header class="page-head"><div><h1>Chains</h1><p class="sub tnum" aria-live="polite">${total.total === null ? " " : `${total.exact ? "" : "more than "}${count(total.total, "chain")}`}${Object.keys(filter).length ? " match the filter" : ""}</p></div>
       <div class="tools bottom">${!query.in && html`<${Jump} top=${top.current} first=${rows.first} total=${total} onRow=${jump} />`}<${Select} label="Sort" value=${sort} options=${query.in === "body" ? SORTS.slice(0, 2) : SORTS} onPick=${(next) => refine({ sort: next === "-added" ? null : next })} />
         ${Object.keys(filter).length > 0 && html`<a class="button" href=${runPath(run, "chains")}>Clear filter</a>`}
         <a class="button" href=${apiUrl(runApi(run, "export"), { ...filter, format: "jsonl" })} download>Export JSONL</a></div></header>
