@@ -140,6 +140,15 @@ class Order:
             (missing, []),
         ]
 
+    def ranges_before(self, cursor: Cursor, key: str = "key") -> list[tuple[str, list[Any]]]:
+        """The conditions of the parts of the list before the cursor. Chains without a value come last."""
+        column, before = self.column, ">" if self.descending else "<"
+        if column == "key":
+            return [(f"{key} {before} ?", [cursor.key])]
+        if cursor.value is None:
+            return [(f"{column} IS NOT NULL", []), (f"{column} IS NULL AND {key} {before} ?", [cursor.key])]
+        return [(f"{column} {before} ?", [cursor.value]), (f"{column} = ? AND {key} {before} ?", [cursor.value, cursor.key])]
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
