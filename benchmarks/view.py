@@ -391,9 +391,11 @@ def main() -> None:
                 seconds = make_run(path, arguments.chains // arguments.times)
                 if arguments.times > 1:
                     multiply(path, arguments.times)
-                size = (path / "run.db").stat().st_size
-                figures |= {"chains": arguments.chains, "made_in_s": round(seconds, 1), "mib": round(size / 2**20)}
-                print(f"{arguments.chains:,} chains written in {seconds:.0f} s, {size / 2**20:,.0f} MiB")
+                figures["made_in_s"] = round(seconds, 1)
+                print(f"written in {seconds:.0f} s")
+            with RunReader(path) as reader:
+                figures |= {"chains": reader.num_chains(), "mib": reader.path.stat().st_size >> 20}
+            print(f"{figures['chains']:,} chains, {figures['mib']:,} MiB")
             figures["load"] = round(os.getloadavg()[0], 1)
             figures["queries"] = time_queries(path, arguments.repeats)
             figures["answers"] = asyncio.run(time_answers(path, arguments.repeats))
