@@ -7,6 +7,9 @@ The reward is the mean over the last quarter of the steps. The age of tokens is 
 
     python benchmarks/async.py --json out.json           # modes sync, wait and mask; three seeds
     python benchmarks/async.py --median-s 0 --modes sync wait --model smollm2 --device cuda   # tools that take no time
+    python benchmarks/async.py --recipe smollm2_code --modes sync wait --seeds 1 --tasks 16   # a recipe, with its own tools
+
+With --recipe the task, the tools and the learning rate are the recipe's; --model, --median-s and --sigma do not apply.
 """
 
 from __future__ import annotations
@@ -62,8 +65,24 @@ def slow_tools(median_s: float, sigma: float, seed: int) -> list[Any]:
     return [slow(each) for each in (add, subtract, multiply)]
 
 
-def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """Train once. Returns the figures of the run."""
+def train_recipe(mode: str, seed: int, options: argparse.Namespace, progress: Progress, folder: str) -> Any:
+    """Train what the recipe describes, with the mode's keys."""
+    keys: dict[str, Any] = {
+        "seed": seed, "run.dir": folder, "run.name": "run", "run.trackers": ["jsonl"],
+        "rollout.num_tasks": options.tasks, "rollout.num_chains": 8,
+        "train.steps": options.steps, "train.save_every": 0, "train.validate_every": 0, "train.validate_at_start": False,
+        "data.validation_count": 16, **{f"rollout.{key}": value for key, value in MODES[mode].items()},
+    }  # fmt: skip
+    if options.device:
+        keys["agent.engine.device"] = options.device
+    return agentfly.train(
+        agentfly.Config.load(options.recipe, [f"{key}={json.dumps(value)}" for key, value in keys.items()] + options.set),
+        progress=progress,
+    )
+
+
+def train_arithmetic(mode: str, seed: int, options: argparse.Namespace, progress: Progress, folder: str) -> Any:
+    """Train the two-call arithmetic task with slow tools."""
     agent = agentfly.ReactAgent(
         options.model,
         tools=slow_tools(options.median_s, options.sigma, seed),
@@ -72,33 +91,39 @@ def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
         sampling={"max_tokens": 64},
         **({"engine": {"device": options.device}} if options.device else {}),
     )
+    return agentfly.train(
+        agent,
+        "arithmetic",
+        run={"dir": folder, "name": "run"},
+        progress=progress,
+        seed=seed,
+        train_count=4000,
+        validation_count=16,
+        validate_at_start=False,
+        validate_every=0,
+        steps=options.steps,
+        save_every=0,
+        num_tasks=options.tasks,
+        num_chains=8,
+        lr=2e-4,
+        warmup_steps=3,
+        max_tokens_per_batch=4096,
+        clip_high=0.28,
+        **MODES[mode],
+    )
+
+
+def run(mode: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """Train once. Returns the figures of the run."""
     started: list[float] = []
 
     class Timed(Quiet):
         def step(self, step: int, metrics: Any) -> None:
             started.append(time.perf_counter())
 
+    train = train_recipe if options.recipe else train_arithmetic
     with tempfile.TemporaryDirectory() as folder:
-        result = agentfly.train(
-            agent,
-            "arithmetic",
-            run={"dir": folder, "name": "run"},
-            progress=Timed(options.steps),
-            seed=seed,
-            train_count=4000,
-            validation_count=16,
-            validate_at_start=False,
-            validate_every=0,
-            steps=options.steps,
-            save_every=0,
-            num_tasks=options.tasks,
-            num_chains=8,
-            lr=2e-4,
-            warmup_steps=3,
-            max_tokens_per_batch=4096,
-            clip_high=0.28,
-            **MODES[mode],
-        )
+        result = train(mode, seed, options, Timed(options.steps), folder)
     history = result.history
     tail = history[-max(1, len(history) // 4) :]
     # Without the first step, which has nothing to overlap with in any mode.
@@ -123,8 +148,12 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=1.0, help="sigma of the log-normal distribution")
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--device", default="")
+    parser.add_argument("--recipe", help="train this recipe instead of arithmetic with slow tools")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a config key, with --recipe")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.set and not options.recipe:
+        parser.error("--set needs --recipe")
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
     for seed in range(options.seeds):
         for mode in options.modes:  # modes in turn, so that a busy machine slows all of them down

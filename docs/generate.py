@@ -132,6 +132,7 @@ EXTRAS = {
     "plot": "`agentfly plot` to .png and .pdf files (.svg needs nothing)",
     "pandas": "`to_pandas()` of results and runs",
     "vllm": "vLLM as the sampler, in this process",
+    "ray": "samplers, environment hosts and learner ranks over the nodes of a Ray cluster (`cluster.address`)",
     "verl": 'verl as the backend (`backend = "verl"`); see [scale.md](scale.md) for the wheels',
     "smollm2": "the model SmolLM2-135M",
     "scienceworld": "the world ScienceWorld, with its Java runtime",

@@ -5,7 +5,7 @@
     agentfly sft [CONFIG] [key=value ...]
     agentfly runs | show | compare | plot | export | export-model | query | chat | doctor     (see cli_runs)
     agentfly view [RUNS_DIR]                                      (see view/command.py)
-    agentfly verl print-config | plan                             (see cli_scale.py)
+    agentfly verl print-config | plan | cluster status            (see cli_scale.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
     agentfly fetch smollm2
@@ -197,7 +197,7 @@ def _load(arguments: argparse.Namespace) -> Config:
 def _train(arguments: argparse.Namespace) -> int:
     from .config import Config
     from .learn.ranks.environment import read_place
-    from .training.ranks.supervisor import report_to_supervisor, supervise
+    from .training.ranks.supervisor import report_to_supervisor, supervise_run
 
     report_to_supervisor()
     _separate_config(arguments)
@@ -219,7 +219,7 @@ def _train(arguments: argparse.Namespace) -> int:
         return _dry_run(config) if config.backend == "local" else cli_scale.print_verl(config)
     place = read_place()
     if place is None and config.learner.ranks > 1:
-        return supervise(arguments.words, config.learner.ranks, config.fault.restarts, config.run.threads)
+        return supervise_run(arguments.words, config)
     if place is not None and place.rank > 0:
         return _follow(config)
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Beyond one device: `agentfly plan` says what a run would take, `agentfly verl print-config` what verl would run."""
+"""Beyond one device: what a run would take (`plan`), what verl would run (`verl`), and who uses a Ray cluster (`cluster`)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def add_parsers(commands: Any) -> None:
     plan.add_argument("--turn-cpu-s", type=float, default=0.001, metavar="S", help="CPU seconds of the environment per turn")
     plan.add_argument("--cores", type=int, metavar="N", help="CPU cores for environments; without, two per GPU")
     plan.set_defaults(run=_plan)
+
+    cluster = commands.add_parser("cluster", help="nodes of a Ray cluster, and what runs have placed there")
+    cluster.add_argument("verb", choices=("status",))
+    cluster.add_argument("--address", default="auto", help='host:port of its head, or "auto" on one of its nodes')
+    cluster.add_argument("--json", action="store_true", help="print JSON")
+    cluster.set_defaults(run=_cluster)
 
 
 def _takes_config(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +80,18 @@ def _plan(arguments: argparse.Namespace) -> int:
         cores=arguments.cores,
     )
     print(show_plan(made), end="")
+    return 0
+
+
+def _cluster(arguments: argparse.Namespace) -> int:
+    import json
+
+    from .ext.ray_cluster import Cluster
+    from .training.cluster.status import read_status, show_status
+
+    with Cluster.connect(arguments.address, timeout_s=10.0) as cluster:
+        status = read_status(cluster)
+    print(json.dumps(status, indent=2) if arguments.json else show_status(status), end="\n" if arguments.json else "")
     return 0
 
 

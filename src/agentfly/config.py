@@ -186,6 +186,8 @@ class LearnerSettings:
     )
     reduce: Literal["float32", "bfloat16"] = setting("float32", "precision in which gradients are added up over ranks")
     timeout_s: float = setting(600.0, "seconds that a rank waits for the others in one exchange before the run fails", above=0)
+    cpus: float = setting(1.0, "CPUs that each rank reserves on its node of the Ray cluster (cluster.address)", low=0)
+    memory_gib: float = setting(0.0, "memory that each rank reserves on its node of the Ray cluster", low=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "learner.")
@@ -214,6 +216,8 @@ class SamplerSettings:
         "learner's devices, also a single one in a process) or own (in processes, on GPUs that the learner does not use)",
     )
     gpus: int = setting(1, "GPUs of each replica if place is own; the engines sample on one", low=1, high=1)
+    cpus: float = setting(1.0, "CPUs that each replica reserves on its node of the Ray cluster (cluster.address)", low=0)
+    memory_gib: float = setting(0.0, "memory that each replica reserves on its node of the Ray cluster", low=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "sampler.")
@@ -226,10 +230,23 @@ class SamplerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """The connection between the trainer and its worker processes."""
+    """The machines and worker processes of a run: where they are, and how the trainer watches them."""
 
+    address: str | None = setting(
+        None,
+        'the Ray cluster that samplers, environment hosts and learner ranks are placed on: host:port of its head, or "auto" on '
+        "one of its nodes; when not set, everything runs on this machine, without Ray",
+    )
+    env_hosts: int = setting(
+        0, "processes over the nodes of the cluster that hold the environments; 0: environments live beside their chains", low=0
+    )
+    env_cpus: float = setting(1.0, "CPUs that each environment host reserves on its node", low=0)
+    env_memory_gib: float = setting(0.0, "memory that each environment host reserves on its node", low=0)
     health_s: float = setting(
-        6.0, "seconds of silence after which a worker process counts as dead; its chains run again in another", above=0.5
+        6.0,
+        "seconds of silence after which a worker process, or a node of the cluster, counts as dead; its chains run again in "
+        "another",
+        above=0.5,
     )
 
     def __post_init__(self) -> None:
@@ -341,6 +358,7 @@ class Config:
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         config.check_ranks(config.learner.ranks)
         _check_sampler(config)
+        _check_cluster(config)
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")
@@ -383,13 +401,8 @@ def _changed(section: Any) -> list[str]:
 
 
 def _check_sampler(config: Config) -> None:
-    """Raises ConfigError for keys of [sampler] and [cluster] that the engine cannot serve, or that have no effect."""
+    """Raises ConfigError for keys of [sampler] that the engine cannot serve."""
     if not config.sampler.in_processes:
-        if config.cluster != ClusterSettings():
-            raise ConfigError(
-                'cluster.health_s has no effect without worker processes: set sampler.replicas or sampler.place = "process", '
-                "or remove it"
-            )
         return
     engine = engine_options(config.agent.engine)
     if engine.get("kind") == "openai" or config.agent.model.startswith("openai:"):
@@ -397,6 +410,37 @@ def _check_sampler(config: Config) -> None:
             "sampler.replicas and sampler.place are for engines that run in processes of this framework; this engine is a "
             "server, which manages its replicas itself: remove them"
         )
+
+
+def _check_cluster(config: Config) -> None:
+    """Raises ConfigError for keys of the Ray cluster, and of worker processes, that have no effect."""
+    cluster, default = config.cluster, ClusterSettings()
+    ranks = config.learner.ranks > 1
+    remote = cluster.address is not None
+    uses = config.sampler.in_processes or cluster.env_hosts > 0 or ranks
+    if remote and not uses and config.backend != "verl":
+        raise ConfigError(
+            'cluster.address has no effect: set sampler.place = "process", sampler.replicas, cluster.env_hosts or '
+            "learner.ranks, which are placed on the cluster, or remove it"
+        )
+    if cluster.health_s != default.health_s and not config.sampler.in_processes and not (remote and uses):
+        raise ConfigError(
+            'cluster.health_s has no effect without worker processes: set sampler.replicas or sampler.place = "process", '
+            "or remove it"
+        )
+    if cluster.env_hosts and not remote:
+        raise ConfigError("cluster.env_hosts needs a Ray cluster: set cluster.address, or remove it")
+    for name in ("env_cpus", "env_memory_gib"):
+        if getattr(cluster, name) != getattr(default, name) and not cluster.env_hosts:
+            raise ConfigError(f"cluster.{name} has no effect without cluster.env_hosts: set that, or remove it")
+    for section, placed, needed in (
+        ("sampler", config.sampler.in_processes, 'sampler.place = "process" or sampler.replicas'),
+        ("learner", ranks, "learner.ranks"),
+    ):
+        for name in set(_changed(getattr(config, section))) & {"cpus", "memory_gib"}:
+            if not (remote and placed):
+                missing = "cluster.address" if not remote else needed
+                raise ConfigError(f"{section}.{name} has no effect without {missing}: set that, or remove it")
 
 
 SECTIONS = tuple(name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint))

@@ -38,6 +38,7 @@ EXTRAS = {
     "scienceworld": "scienceworld",
     "vllm": "vllm",
     "verl": "verl",
+    "ray": "ray",
     "redis": "search",
     "faiss": "faiss",
     "HanTa": "webshop",

@@ -48,7 +48,7 @@ def quick_init(cls: type[_Class]) -> type[_Class]:
     given: Any = cls
     names: dict[str, Any] = {"unset": _Factory()}
     parameters, lines = ["self"], []
-    for each in sorted(fields(given), key=lambda each: each.kw_only):
+    for each in sorted(fields(given), key=lambda each: bool(each.kw_only)):
         if each.kw_only and "*" not in parameters:
             parameters.append("*")
         names[f"set_{each.name}"] = getattr(cls, each.name).__set__

@@ -562,3 +562,49 @@ def test_a_row_without_tokens_gives_zeros() -> None:
     assert torch.isfinite(out).all()
     assert out[1].abs().max() == 0
     assert out[0].abs().max() > 0
+
+
+ROWS = """
+import asyncio
+from agentfly.engines.local import decode_batch, paged_scheduler
+from agentfly.kernels import decode
+from tests.engines.tiny import ask, make_model, prompt_of, run
+
+DRAWS = [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.8}]
+paged_scheduler.LAUNCHES_AHEAD = {"cpu": 1}
+model, applied = make_model(), []
+
+async def chain(engine, number):
+    said, prompt = [], prompt_of(20 + 9 * number, number)
+    for turn in range(2):
+        options = DRAWS[(number + turn) % 3]
+        got = await ask(engine, prompt, f"chain {number}", max_tokens=12 + 60 * (number == 6), seed=number, **options)
+        said.append((got.token_ids, got.stop, [round(each, 4) for each in got.logprobs]))
+        prompt = [*prompt, *got.token_ids, *prompt_of(7, turn + 50)]
+    return said
+
+async def work(engine):
+    return await asyncio.gather(*(chain(engine, number) for number in range(7)))
+
+want = run(work, model, cache="pages", max_step_tokens=48, max_batch=5)
+apply = decode.apply_changes
+decode.apply_changes = lambda changes, counts, *rest, **names: (applied.append(counts), apply(changes, counts, *rest, **names))
+decode_batch.find_kernels = lambda name, device: decode
+got = run(work, model, cache="pages", max_step_tokens=48, max_batch=5)
+assert got == want, (got, want)
+assert all(map(any, zip(*applied))), applied  # rows were added, windows and pages uploaded, rows removed
+print("equal")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernels_of_the_rows_do_what_torch_does() -> None:
+    """A whole engine in Triton's interpreter: changes are applied, steps begun and ended as without kernels."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROWS],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.stdout.strip() == "equal", done.stderr

@@ -15,7 +15,7 @@ from agentfly.learn.head import head_scores
 from agentfly.learn.algorithms.losses import entropy
 
 torch.manual_seed(0)
-for temperature, chunk, loud in ((1.0, 3, 1.0), (0.7, 100, 20.0)):
+for temperature, chunk, loud in ((1.0, 3, 1.0), (0.7, None, 20.0)):
     hidden = torch.randn(8, 6, requires_grad=True)
     weight = (loud * torch.randn(5000, 6)).requires_grad_()
     targets, push = torch.randint(0, 5000, (8,)), torch.randn(8)
@@ -23,12 +23,18 @@ for temperature, chunk, loud in ((1.0, 3, 1.0), (0.7, 100, 20.0)):
     want = torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]
     wanted = torch.autograd.grad((want * push).sum(), [hidden, weight])
     got, entropies = head_scores(hidden, weight, targets, temperature, chunk)
-    grads = torch.autograd.grad((got * push).sum(), [hidden, weight])
+    assert list(got.grad_fn.kept) == [0]  # the logits of the first chunk are kept, those of the others computed again
+    grads = torch.autograd.grad((got * push).sum(), [hidden, weight], retain_graph=True)
+    assert not got.grad_fn.kept
+    again = torch.autograd.grad((got * push).sum(), [hidden, weight])
     assert (got - want).abs().max() < 1e-4, (got, want)
     assert (entropies - entropy(logits)).abs().max() < 1e-4, (entropies, entropy(logits))
     assert not entropies.requires_grad
-    for ours, theirs in zip(grads, wanted):
+    for ours, theirs in (*zip(grads, wanted), *zip(again, wanted)):
         assert (ours - theirs).abs().max() < 1e-4 * max(1.0, float(theirs.abs().max()))
+with torch.no_grad():
+    scores, _ = head_scores(hidden, weight, targets, 1.0, None)
+    assert scores.grad_fn is None
 print("equal")
 """
 

@@ -18,6 +18,7 @@ from test_run_store import chain
 
 from agentfly.errors import ConfigError, StorageError
 from agentfly.runs import RunStore, StoreWriter
+from agentfly.runs import writer as writer_module
 from agentfly.types import Trajectory
 
 WAIT_S = 60.0
@@ -150,6 +151,49 @@ def test_chains_added_one_by_one_share_a_transaction_and_a_replacement_does_not(
     joined = [f"c{number}" for number in range(100)]
     assert store.calls == [["old"], joined[:64], joined[64:], ["v"], ["new"], 1]
     assert sorted(row.id for row in store.rows()) == ["new", "v"]
+
+
+def test_a_deferred_write_waits_for_the_end_of_the_context(store: SlowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "DEFER_S", 600.0)
+    store.gate.set()
+    with StoreWriter(store) as writer:
+        with writer.deferring():
+            writer.put_trajectories(1, "train", chains("a"))
+            writer.put_trajectories(1, "train", chains("b"))
+            assert not store.entered.wait(0.2)
+        assert store.entered.wait(WAIT_S)
+        writer.flush()
+        assert store.calls == [["a", "b"]]
+
+
+def test_a_deferred_write_does_not_wait_longer_than_it_may(store: SlowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "DEFER_S", 0.05)
+    store.gate.set()
+    with StoreWriter(store) as writer, writer.deferring():
+        writer.put_trajectories(1, "train", chains("a"))
+        assert store.entered.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("why", ["flush", "drained", "half full", "close"])
+def test_a_deferred_write_does_not_hold_up_who_waits_for_it(
+    store: SlowStore, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(writer_module, "DEFER_S", 600.0)
+    store.gate.set()
+    writer = StoreWriter(store, max_pending=3)
+    with writer.deferring():
+        writer.put_trajectories(1, "train", chains("a"))
+        if why == "flush":
+            writer.flush()
+        elif why == "drained":
+            asyncio.run(asyncio.wait_for(writer.drained(), WAIT_S))
+        elif why == "half full":
+            writer.put_trajectories(1, "train", chains("b"))
+        else:
+            writer.close()
+        assert store.entered.wait(WAIT_S)
+    writer.close()
+    assert [each.id for each in store.trajectories()] == (["a", "b"] if why == "half full" else ["a"])
 
 
 def test_flush_waits_for_what_was_added_before_it(store: SlowStore) -> None:

@@ -29,6 +29,7 @@ def zygote() -> subprocess.Popen[bytes]:
 
 
 class ForkLauncher:
+    takes_long = False
     pids: ClassVar[list[int]] = []
     """All processes that were started, in order."""
     refuse = False
@@ -58,6 +59,8 @@ class ForkLauncher:
 
 
 class Forked:
+    node = ""
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
 

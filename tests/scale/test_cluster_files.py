@@ -55,3 +55,44 @@ def test_the_number_of_machines_is_that_of_the_keys() -> None:
     assert int(nodes) == int(replicas) + 1  # the head has GPUs, too
     config = Config.load(None, ["backend=verl", f"verl.nodes={nodes}", 'verl.overrides=["+ray_kwargs.ray_init.address=auto"]'])
     assert config.verl.nodes == 8
+
+
+def test_a_ray_cluster_has_room_for_its_ranks_and_replicas() -> None:
+    text = (FOLDER / "slurm_ray.sbatch").read_text()
+    (nodes,), (gpus,) = re.findall(r"--nodes=(\d+)\n", text), re.findall(r"--gpus-per-node=(\d+)", text)
+    (cpus,) = re.findall(r"--cpus-per-task=(\d+)", text)
+    config = _config_of(text)
+    assert config.cluster.address is not None
+    assert config.learner.ranks + config.sampler.replicas == int(nodes) * int(gpus)
+    needed = config.learner.ranks * config.learner.cpus + config.sampler.replicas * config.sampler.cpus
+    assert needed <= int(nodes) * int(cpus)
+
+
+def test_the_pods_of_a_ray_cluster_wait_for_each_other_and_close_their_ports() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (FOLDER / "kubernetes_ray.yaml").read_text()
+    job, service, policy = yaml.safe_load_all(text)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    script = container["args"][0]
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+    program = script.partition("<<'END'")[2].partition("\n")[2].partition("\nEND")[0]
+    compile(program, "wait", "exec")
+    count = job["spec"]["completions"]
+    assert f"< {count} and" in program
+    assert job["spec"]["parallelism"] == count
+    name = job["metadata"]["name"]
+    assert f"head={name}-0.{service['metadata']['name']}:6379" in script
+    assert pod["subdomain"] == service["metadata"]["name"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
+    assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {each["name"] for each in container["env"]}
+    config = _config_of(script)
+    assert config.learner.ranks + config.sampler.replicas == count * container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def _config_of(text: str) -> Config:
+    """The config of the command that starts a run over a Ray cluster, which must be free of keys without effect."""
+    found = re.findall(r"\b((?:cluster|learner|sampler)\.\w+)=([\w.]+|\"\$\w+:\$\w+\")", text)
+    return Config.load(None, [f"{key}={value.strip(chr(34))}" for key, value in dict(found).items()])

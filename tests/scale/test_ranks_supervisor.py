@@ -1,17 +1,28 @@
-"""The supervisor's decisions, with shell scripts in the place of ranks."""
+"""The supervisor's decisions, and the keeper of a rank on another node, with scripts in the place of ranks."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
+import socket
 import stat
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from agentfly.training.ranks import supervisor
-from agentfly.training.ranks.supervisor import cpu_seconds, supervise
+from agentfly.errors import EngineError, RankError
+from agentfly.training.ranks import process, supervisor
+from agentfly.training.ranks.process import LocalRank, cpu_seconds, interface_of, start_rank
+from agentfly.training.ranks.supervisor import LocalRanks, supervise
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 
@@ -60,8 +71,10 @@ def test_a_lost_rank_restarts_all_at_most_so_many_times(run, capfd: pytest.Captu
 
 
 def test_the_killed_rank_is_named_and_not_the_one_that_lost_it(run, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(f"exit {supervisor.RANK_LOST}", "kill -9 $$", 0) == (1, 1)
-    assert "rank" in capfd.readouterr().err
+    assert run(f"exit {process.RANK_LOST}", "sleep 0.4; kill -9 $$", 0) == (1, 1)
+    assert "supervisor: rank 1 was killed by SIGKILL; the run was restarted 0 times" in capfd.readouterr().err
+    assert run("exit 1", "sleep 0.4; kill -9 $$", 0) == (1, 2)
+    assert "supervisor: rank 1 was killed by SIGKILL" in capfd.readouterr().err
 
 
 def test_a_restarted_run_may_end_well(run) -> None:
@@ -74,24 +87,209 @@ def test_without_restarts_a_lost_rank_ends_the_run(run) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_stopped_rank_is_frozen(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SILENT_S", 1.0)
+    monkeypatch.setattr(process, "SILENT_S", 1.0)
     assert run("sleep 30", "kill -STOP $$", 0) == (1, 1)
     assert cpu_seconds(os.getpid()) is not None
 
 
 def test_a_silent_rank_is_frozen_only_if_it_uses_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, used = [100.0], [1.0]
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(supervisor, "cpu_seconds", lambda _: used[0])
-    rank = supervisor.Rank(1, SimpleNamespace(pid=1, poll=lambda: None), None)  # type: ignore[arg-type]
+    monkeypatch.setattr(process.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(process, "cpu_seconds", lambda _: used[0])
+    rank = LocalRank(1, SimpleNamespace(pid=1, poll=lambda: None), None)  # type: ignore[arg-type]
     assert rank.why_lost() is None
     for _ in range(5):  # busy, but its threads cannot run
-        clock[0], used[0] = clock[0] + 9.0, used[0] + 0.01
+        clock[0], used[0] = clock[0] + 7.0, used[0] + 0.01
         assert rank.why_lost() is None
-    clock[0] += 10.5
+    clock[0] += 8.5
     assert rank.why_lost() == "is frozen"
-    monkeypatch.setattr(supervisor, "cpu_seconds", lambda _: None)  # another system
+    monkeypatch.setattr(process, "cpu_seconds", lambda _: None)  # another system
     rank.heard = clock[0] - 59.0
     assert rank.why_lost() is None
     rank.heard = clock[0] - 61.0
     assert rank.why_lost() == "is frozen"
+
+
+# ---- starting again --------------------------------------------------------------------------------------------------------
+
+
+class Placing:
+    """Starts ranks here, as a cluster would: some attempts fail before a rank runs."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors, self.released = list(errors), 0
+
+    def start(self, arguments: Any) -> Any:
+        if (error := self.errors.pop(0)) is not None:
+            raise error
+        return LocalRanks(2, None).start(arguments)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Returns a function that makes a shell command the program of every rank."""
+
+    def write(command: str) -> None:
+        path = tmp_path / "rank"
+        path.write_text(f"#!/bin/sh\n{command}\n", encoding="utf-8")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(supervisor.sys, "executable", str(path))
+
+    return write
+
+
+def test_a_node_that_is_lost_while_ranks_are_started_counts_as_a_restart(script, capfd: pytest.CaptureFixture[str]) -> None:
+    script("exit 0")
+    placing = Placing(RankError("rank 1 was lost with its node b"), None)
+    assert supervise(["train", "run.toml"], 2, 1, starter=placing) == 0
+    assert placing.released == 2
+    told = capfd.readouterr().err
+    assert "rank 1 was lost with its node b: all ranks are started again from the last checkpoint (restart 1 of 1)" in told
+
+
+def test_ranks_that_find_no_room_at_the_start_are_an_error_and_later_a_sentence(script, capfd) -> None:
+    script("exit 0")
+    with pytest.raises(EngineError, match="no room"):
+        supervise(["train", "run.toml"], 2, 3, starter=Placing(EngineError("no room")))
+    script("kill -9 $$")
+    placing = Placing(None, EngineError("no node had 1 CPU free for rank 1 within 180 s"))
+    assert supervise(["train", "run.toml"], 2, 3, starter=placing) == 1
+    assert placing.released == 2
+    assert "the ranks cannot be started again: no node had 1 CPU free for rank 1 within 180 s" in capfd.readouterr().err
+
+
+def test_a_signal_while_ranks_are_started_ends_the_program() -> None:
+    class Interrupted:
+        released = 0
+
+        def start(self, arguments: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+
+        def release(self) -> None:
+            self.released += 1
+
+    starter = Interrupted()
+    with pytest.raises(SystemExit) as ended:
+        supervise(["train", "run.toml"], 2, 3, starter=starter)
+    assert (ended.value.code, starter.released) == (128 + signal.SIGTERM, 1)
+
+
+# ---- the keeper ------------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A keeper, the connection to it, and what it told."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        (folder / "agentfly.py").write_text(program, encoding="utf-8")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(60)
+            self.ticket = {
+                "supervisor": list(listener.getsockname()),
+                "token": "word",
+                "rank": 1,
+                "arguments": ["train", "run.toml"],
+                "folder": str(folder),
+                "node": "127.0.0.1",
+                "environ": {"PYTHONPATH": str(folder), "RANK": "1"},
+            }
+            words = [sys.executable, "-I", process.__file__]
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+            assert self.process.stdin is not None
+            with self.process.stdin as stdin:
+                stdin.write(json.dumps(self.ticket).encode())
+            self.connection, _ = listener.accept()
+        self.connection.settimeout(60)
+        self.lines = self.connection.makefile("rb")
+
+    def told(self) -> Iterator[dict[str, Any]]:
+        for line in self.lines:
+            yield json.loads(line)
+
+    def close(self) -> None:
+        self.lines.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator[Callable[[str], Kept]]:
+    made: list[Kept] = []
+
+    def start(program: str) -> Kept:
+        made.append(Kept(tmp_path, program))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.wait()
+
+
+def test_a_keeper_runs_its_rank_with_the_drivers_arguments_and_says_what_it_printed_and_how_it_ended(keep) -> None:
+    kept = keep("import os, sys\nprint(sys.argv[1:], os.getcwd(), os.environ['GLOO_SOCKET_IFNAME'])\nsys.exit(3)\n")
+    told = list(kept.told())
+    assert told[0] == {"token": "word", "rank": 1}
+    said = "".join(each.get("said", "") for each in told)
+    assert said == f"['train', 'run.toml'] {kept.ticket['folder']} lo\n"
+    assert told[-1] == {"ended": 3}
+    assert kept.process.wait(30) == 0
+
+
+def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep) -> None:
+    kept = keep("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    pid = next(int(each["said"]) for each in kept.told() if "said" in each)
+    assert any("beat" in each for each in kept.told())
+    kept.close()
+    assert kept.process.wait(30) == 0
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_keeper_says_that_its_rank_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SILENT_S", 1.0)
+    (tmp_path / "agentfly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n", encoding="utf-8")
+    ours, theirs = socket.socketpair()
+    environ = {"PYTHONPATH": str(tmp_path)}
+    ticket = {"rank": 1, "arguments": [], "folder": str(tmp_path), "node": "127.0.0.1", "environ": environ}
+    keeper = process._Keeper(ticket, theirs)
+    running = threading.Thread(target=keeper.run)
+    running.start()
+    ours.settimeout(60)
+    with ours.makefile("rb") as lines:
+        assert any("frozen" in json.loads(line) for line in lines)
+    ours.close()
+    running.join(30)
+    assert not running.is_alive()
+    assert keeper._rank.status == -signal.SIGKILL
+    theirs.close()
+
+
+def test_a_keeper_that_reaches_nobody_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = list(closed.getsockname())
+    words = [sys.executable, "-I", process.__file__]
+    ended = subprocess.run(words, input=json.dumps({"supervisor": address}).encode(), stdout=subprocess.PIPE, timeout=60)
+    assert ended.returncode == 1
+    assert f"the supervisor at 127.0.0.1:{address[1]} cannot be reached".encode() in ended.stdout
+
+
+def test_a_rank_in_the_keepers_process_group_is_killed_alone() -> None:
+    rank = start_rank(1, ["sleep", "60"], dict(os.environ))
+    rank.kill()
+    assert rank.status == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the interfaces of Linux")
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") is None  # an address for documentation, which no machine has

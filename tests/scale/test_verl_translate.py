@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,13 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "sampler.replicas": ["sampler.replicas=2"],
         "sampler.place": ["sampler.place=own"],
         "sampler.gpus": ["sampler.gpus=2"],
+        "sampler.cpus": ["cluster.address=auto", "sampler.place=process", "sampler.cpus=2"],
+        "sampler.memory_gib": ["cluster.address=auto", "sampler.place=process", "sampler.memory_gib=2"],
+        "learner.cpus": ["cluster.address=auto", "learner.ranks=2", "learner.cpus=2"],
+        "learner.memory_gib": ["cluster.address=auto", "learner.ranks=2", "learner.memory_gib=2"],
+        "cluster.env_hosts": ["cluster.address=auto", "cluster.env_hosts=2"],
+        "cluster.env_cpus": ["cluster.address=auto", "cluster.env_hosts=2", "cluster.env_cpus=2"],
+        "cluster.env_memory_gib": ["cluster.address=auto", "cluster.env_hosts=2", "cluster.env_memory_gib=2"],
         "fault.restarts": ["fault.restarts=1"],
         "cluster.health_s": ["cluster.health_s=3.0"],
     }
@@ -308,17 +316,63 @@ def test_another_release_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         launch.check_verl(config_of())
 
 
-def test_more_gpus_than_the_machine_has_are_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if verl 0.9.1 were installed, on a machine with two GPUs."""
     from agentfly.engines.local import load
 
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(launch.importlib.metadata, "version", lambda name: "0.9.1")
     monkeypatch.setattr(load, "count_gpus", lambda: 2)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_more_gpus_than_the_machine_has_are_refused_before_the_run(installed: None) -> None:
     launch.check_verl(config_of("verl.gpus_per_node=2"))
-    with pytest.raises(ConfigError, match=r"verl\.gpus_per_node asks for 4 GPUs, and PyTorch sees 2"):
+    sentence = (
+        r"^verl needs 4 GPUs \(trainer\.n_gpus_per_node = 4 x trainer\.nnodes = 1\), and PyTorch sees 2 on this machine: "
+    )
+    with pytest.raises(ConfigError, match=sentence):
         launch.check_verl(config_of("verl.gpus_per_node=4"))
-    launch.check_verl(config_of("verl.gpus_per_node=4", "verl.nodes=2"))  # Ray counts those of the cluster
-    launch.check_verl(config_of("verl.gpus_per_node=4", 'verl.overrides=["+ray_kwargs.ray_init.address=auto"]'))
+    with pytest.raises(ConfigError, match=sentence):
+        launch.check_verl(config_of('verl.overrides=["trainer.n_gpus_per_node=4"]'))
+
+
+def test_more_gpus_than_the_cluster_has_are_refused_before_the_run(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Cluster:
+        """Nodes with 0, 4 and 4 GPUs, and a dead one."""
+
+        def nodes(self) -> list[Any]:
+            return [
+                SimpleNamespace(alive=alive, gpus=gpus) for alive, gpus in ((True, 0.0), (True, 4.0), (True, 4.0), (False, 8.0))
+            ]
+
+        @classmethod
+        def connect(cls, address: str) -> Cluster:
+            asked.append(address)
+            return cls()
+
+        def __enter__(self) -> Cluster:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            asked.append("closed")
+
+    monkeypatch.setattr(launch, "Cluster", Cluster)
+    launch.check_verl(config_of("verl.gpus_per_node=4", "verl.nodes=2"))  # joins what runs on this machine
+    launch.check_verl(config_of("verl.gpus_per_node=2", "verl.nodes=4", "cluster.address=head:6379"))
+    launch.check_verl(config_of("verl.gpus_per_node=4", 'verl.overrides=["+ray_kwargs.ray_init.address=other:1"]'))
+    launch.check_verl(config_of("verl.gpus_per_node=64", 'verl.overrides=["+ray_kwargs.ray_init.address=ray://x:1"]'))
+    assert asked == ["auto", "closed", "head:6379", "closed", "other:1", "closed"]
+    with pytest.raises(ConfigError, match=r"^verl needs 12 GPUs \(.* = 4 x .* = 3\), and the cluster at auto has 8: "):
+        launch.check_verl(config_of("verl.gpus_per_node=4", "verl.nodes=3"))
+    with pytest.raises(ConfigError, match=r"^verl needs 6 GPUs .* 6 of them on one node each time, .* room for 0 of 1: "):
+        launch.check_verl(config_of("verl.gpus_per_node=6", "cluster.address=head:6379"))
+    monkeypatch.setenv("RAY_ADDRESS", "mine:6379")
+    with pytest.raises(ConfigError, match="the cluster at mine:6379 has 8"):
+        launch.check_verl(config_of("verl.gpus_per_node=9"))
 
 
 def test_an_agent_object_cannot_be_handed_over() -> None:

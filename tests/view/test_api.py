@@ -113,7 +113,7 @@ def test_a_chain_that_the_list_does_not_have_is_said(runs: Path) -> None:
     assert ask(runs, "/api/runs/one/chains?at=none").status_code == 404
     assert ask(runs, "/api/runs/one/chains?at=t1-0-0&offset=3").status_code == 400
     assert ask(runs, "/api/runs/one/chains?offset=-1").status_code == 400
-    assert "not counted" in ask(runs, "/api/runs/one/chains?offset=3&q=a&in=body").json()["error"]
+    assert "page by page" in ask(runs, "/api/runs/one/chains?offset=3&q=a&in=body").json()["error"]
 
 
 def test_an_unknown_parameter_is_named(runs: Path) -> None:

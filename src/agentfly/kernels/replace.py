@@ -173,7 +173,8 @@ def _fused_rotary(
     def rotate(*args: Any, **kwargs: Any) -> Any:
         supported = len(args) == 4 and not kwargs and _fits_rotary(*args)
         if supported and _usable(args[0], gradients) and not args[2].requires_grad:
-            return defer_rotation(*args, kernels.rotary) if defers else kernels.rotary(*args)
+            q, k, cos, sin = args
+            return defer_rotation(q, k, cos, sin, kernels.rotary) if defers else kernels.rotary(q, k, cos, sin)
         return original(*args, **kwargs)
 
     return rotate

@@ -60,7 +60,8 @@ def _add_product(self: Any, x: Tensor) -> Tensor:
 
 def _is_plain(layer: Any) -> bool:
     """Whether it is an nn.Linear without bias, adapters or hooks."""
-    if type(layer) is not nn.Linear or layer.bias is not None or "forward" in vars(layer) or hasattr(layer, "_hf_hook"):
+    kind: Any = type(layer)
+    if kind is not nn.Linear or layer.bias is not None or "forward" in vars(layer) or hasattr(layer, "_hf_hook"):
         return False
     return not layer._forward_hooks and not layer._forward_pre_hooks and type(layer.weight.data) is Tensor
 

@@ -142,6 +142,7 @@ class Graphs:
         return self._usable
 
     def _capture(self, sizes: Sizes, input_ids: Tensor, layout: PackedLayout) -> _Graph | None:
+        torch.cuda.empty_cache()  # a graph cannot use blocks that the allocator keeps for others
         try:
             graph = _Graph(self._replica, sizes, input_ids, layout, self._pool)
         except RuntimeError as error:  # an operation that cannot be captured, or too little memory: lines run without graphs

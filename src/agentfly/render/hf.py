@@ -275,7 +275,8 @@ class _TemplateRenderer:
         """The frame of a profile whose only hole is a content."""
         if profile.contents is None or len(profile.contents) != 1 or profile.glue is None or stop is None:
             return None
-        return make_frame(self.codec, *profile.glue, profile.holes[0][1], stop)
+        before, after = profile.glue
+        return make_frame(self.codec, before, after, profile.holes[0][1], stop)
 
     def _fits(self, profile: Profile, values: Mapping[str, str]) -> bool:
         """Whether the glue holds here: it was found for contents that are not blank and names that the template ignores."""

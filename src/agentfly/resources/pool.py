@@ -184,10 +184,12 @@ class Pool:
         self.grow()
 
     def _used_up(self, slot: Slot) -> bool:
+        if not slot.instance.alive or slot.instance.worn:
+            return True
         if self._never_wears_out:
-            return not slot.instance.alive
+            return False
         spec = self.spec
-        if (slot.uses and not spec.reusable) or not slot.instance.alive:
+        if slot.uses and not spec.reusable:
             return True
         if spec.max_uses is not None and slot.uses >= spec.max_uses:
             return True

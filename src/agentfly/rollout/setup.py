@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from ..engines import open_engine
 from ..errors import ConfigError
 from ..resources import Budget, ResourceManager, Spec, spec_of
+from ..resources.backends.hosts import on_hosts
+from ..resources.hosts import HostDirectory
 from ..resources.spec import check_settings
 from ..rewards import Reward
 from ..tools import Tool
@@ -83,14 +85,22 @@ def make_plan(
 
 @asynccontextmanager
 async def open_environments(
-    agent: RunnableAgent, plan: Plan, max_concurrency: int | None, *, share: tuple[int, int] = (0, 1)
+    agent: RunnableAgent,
+    plan: Plan,
+    max_concurrency: int | None,
+    *,
+    share: tuple[int, int] = (0, 1),
+    hosts: HostDirectory | None = None,
 ) -> AsyncIterator[Plan]:
     """Yields the plan with an admission controller and, if the agent uses environments, with a resource manager.
 
-    `share` (i, n): this process is the i-th of n that share the budget and the sizes of the pools.
+    `share` (i, n): this process is the i-th of n that share the budget and the sizes of the pools. `hosts`: the environments
+    live on these hosts.
     """
     together = most_in_flight(plan.engine, max_concurrency)
     kinds = environment_kinds(agent, together, share)
+    if hosts is not None:
+        kinds = [on_hosts(kind, hosts) for kind in kinds]
     if not kinds:
         yield replace(plan, admission=controller(plan, together))
         return

@@ -26,7 +26,7 @@ from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
-from .filters import RARE, ChainFilter, Cursor, Order, Source, clean_text, find_source
+from .filters import RARE, ChainFilter, Cursor, Needed, Order, Source, clean_text, find_source
 from .lock import RunState, state_of
 from .rows import (
     ChainRow,
@@ -221,7 +221,7 @@ class RunReader(Displayed):
             return self._search(chosen, order, start, limit)
         if chosen.text and order.column == "key" and not offset:
             return self._search_summaries(chosen, order, start, limit)
-        source = self.source(chosen, order)
+        source = self._source(chosen, order)
         rows: list[ChainRow] = []
         for condition, more in order.ranges(start, source.key):
             conditions, values = _all([condition, *source.where]), (*more, *source.values)
@@ -239,11 +239,30 @@ class RunReader(Displayed):
                 return rows[:limit], self._cursor(order, rows[limit - 1])
         return rows, None
 
+    def place_of(self, id: str, filter: ChainFilter | None = None, sort: str = "-added") -> int | None:  # noqa: A002
+        """How many chains of the list come before the newest one with this id; None if the list does not have it.
+
+        Raises ConfigError if there is no such chain, and for a search in whole chains, which does not count them.
+        """
+        chosen, order, row = filter or ChainFilter(), Order.parse(sort), self.row(id)
+        if chosen.text and chosen.in_body:
+            raise ConfigError("the rows of a search in whole chains are not counted: search without in=body to go to a row")
+        source = self._source(chosen, order)
+        where = [f"{source.key} = ?", *source.where]
+        if not self._fetch(f"SELECT 1 FROM {source.tables} WHERE {_all(where)}", (row.key, *source.values)):
+            return None
+        place = Cursor(None if order.column == "key" else getattr(row, order.column), row.key)
+        count = 0
+        for condition, more in order.ranges_before(place, source.key):
+            statement = f"SELECT count(*) FROM {source.tables} WHERE {_all([condition, *source.where])}"
+            count += self._fetch(statement, (*more, *source.values))[0][0]
+        return count
+
     def _search_summaries(
         self, chosen: ChainFilter, order: Order, start: Cursor | None, limit: int
     ) -> tuple[list[ChainRow], str | None]:
         """A page of the chains whose summaries hold a text: reads one range of keys after the other until the time is up."""
-        source = self.source(chosen, order)
+        source = self._source(chosen, order)
         # Two subqueries: SQLite finds one extreme in an index at once, but reads all rows for both.
         first, last = self._fetch("SELECT (SELECT min(key) FROM trajectories), (SELECT max(key) FROM trajectories)")[0]
         if first is None:
@@ -274,7 +293,7 @@ class RunReader(Displayed):
         """A page of the chains whose bodies hold a text: reads the bodies in small batches until the time is up."""
         if order.column != "key":
             raise ConfigError("a search in whole chains lists them by the time they were added: sort by added or -added")
-        source = self.source(chosen, order)
+        source = self._source(chosen, order)
         needle = _needle(chosen)
         rows: list[ChainRow] = []
         ends, size = time.monotonic() + self.timeout_s, _SCAN
@@ -309,7 +328,7 @@ class RunReader(Displayed):
 
     def _count_parts(self, chosen: ChainFilter, cap: int, ends: float) -> Iterator[int]:
         """Counts one range of keys after the other, each twice as large. Raises QueryTimeout if the time is up."""
-        source = self.source(chosen, Order.parse("added"), BY_STEP)
+        source = self._source(chosen, Order.parse("added"), BY_STEP)
         where, values = source.where, source.values
         if chosen.text and chosen.in_body:
             where = [*where, "(SELECT body_contains(body, ?) FROM bodies WHERE bodies.key = trajectories.key)"]
@@ -330,7 +349,7 @@ class RunReader(Displayed):
         if chosen.text and chosen.in_body:
             raise ConfigError("a search in whole chains has no histogram: search without in_body")
         # The chains that called a tool are in the order of their keys.
-        source = self.source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
+        source = self._source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
         every = 1 + (self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0) // SAMPLE_ABOVE
         some = [f"trajectories.key % {every} = 0"] if every > 1 else []
         condition = _all(["score IS NOT NULL", *source.where, *some])
@@ -495,13 +514,14 @@ class RunReader(Displayed):
 
     # ---- SQL -------------------------------------------------------------------------------------------------------------
 
-    def source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
+    def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
         """Where the chains that match are read from, in this order.
 
         For a figure over all of them, `figures` is the index that has its columns in format 2.
         """
         if self.format == FORMAT:
-            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, keys_only=figures != BY_REWARD)
+            needed: Needed = "page" if figures is None else "scores" if figures == BY_REWARD else "count"
+            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, needed=needed)
         where, values = chosen.conditions()
         if figures is not None and chosen.tool is not None:
             where = ["calls.name = ?", "trajectories.key = calls.key", *where]

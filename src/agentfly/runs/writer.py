@@ -8,6 +8,8 @@
 A killed process loses what is queued, and nothing that was written before: the commit of a batch is in the operating system's
 hands. After `flush` nothing is queued, and a power cut loses nothing either.
 
+The thread shares the interpreter with the chains. Inside `deferring` a write therefore waits for its end, for at most DEFER_S.
+
 Notes (gauges, events) are small and many: they share transactions, and are dropped and counted if MAX_NOTES of them are queued.
 Trajectories, metrics and what the learner records are never dropped.
 
@@ -22,7 +24,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,6 +41,8 @@ BATCH = 64
 """Trajectories of one transaction, if they were added one by one."""
 MAX_NOTES = 20_000
 """Notes that may be queued; more are dropped."""
+DEFER_S = 1.0
+"""Seconds that a write waits at most inside `deferring`."""
 TRIES = 3
 """Attempts to encode a trajectory while another thread changes a field of its task."""
 
@@ -55,6 +59,7 @@ class _Job:
     num_bytes: int = 0
     write: Callable[[RunStore], None] | None = None
     droppable: bool = False
+    queued_at: float = field(default_factory=time.monotonic)
 
     def joins(self, other: _Job) -> bool:
         """Whether it may be written in the same transaction as the job before it."""
@@ -91,6 +96,7 @@ class StoreWriter:
         self._warn = warn
         self._jobs: deque[_Job] = deque()
         self._queued = self._done = 0  # calls
+        self._defers = self._flushes = 0  # contexts of `deferring` and calls of `flush` that have not ended
         self._failure: StorageError | None = None
         self._closed = False
         self._changed = threading.Condition()  # guards all of the above
@@ -146,12 +152,32 @@ class StoreWriter:
             return
         self._put(_Job(write=write, droppable=droppable))
 
+    @contextlib.contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Inside, writes wait until the context ends, each for at most DEFER_S.
+
+        They do not wait while a caller waits for them or half of the queue is full.
+        """
+        with self._changed:
+            self._defers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._defers -= 1
+                self._changed.notify_all()
+
     def flush(self) -> None:
         """Block until everything that was added is on the disk; for a thread other than the event loop's."""
         with self._changed:
             queued = self._queued
-            if not self._changed.wait_for(lambda: self._done >= queued or self._failure is not None, self.timeout_s):
-                raise self._late()
+            self._flushes += 1
+            self._changed.notify_all()
+            try:
+                if not self._changed.wait_for(lambda: self._done >= queued or self._failure is not None, self.timeout_s):
+                    raise self._late()
+            finally:
+                self._flushes -= 1
         self._check()
         self.store.flush()
 
@@ -166,6 +192,7 @@ class StoreWriter:
             if self._closed:
                 return
             self._closed = True
+            self._changed.notify_all()
             thread = self._thread
             if thread is not None:
                 thread.stop()
@@ -192,6 +219,8 @@ class StoreWriter:
             self.pending += len(job.trajectories)
             self._bytes += job.num_bytes
             self._notes += job.droppable
+            if self._defers and self._half_full():
+                self._changed.notify_all()
             if self._thread is None:
                 self._thread = WorkerThread("store")
             # With the lock: after `close` has stopped the thread, it runs nothing.
@@ -199,6 +228,9 @@ class StoreWriter:
 
     def _has_room(self) -> bool:
         return self.pending <= self.max_pending and self._bytes <= self.max_bytes
+
+    def _half_full(self) -> bool:
+        return 2 * self.pending > self.max_pending or 2 * self._bytes > self.max_bytes
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -220,6 +252,7 @@ class StoreWriter:
                 future.set_result(None)
             else:
                 self._waiting.append(entry)
+                self._changed.notify_all()
         try:
             async with asyncio.timeout(self.timeout_s):
                 await future
@@ -237,6 +270,9 @@ class StoreWriter:
     def _write_next(self) -> None:
         """Write the oldest call, and with it the small ones that follow and belong to the same step."""
         with self._changed:
+            if self._jobs:
+                left_s = self._jobs[0].queued_at + DEFER_S - time.monotonic()
+                self._changed.wait_for(self._may_write, max(0.0, left_s))
             if not self._jobs or self._failure is not None:
                 return  # written together with an earlier call, or dropped
             taken = [self._jobs.popleft()]
@@ -258,6 +294,10 @@ class StoreWriter:
                 self._bytes -= job.num_bytes
                 self._notes -= job.droppable
             self._wake()
+
+    def _may_write(self) -> bool:
+        waited_for = self._flushes or self._waiting or self._closed
+        return not self._defers or bool(waited_for) or self._half_full() or self._failure is not None
 
     def _write(self, jobs: list[_Job]) -> None:
         first = jobs[0]

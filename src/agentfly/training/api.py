@@ -23,6 +23,7 @@ from ..types import Task
 from ..watch.progress import Progress
 from .build import build_agent, build_tasks, open_directory
 from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
+from .cluster.join import joined_cluster
 from .loop import Trainer, TrainResult, adapt_model, trainable_engine
 from .ranks.roles import find_place, follow_ranks, join_ranks, rank_model, stop_ranks
 from .ranks.supervisor import report_directory
@@ -82,11 +83,12 @@ def train(
     check_trained_sampling(config.sampling)
     agent.check(train_tasks)
     agent.check(validation_tasks)
-    use_workers(config, agent, described=described)
     progress = progress or Progress(config.train.steps)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:
-            return _run(config, agent, train_tasks, validation_tasks, resume, progress, signals, ranks)
+            with joined_cluster(config, progress.note) as cluster:
+                use_workers(config, agent, described=described, cluster=cluster)
+                return _run(config, agent, train_tasks, validation_tasks, resume, progress, signals, ranks)
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             if signals.received is None:
                 raise

@@ -1,7 +1,7 @@
 """Checkpoints: folders that `from_pretrained` loads, with the trainer's state in them.
 
     .step-000020.writing     being written: temporary, then checksummed, flushed and renamed to
-    .step-000020.ranks       shards that other ranks of the learner have written, until they are moved there
+    .step-000020.5e1f.ranks  shards that other ranks of the learner have written, until they are moved there
     step-000020              finished: its manifest names every file with size and checksum
     .step-000020.replaced    the former step-000020 while a new one takes its name; counts as step-000020 if that is missing
     .step-000010.removing    an old one while it is removed
@@ -18,6 +18,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,10 +79,13 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], kee
 
 
 def staging_folder(folder: Path, step: int) -> Path:
-    """Where the ranks of a sharded learner write their shards of a checkpoint. Remains of an earlier attempt are removed."""
-    staging = folder / f".{PREFIX}{step:06d}.ranks"
+    """Where the ranks of a sharded learner write their shards of a checkpoint.
+
+    Its name is used once: a rank of a node that was frozen may write its shard when the node thaws, after the ranks have been
+    started elsewhere.
+    """
+    staging = folder / f".{PREFIX}{step:06d}.{secrets.token_hex(4)}.ranks"
     with _storage_errors(folder, f"the checkpoint of step {step}"):
-        _remove(staging)
         staging.mkdir(parents=True)
     return staging
 

@@ -28,6 +28,7 @@ from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RemoteEngine, RunResult, Sampling, Task, Trajectory
 from ..watch.metrics import is_success, rollout_metrics
 from .build import build_agent, held_out_tasks
+from .cluster.join import joined_cluster
 from .workers.engine import use_workers
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,6 @@ def evaluate_run(
     Each trajectory is handed to the store's thread as soon as its chain ends.
     """
     agent, tasks = build_agent(config), held_out_tasks(config, split)
-    workers = use_workers(config, agent)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
     directory: RunDirectory | None = None
     writer: StoreWriter | None = None
@@ -201,11 +201,16 @@ def evaluate_run(
             on_trajectory(trajectory)
 
     def start(plan: Plan) -> AbstractAsyncContextManager[Plan]:
-        assert workers is not None
+        if workers is None:
+            from .cluster.env_hosts import open_hosted_environments
+
+            return open_hosted_environments(config, agent, plan, log.warning)
         logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-samplers-")))
         return workers.open(plan, logs, log.warning, trained=False)
 
     with opened:
+        cluster = opened.enter_context(joined_cluster(config, log.warning))
+        workers = use_workers(config, agent, cluster=cluster)
         done = evaluate(
             agent,
             tasks,
@@ -216,7 +221,7 @@ def evaluate_run(
             success_at=config.agent.success_at,
             on_start=on_start,
             on_trajectory=keep,
-            opened=None if workers is None else start,
+            opened=None if workers is None and not config.cluster.env_hosts else start,
         )
         if writer is not None:
             writer.add_metrics(0, done.metrics)

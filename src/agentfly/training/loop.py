@@ -59,6 +59,7 @@ from ..watch.trackers import Trackers
 from .breakdown import Breakdown, Span
 from .build import build_learner, build_plan
 from .checkpoint import STATE
+from .cluster.status import cluster_metrics, publish_status
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
@@ -255,11 +256,13 @@ class Trainer:
             figures.mark()
         metrics: dict[str, float] = {"train/version": float(self.learner.version)}
         try:
-            with self.breakdown.span("rollout"):
+            # If sampling and learning take turns, the store writes while the learner computes.
+            with self.breakdown.span("rollout"), nullcontext() if self.overlaps else self.writer.deferring():
                 groups = await self._collect(step)
             if figures is not None:
                 measured = figures.step_metrics()
                 metrics |= await measured if isinstance(measured, Awaitable) else measured
+            metrics |= cluster_metrics()
             with timed(metrics, "time/ledger_s"):
                 self.ledger.check_rollout(
                     groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
@@ -380,6 +383,7 @@ class Trainer:
                 figures = {} if measured is None else measured.metrics()
                 self.progress.environments(figures)
                 self.recorder.look(figures, activities, None if manager is None else manager.holders())
+                await publish_status(self.directory.path, self.step, self.plan.runner, figures)
                 await asyncio.sleep(LOOK_S)
 
         looking = asyncio.create_task(look())
@@ -395,6 +399,10 @@ class Trainer:
             opened: AbstractAsyncContextManager[Plan]
             opened = self.workers.open(self.plan, self.directory.path / "workers", self.progress.note)
             return opened
+        if self.config.cluster.env_hosts:
+            from .cluster.env_hosts import open_hosted_environments
+
+            return open_hosted_environments(self.config, self.agent, self.plan, self.progress.note)
         return open_environments(self.agent, self.plan, self.config.rollout.max_concurrency)
 
     def _figures(self) -> Any:

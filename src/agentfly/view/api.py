@@ -103,7 +103,6 @@ from .compare import compare_json
 from .health import checks_json, environments_json, live_json
 from .library import Library, NotFound
 from .live import Changes
-from .places import cursor_before, place_of
 from .sources import sources_json
 
 FILTER = (
@@ -193,11 +192,11 @@ class _RunRoutes:
             raise ConfigError("a list starts at one place: give cursor, offset or at")
 
         def list_them(reader: RunReader) -> dict[str, Any]:
-            first, start = start_of(reader, chosen, sort, cursor, offset, at)
-            rows, following = reader.page(chosen, sort, start, limit)
+            first, passed = start_of(reader, chosen, sort, cursor, offset, at)
+            rows, following = reader.page(chosen, sort, cursor, limit, passed)
             total: Count | None = None
             if counts:
-                whole = start is None and following is None
+                whole = cursor is None and following is None and not passed
                 total = Count(len(rows), True) if whole else quick_count(reader, chosen)
             return {
                 "rows": rows,
@@ -311,15 +310,18 @@ class _RunRoutes:
 
 def start_of(
     reader: RunReader, chosen: ChainFilter, sort: str, cursor: str | None, offset: int | None, at: str | None
-) -> tuple[int | None, str | None]:
-    """The number of the first row of a page (None if a cursor was given) and its cursor. Raises NotFound for a chain."""
+) -> tuple[int | None, int]:
+    """The number of the first row of a page (None if a cursor was given), and the rows to pass over.
+
+    Raises NotFound for an unknown chain.
+    """
     if cursor is not None:
-        return None, cursor
+        return None, 0
     if at is not None:
-        offset = place_of(reader, chosen, sort, _known(reader, at))
+        offset = reader.place_of(_known(reader, at), chosen, sort)
         if offset is None:
             raise NotFound(f"the filter leaves out the chain {at[:200]!r}: clear it to go there")
-    return offset or 0, cursor_before(reader, chosen, sort, offset or 0)
+    return offset or 0, offset or 0
 
 
 def quick_count(reader: RunReader, chosen: ChainFilter) -> Count:

@@ -9,11 +9,15 @@ On a GPU it is captured once per batch size and replayed; elsewhere it is called
 new and removed rows, new pages, and now and then a window of uniform numbers. So it can launch the next steps before the last
 ones have arrived, and the device never waits for the host. When many rows have ended, rows at the far end move into the gaps
 (`_compact`), and a smaller graph does.
+
+Every call of torch releases the interpreter, and another thread may keep it for a while. So with Triton a launch is few calls:
+one upload of all changes, one kernel that applies them, the steps, and one download of all results.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,6 +41,8 @@ MAX_STOPS = 16  # stop ids that a row holds; a sequence with more is ended by th
 UNIFORMS = 64  # uniform numbers uploaded per row at a time
 IntArray = npt.NDArray[Any]
 TOKEN, POSITION, LEFT, TOP_K, DRAWN, STOPS = range(6)  # columns of `ints`; the stop ids are the last columns
+COLUMNS = (TOKEN, POSITION, LEFT, DRAWN)
+NUM_BUFFERS = 4  # in turn for uploads and downloads. A launch is finished before the second one after it begins
 
 
 class DecodeEntry:
@@ -70,7 +76,8 @@ class InFlight:
     sequence never reaches the next sequence in that row.
     """
 
-    def __init__(self, rows: IntArray, generations: IntArray, steps: int, results: Sequence[Tensor], events: Any) -> None:
+    def __init__(self, rows: IntArray, generations: IntArray, steps: int, results: IntArray, events: Any) -> None:
+        """`results` is what the device writes: see `DecodeBatch.results`."""
         self.launched_rows, self.rows, self.generations, self.steps = rows, rows.copy(), generations, steps
         self._results, self._events = results, events
 
@@ -81,8 +88,8 @@ class InFlight:
             first, last = self._events
             last.synchronize()
             took = first.elapsed_time(last) / self.steps
-        tokens, logprobs, left = (result.numpy() for result in self._results)
-        return tokens, logprobs, left, took
+        found, steps = self._results, self.steps
+        return found[:steps], found[MAX_STEPS : MAX_STEPS + steps].view(np.float32), found[2 * MAX_STEPS], took
 
 
 class DecodeBatch:
@@ -109,9 +116,9 @@ class DecodeBatch:
         self.floats = torch.zeros(num_rows, 3, dtype=torch.float32, device=device)  # temperature, top_p, min_p
         self.uniforms = torch.zeros(num_rows, UNIFORMS, dtype=torch.float32, device=device)
         self.table = torch.zeros(num_rows, self.width, dtype=torch.int32, device=device)
-        self.tokens = torch.zeros(MAX_STEPS, num_rows, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(MAX_STEPS, num_rows, dtype=torch.float32, device=device)
-        self.step_index = torch.zeros(1, dtype=torch.int64, device=device)
+        # Of the steps of a launch: the tokens, then the bits of their log-probs, then what each row has left.
+        self.results = torch.zeros(2 * MAX_STEPS + 1, num_rows, dtype=torch.int32, device=device)
+        self.step_index = torch.zeros(1, dtype=torch.int64, device=device)  # of the step that runs; -1 before the first
         self.entries: list[DecodeEntry | None] = [None] * num_rows
         # Per row: position of the next token, tokens it may sample in all, steps launched, steps arrived, tokens that its
         # uploaded pages hold, steps that its uploaded uniforms serve, generation (see InFlight).
@@ -130,6 +137,9 @@ class DecodeBatch:
         self.sizes = self._sizes[False]  # chains that are trained do not truncate their distribution
         self._pool: Any = None
         self._capture_stream = new_stream(device)
+        self._kernels = find_kernels("decode", device)
+        self._uploads = ChangeBuffers(device)
+        self._downloads = itertools.cycle([_pinned(self.results.shape, device) for _ in range(NUM_BUFFERS)])
 
     # ---- membership ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +188,7 @@ class DecodeBatch:
     def launch(self, rows: IntArray, steps: int) -> InFlight:
         """Launch `steps` steps. Nothing here waits for the device."""
         rows = self._compact(rows)
-        size, step = self._graph(1 + int(rows[-1]), bool(self._truncates[rows].any()))
+        step = self._graph(1 + int(rows[-1]), bool(self._truncates[rows].any()))
         self._upload_changes(rows, steps)
         cuda = self.device.type == "cuda"
         event: Any = torch.cuda.Event
@@ -187,14 +197,12 @@ class DecodeBatch:
             events[0].record()
         for _ in range(steps):
             step()
-        results = []
-        for part in (self.tokens[:steps, :size], self.logprobs[:steps, :size], self.ints[:size, LEFT]):
-            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=cuda)
-            results.append(host.copy_(part, non_blocking=cuda))
+        results = next(self._downloads)
+        results.copy_(self.results, non_blocking=cuda)
         if events:
             events[1].record()
         self._launched[rows] += steps
-        inflight = InFlight(rows, self._generation[rows], steps, results, events)
+        inflight = InFlight(rows, self._generation[rows], steps, results.numpy(), events)
         self._inflight.add(inflight)
         return inflight
 
@@ -294,11 +302,19 @@ class DecodeBatch:
             ahead = int(self._launched[row]) - entry.collected  # the sequence counts from the last token that it collected
             windows.append((row, entry.seq.uniforms(ahead + UNIFORMS)[ahead:]))
             self._uniforms_end[row] = self._launched[row] + UNIFORMS
+        sampling = [(s.temperature, s.top_p, s.min_p) for s in (entry.seq.sampling for entry in added)]
+        ints = [self._first_ints(entry) for entry in added]
+        if self._kernels is not None:
+            new = {entry.row for entry in added}  # a row that was removed and given to another sequence is only added
+            removed, self._removed = [row for row in self._removed if row not in new], []
+            changes, counts = self._uploads.upload([entry.row for entry in added], ints, sampling, windows, pages, removed)
+            rows_of = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            self._kernels.apply_changes(changes, counts, rows_of, self.step_index, left=LEFT, drawn=DRAWN)
+            return
         self._upload_removals()
         if added:
             where_added = self._to_device([entry.row for entry in added])
-            self.ints.index_copy_(0, where_added, self._to_device([self._first_ints(entry) for entry in added]))
-            sampling = [(s.temperature, s.top_p, s.min_p) for s in (entry.seq.sampling for entry in added)]
+            self.ints.index_copy_(0, where_added, self._to_device(ints))
             self.floats.index_copy_(0, where_added, self._to_device(sampling, torch.float32))
         if windows:
             where_new = self._to_device([row for row, _ in windows])
@@ -307,7 +323,7 @@ class DecodeBatch:
         if pages:
             place, page = self._to_device(pages).unbind(1)
             self.table.view(-1).index_copy_(0, place, page.to(torch.int32))
-        self.step_index.zero_()
+        self.step_index.fill_(-1)
 
     def _upload_removals(self) -> None:
         if self._removed:
@@ -326,14 +342,14 @@ class DecodeBatch:
 
     # ---- the step --------------------------------------------------------------------------------------------------------
 
-    def _graph(self, rows: int, truncates: bool) -> tuple[int, Callable[[], None]]:
-        """A step of at least that many rows, and its size."""
+    def _graph(self, rows: int, truncates: bool) -> Callable[[], None]:
+        """A step of at least that many rows."""
         if self.device.type != "cuda":
-            return rows, lambda: self._step(rows, truncates)
+            return lambda: self._step(rows, truncates)
         size = self._sizes[truncates].choose(rows)
         if (size, truncates) not in self._graphs:
             self._capture(size, truncates)
-        return size, self._graphs[size, truncates]
+        return self._graphs[size, truncates]
 
     def prepare(self, size: int) -> None:
         """Capture the graph of this size in advance. No row may be in flight."""
@@ -345,7 +361,7 @@ class DecodeBatch:
         with spending(self.times, "prepared_s"):
             saved = self.ints.clone(), self.step_index.clone()
             self.ints[:, LEFT] = 0  # the warm-up run must not advance any row
-            self.step_index.zero_()
+            self.step_index.fill_(-1)
             replay, self._pool = capture(lambda: self._step(size, truncates), self.device, self._pool, self._capture_stream)
             self.ints.copy_(saved[0])
             self.step_index.copy_(saved[1])
@@ -353,35 +369,117 @@ class DecodeBatch:
 
     def _step(self, size: int, truncates: bool) -> None:
         """Sample one token in every row that has any left. No size, branch or address depends on the values of the tensors."""
-        ints = self.ints[:size]
-        position, left = ints[:, POSITION], ints[:, LEFT]
-        alive = left > 0
-        offset = position % PAGE_SIZE
-        page = self.table[:size].gather(1, (position // PAGE_SIZE)[:, None])[:, 0].long()
+        token, position, place, length, uniforms = self._begin(size)
         out = self.model(
-            input_ids=ints[:, TOKEN][None],
+            input_ids=token[None],
             position_ids=position[None],
             use_cache=False,
-            agentfly_metadata=DecodeMetadata(
-                self.pools,
-                self.table[:size],
-                torch.where(alive, page * PAGE_SIZE + offset, offset),  # ended rows write to page 0, which nothing reads
-                torch.where(alive, position + 1, 0).to(torch.int32),
-            ),
+            agentfly_metadata=DecodeMetadata(self.pools, self.table[:size], place, length),
         )
-        uniforms = self.uniforms[:size].gather(1, ints[:, DRAWN].clamp(max=UNIFORMS - 1)[:, None])[:, 0]
         temperature, top_p, min_p = self.floats[:size].unbind(1)
-        kernels = None if truncates else find_kernels("decode", self.device)
-        if kernels is not None:
-            ids, logprobs = kernels.draw(out.logits[0], uniforms, temperature)
+        if self._kernels is not None and not truncates:
+            ids, logprobs = self._kernels.draw(out.logits[0], uniforms, temperature)
         else:
-            top_k = ints[:, TOP_K] if truncates else None
+            top_k = self.ints[:size, TOP_K] if truncates else None
             ids, logprobs = draw_batch(out.logits[0], uniforms, temperature, top_k, top_p, min_p)
-        self.tokens[:, :size].index_copy_(0, self.step_index, ids[None])
-        self.logprobs[:, :size].index_copy_(0, self.step_index, logprobs[None])
+        self._end(ids, logprobs)
+
+    def _begin(self, size: int) -> tuple[Tensor, ...]:
+        """Count the step. Returns token, position, place of the new key, length and uniform number of the rows."""
+        if self._kernels is not None:
+            rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            found: tuple[Tensor, ...] = self._kernels.begin_step(rows, self.step_index, size, PAGE_SIZE, columns=COLUMNS)
+            return found
+        self.step_index += 1
+        ints = self.ints[:size]
+        position, alive = ints[:, POSITION], ints[:, LEFT] > 0
+        offset = position % PAGE_SIZE
+        page = self.table[:size].gather(1, (position // PAGE_SIZE)[:, None])[:, 0].long()
+        place = torch.where(alive, page * PAGE_SIZE + offset, offset)  # ended rows write to page 0, which nothing reads
+        length = torch.where(alive, position + 1, 0).to(torch.int32)
+        uniforms = self.uniforms[:size].gather(1, ints[:, DRAWN].clamp(max=UNIFORMS - 1)[:, None])[:, 0]
+        return ints[:, TOKEN], position, place, length, uniforms
+
+    def _end(self, ids: Tensor, logprobs: Tensor) -> None:
+        """Keep the results of the step and advance the rows."""
+        if self._kernels is not None:
+            rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            columns = (*COLUMNS, STOPS)
+            logprobs = logprobs.float()
+            self._kernels.end_step(rows, ids, logprobs, self.results, self.step_index, columns=columns, max_steps=MAX_STEPS)
+            return
+        size = len(ids)
+        ints = self.ints[:size]
+        left = ints[:, LEFT]
+        alive = left > 0
+        results = self.results[:, :size]
+        results[:MAX_STEPS].index_copy_(0, self.step_index, ids.to(torch.int32)[None])
+        results[MAX_STEPS:-1].index_copy_(0, self.step_index, logprobs.float().view(torch.int32)[None])
         stopped = (ids[:, None] == ints[:, STOPS:]).any(dim=1)
         ints[:, TOKEN] = torch.where(alive, ids, ints[:, TOKEN])
-        position += alive
+        ints[:, POSITION] += alive
         ints[:, DRAWN] += alive
         left.copy_(torch.where(stopped, 0, left - alive.long()))
-        self.step_index += 1
+        results[-1] = left
+
+
+class ChangeBuffers:
+    """Uploads the changes of a launch in one copy: pinned buffers in turn, and one on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._capacity = 0
+        self._none: Tensor | None = None
+        self._host: Any = None
+        self._target: Tensor | None = None
+
+    def upload(
+        self,
+        rows: list[int],
+        ints: list[list[int]],
+        floats: Sequence[tuple[float, ...]],
+        windows: list[tuple[int, list[float]]],
+        pages: list[tuple[int, int]],
+        removed: list[int],
+    ) -> tuple[Tensor, tuple[int, int, int, int]]:
+        """Returns the changes on the device, as `kernels.decode.apply_changes` reads them, and their four counts."""
+        counts = len(rows), len(windows), len(pages), len(removed)
+        parts: list[IntArray] = [np.array(counts, np.int32)]
+        if rows:
+            parts += [np.column_stack((rows, ints, np.array(floats, np.float32).view(np.int32))).astype(np.int32)]
+        if windows:
+            numbers = np.array([each for _, each in windows], np.float32).view(np.int32)
+            parts += [np.column_stack(([row for row, _ in windows], numbers)).astype(np.int32)]
+        if pages:
+            parts += [np.array(pages, np.int32)]
+        if removed:
+            parts += [np.array(removed, np.int32)]
+        if len(parts) == 1:
+            if self._none is None:
+                self._none = torch.zeros(4, dtype=torch.int32, device=self._device)
+            return self._none, counts
+        total = sum(part.size for part in parts)
+        if total > self._capacity:
+            self._grow(total)
+        assert self._target is not None
+        array, views = next(self._host)
+        np.concatenate([part.ravel() for part in parts], out=array[:total])
+        source, target = views[(total - 1).bit_length()]
+        target.copy_(source, non_blocking=True)
+        return self._target, counts
+
+    def _grow(self, size: int) -> None:
+        bits = max(12, (size - 1).bit_length())
+        self._capacity = 1 << bits
+        self._target = torch.zeros(self._capacity, dtype=torch.int32, device=self._device)
+        pairs = []
+        for _ in range(NUM_BUFFERS):
+            host = _pinned((self._capacity,), self._device)
+            views = {power: (host[: 1 << power], self._target[: 1 << power]) for power in range(bits + 1)}
+            pairs.append((host.numpy(), views))
+        self._host = itertools.cycle(pairs)
+
+
+def _pinned(shape: Iterable[int], device: torch.device) -> Tensor:
+    """A tensor of zeros that is copied to and from the device without waiting."""
+    return torch.zeros(tuple(shape), dtype=torch.int32, pin_memory=device.type == "cuda")

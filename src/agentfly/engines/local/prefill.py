@@ -12,6 +12,7 @@ Without a GPU a pass is an ordinary forward pass of the exact size, finished whe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,15 +127,17 @@ class _PrefillGraph:
         self.size, self.width, self.device = size, prefiller.width, prefiller.device
         self.tiles = size // TILE + MAX_SEQUENCES
         rows = MAX_SEQUENCES + 1
-        self.int64s = torch.zeros(3, size, dtype=torch.int64, device=self.device)  # ids, positions, places
         sizes = [rows * self.width, rows + 1, rows, self.tiles, self.tiles]
-        self.int32s = torch.zeros(sum(sizes), dtype=torch.int32, device=self.device)
-        table, starts, past, tile_rows, tile_queries = torch.split(self.int32s, sizes)
+        # One buffer, so that one copy uploads all: ids, positions, places as int64, then the parts in `sizes` as int32.
+        self._buffer = torch.zeros(6 * size + sum(sizes), dtype=torch.int32, device=self.device)
+        int64s, int32s = self._buffer[: 6 * size].view(torch.int64).view(3, size), self._buffer[6 * size :]
+        self._uploads = itertools.cycle([_Upload(len(self._buffer)) for _ in range(2)])
+        table, starts, past, tile_rows, tile_queries = torch.split(int32s, sizes)
         metadata = PrefillMetadata(
             prefiller.pools,
             table.view(rows, self.width),
-            self.int64s[2],
-            self.int64s[1],
+            int64s[2],
+            int64s[1],
             starts,
             past,
             tile_rows,
@@ -142,7 +145,7 @@ class _PrefillGraph:
             None,
         )
         self._upload([])
-        run: Callable[[], None] = lambda: prefiller.forward(self.int64s[0][None], metadata)  # noqa: E731
+        run: Callable[[], None] = lambda: prefiller.forward(int64s[0][None], metadata)  # noqa: E731
         self._replay, self.pool = capture(run, self.device, prefiller._pool, prefiller._capture_stream)
 
     def run(self, chunks: Sequence[PrefillChunk]) -> None:
@@ -150,7 +153,10 @@ class _PrefillGraph:
         self._replay()
 
     def _upload(self, chunks: Sequence[PrefillChunk]) -> None:
-        int64s = np.zeros((3, self.size), np.int64)
+        upload = next(self._uploads)
+        upload.wait()
+        upload.array[:] = 0
+        int64s = upload.array[: 6 * self.size].view(np.int64).reshape(3, self.size)
         table = np.zeros((MAX_SEQUENCES + 1, self.width), np.int32)
         starts = np.zeros(MAX_SEQUENCES + 2, np.int32)
         past = np.zeros(MAX_SEQUENCES + 1, np.int32)
@@ -166,6 +172,26 @@ class _PrefillGraph:
             tile_rows[tile : tile + len(first)], tile_queries[tile : tile + len(first)] = number, first
             token, tile = end, tile + len(first)
             starts[number + 1 :] = token
-        int32s = np.concatenate([table.ravel(), starts, past, tile_rows, tile_queries])
-        self.int64s.copy_(torch.from_numpy(int64s).pin_memory(), non_blocking=True)
-        self.int32s.copy_(torch.from_numpy(int32s).pin_memory(), non_blocking=True)
+        np.concatenate([table.ravel(), starts, past, tile_rows, tile_queries], out=upload.array[6 * self.size :])
+        upload.copy_to(self._buffer)
+
+
+class _Upload:
+    """A pinned buffer. It may be written again when its last copy has been made."""
+
+    def __init__(self, size: int) -> None:
+        self._tensor = torch.zeros(size, dtype=torch.int32, pin_memory=True)
+        self._copied: Any = None
+        self.array = self._tensor.numpy()
+
+    def wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Start the copy on the current stream."""
+        target.copy_(self._tensor, non_blocking=True)
+        if self._copied is None:
+            event: Any = torch.cuda.Event
+            self._copied = event()
+        self._copied.record()

@@ -34,6 +34,8 @@ class Instance:
         self.number = number
         self.env: Any = None
         self.alive = False
+        self.worn = False
+        """Whether the pool is to close it as soon as no chain uses it."""
         self.why = ""
         self.on_death: Callable[[], None] | None = None
 

@@ -29,11 +29,15 @@ class HttpWorker(Worker):
     _socket: Any = None
     _ended_by = ""
 
+    @property
+    def ping_s(self) -> float:
+        return float(self.options.ping_s)
+
     async def connect(self, number: int) -> None:
         options: HttpOptions = self.options
         self._url = options.urls[number % len(options.urls)]
         token = token_from(options.token_env, "token_env")
-        self._socket = await open_socket(self._url, token, min(CONNECT_S, self.spec.start_timeout_s), options.ping_s)
+        self._socket = await open_socket(self._url, token, min(CONNECT_S, self.spec.start_timeout_s), self.ping_s)
         self.read_from(self._messages())
 
     async def _messages(self) -> AsyncIterator[bytes]:
@@ -48,7 +52,7 @@ class HttpWorker(Worker):
         except closed as error:
             self._ended_by = websocket_limits.reason_of(error)
             if "ping timeout" in self._ended_by:
-                self._ended_by = f"nothing was heard for {3 * self.options.ping_s:g} s"
+                self._ended_by = f"nothing was heard for {3 * self.ping_s:g} s"
 
     def write(self, data: bytes) -> None:
         websocket_limits.websockets().asyncio.server.broadcast([self._socket], data)  # the library's `send` that never waits

@@ -1,8 +1,8 @@
 """The settings of a pool that belong to its placement: a table is read into a checked dataclass.
 
-`sandbox`, `container` and `http` have one dataclass each; `loop`, `thread` and `process` have no such settings. In a config
-they stand beside the pool's other settings (`placement = "sandbox"`, `tier = "landlock"`). A setting of another placement is a
-ConfigError that says which one has it.
+`sandbox`, `container`, `http` and `hosts` have one dataclass each; `loop`, `thread` and `process` have no such settings. In a
+config they stand beside the pool's other settings (`placement = "sandbox"`, `tier = "landlock"`). A setting of another
+placement is a ConfigError that says which one has it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from ...checks import check_fields, setting
 from ...errors import ConfigError
 from ...net.address import is_url
+from ..hosts import HostDirectory
 
 LocalTier = Literal["namespace", "landlock", "process"]
 """Strongest first."""
@@ -119,7 +120,24 @@ class HttpOptions:
         return (self.url,) if isinstance(self.url, str) else self.url
 
 
-PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsOptions:
+    """Placement `hosts`: on the environment hosts of a cluster. A run sets it (`cluster.env_hosts`), a config cannot.
+
+    `directory`    the `HostDirectory` of this process
+    `inside`       the `Spec` of the instances on a host
+    """
+
+    directory: Any = None
+    inside: Any = None
+    limit_s: None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.directory, HostDirectory):
+            raise ConfigError("placement 'hosts' is set by cluster.env_hosts, which starts the hosts: remove it")
+
+
+PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions | HostsOptions
 PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
     "loop": ("thread:LoopBackend", None),
     "thread": ("thread:ThreadBackend", None),
@@ -127,6 +145,7 @@ PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
     "sandbox": ("sandbox:SandboxBackend", SandboxOptions),
     "container": ("container:ContainerBackend", ContainerOptions),
     "http": ("http:HttpBackend", HttpOptions),
+    "hosts": ("hosts:HostsBackend", HostsOptions),
 }
 """The backend of each placement, which is imported when a pool of that placement is made, and the class of its options."""
 _NAMES = {placement: [each.name for each in fields(cls)] if cls else [] for placement, (_, cls) in PLACEMENTS.items()}
@@ -137,7 +156,8 @@ OPTIONS = frozenset().union(*_NAMES.values())
 def read_placement(placement: str, options: Mapping[str, Any], who: str) -> PlacementOptions | None:
     """The checked options; None if the placement has none. Raises ConfigError, whose sentence begins with `who`."""
     if placement not in PLACEMENTS:
-        raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(PLACEMENTS)}")
+        known = [name for name in PLACEMENTS if name != "hosts"]  # which no user sets
+        raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(known)}")
     cls: Any = PLACEMENTS[placement][1]
     known = _NAMES[placement]
     for name in options:

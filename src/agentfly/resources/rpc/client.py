@@ -83,6 +83,10 @@ class Worker(asyncio.Protocol):
         """
         raise NotImplementedError
 
+    def unasked(self, reply: Reply) -> bool:
+        """Whether a reply that answers no call means something."""
+        return False
+
     def tidy(self) -> None:
         """Called now and then while the worker lives."""
 
@@ -167,7 +171,7 @@ class Worker(asyncio.Protocol):
             future = self._calls.get(reply.id)
             if future is not None and not future.done():
                 future.set_result(reply)
-            elif self.limits is not None:
+            elif not self.unasked(reply) and self.limits is not None:
                 self._stray += 1  # late, or not asked for
                 if self._stray > MAX_STRAY:
                     self.end(f"{self.name}: its {self.kind} sent replies that were not asked for and was killed")

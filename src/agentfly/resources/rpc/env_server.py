@@ -44,38 +44,17 @@ BAD_DATA, FAILED, TRY_LATER = 1007, 1011, 1013
 """WebSocket close codes."""
 
 
-class EnvServer:
-    """`async with EnvServer(thing) as server: server.url`. At most `most` instances are lent at once.
+class GuardedServer:
+    """A WebSocket server that asks for a token. A subclass says what it is (`about`) and serves a connection (`serve`).
 
     Raises ConfigError if `host` is not loopback and there is no token, MissingExtra without `agentfly[serve]`.
     """
 
-    def __init__(
-        self,
-        thing: Any,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        most: int = 64,
-        token: str | None = None,
-        ping_s: float = 20.0,
-        placement: str | None = None,
-        **settings: Any,
-    ) -> None:
-        self.guard = Guard(host, token, cure="name the variable with the token in --token-env")
-        if type(most) is not int or most < 1:
-            raise ConfigError(f"--max must be a whole number from 1, not {most!r}")
-        spec = spec_of(thing, **settings)
-        self.spec: Spec = spec_of(spec, placement=placement or default_placement(spec))
-        self.name = str(getattr(self.spec.make, "__name__", self.spec.name))
-        self.most, self.lent = most, 0
+    def __init__(self, host: str, port: int, token: str | None, ping_s: float, cure: str, close_s: float = 10.0) -> None:
+        self.guard = Guard(host, token, cure=cure)
         self.port = port
-        self.backend = backend_of(self.spec)
-        self.numbers = itertools.count(1)
-        self._host, self._ping_s = host, ping_s
+        self._host, self._ping_s, self._close_s = host, ping_s, close_s
         self._websockets = websocket_limits.websockets()
-        self._seats = asyncio.Semaphore(most)
-        self._waiting = 0
         self._half_open: dict[Any, None] = {}
         self._server: Any = None
 
@@ -83,20 +62,19 @@ class EnvServer:
     def url(self) -> str:
         return url_of("ws", self._host, self.port)
 
-    @property
-    def opening(self) -> str:
-        """What `agentfly envs serve` prints, with "{url}" for the address."""
-        guarded = "a token is asked for" if self.guard.has_token else "without a token, on this machine alone"
-        return f"serving {self.name} at {{url}}: {guarded}; at most {self.most} instances (placement {self.spec.placement})"
+    def about(self) -> dict[str, Any]:
+        """What GET /health answers."""
+        raise NotImplementedError
 
-    async def __aenter__(self) -> EnvServer:
-        """Listen, after everything that the instances need has been prepared."""
-        ready = ready_of(self.spec)
-        if ready is not None:
-            await make_ready(self.spec.name, ready)
+    async def serve(self, socket: Any) -> None:
+        """Serve one connection until it ends."""
+        raise NotImplementedError
+
+    async def listen(self) -> None:
+        """Raises ConfigError if the address cannot be used."""
         try:
             self._server = await self._websockets.asyncio.server.serve(
-                self._serve,
+                self.serve,
                 self._host,
                 self.port,
                 process_request=self._process_request,
@@ -108,16 +86,15 @@ class EnvServer:
         except OSError as error:
             raise ConfigError(f"cannot listen on {self._host}:{self.port}: {error.strerror or error}") from None
         self.port = self._server.sockets[0].getsockname()[1]
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Stop listening, close every connection and every instance."""
+    async def close(self) -> None:
+        """Stop listening, and close every connection with what it holds."""
         if self._server is not None:
             for connection in list(self._half_open):
                 connection.transport.abort()
             self._server.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(10 + self.spec.close_timeout_s):
+                async with asyncio.timeout(10 + self._close_s):
                     await self._server.wait_closed()
 
     def _connection_class(self) -> Any:
@@ -144,8 +121,7 @@ class EnvServer:
         if refusal is not None:
             return connection.respond(http.HTTPStatus(refusal[0]), f"{refusal[1]}\n")
         if request.path == "/health":
-            about = {"environment": self.name, "lent": self.lent, "max": self.most}
-            response = connection.respond(http.HTTPStatus.OK, json.dumps(about) + "\n")
+            response = connection.respond(http.HTTPStatus.OK, json.dumps(self.about()) + "\n")
             del response.headers["Content-Type"]
             response.headers["Content-Type"] = "application/json"
             return response
@@ -154,7 +130,56 @@ class EnvServer:
         self._half_open.pop(connection, None)
         return None
 
-    async def _serve(self, socket: Any) -> None:
+
+class EnvServer(GuardedServer):
+    """`async with EnvServer(thing) as server: server.url`. At most `most` instances are lent at once."""
+
+    def __init__(
+        self,
+        thing: Any,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        most: int = 64,
+        token: str | None = None,
+        ping_s: float = 20.0,
+        placement: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(host, port, token, ping_s, "name the variable with the token in --token-env")
+        if type(most) is not int or most < 1:
+            raise ConfigError(f"--max must be a whole number from 1, not {most!r}")
+        spec = spec_of(thing, **settings)
+        self.spec: Spec = spec_of(spec, placement=placement or default_placement(spec))
+        self._close_s = self.spec.close_timeout_s
+        self.name = str(getattr(self.spec.make, "__name__", self.spec.name))
+        self.most, self.lent = most, 0
+        self.backend = backend_of(self.spec)
+        self.numbers = itertools.count(1)
+        self._seats = asyncio.Semaphore(most)
+        self._waiting = 0
+
+    @property
+    def opening(self) -> str:
+        """What `agentfly envs serve` prints, with "{url}" for the address."""
+        guarded = "a token is asked for" if self.guard.has_token else "without a token, on this machine alone"
+        return f"serving {self.name} at {{url}}: {guarded}; at most {self.most} instances (placement {self.spec.placement})"
+
+    async def __aenter__(self) -> EnvServer:
+        """Listen, after everything that the instances need has been prepared."""
+        ready = ready_of(self.spec)
+        if ready is not None:
+            await make_ready(self.spec.name, ready)
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def about(self) -> dict[str, Any]:
+        return {"environment": self.name, "lent": self.lent, "max": self.most}
+
+    async def serve(self, socket: Any) -> None:
         if not await self._take_seat():
             await socket.close(TRY_LATER, f"all {self.most} instances of {self.name} are lent"[:120])
             return

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PROOF_LIMIT, PROOF_LIMIT_HALF = 0.05, 0.15
 """Nats that the engine's log-probs may differ from the learner's, in float32 and in half precision."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun sets, and the supervisor does not."""
 GRACE_S = 25.0
 """Seconds after a signal in which rank 0 finishes its update and saves, before another rank ends by itself."""
 
@@ -54,6 +56,12 @@ def find_place(config: Config) -> Place | None:
             f"learner.ranks = {wanted}, but {place.size} ranks were started: pass learner.ranks={place.size}, or start {wanted}"
         )
     config.check_ranks(place.size)
+    placed = config.sampler.in_processes or config.cluster.env_hosts
+    if config.cluster.address is not None and not placed and os.environ.get(TORCHRUN):
+        raise ConfigError(
+            "cluster.address has no effect on ranks that torchrun has started: run `agentfly train`, which places them on the "
+            "nodes, or remove it"
+        )
     return place
 
 

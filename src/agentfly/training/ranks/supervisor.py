@@ -1,7 +1,8 @@
-"""Starts the ranks of a run on this machine, watches them, and restarts all of them if one is lost.
+"""Starts the ranks of a run, watches them, and restarts all of them if one is lost.
 
     supervisor --- socket --- rank 0      the trainer; its exit status is that of the command
-               --- socket --- rank 1..    followers
+               --- socket --- rank 1..    followers, on this machine
+               --- TCP ------ keeper --- rank 1..    followers on other nodes (cluster.address; `training.cluster.ranks`)
 
 A rank sends a byte every second, and rank 0 the run's folder once it is known. A rank that was killed, that failed, or that is
 silent for SILENT_S without using the CPU is lost: a process group cannot go on without it. All ranks are then killed at once
@@ -20,24 +21,23 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-SOCKET = "AGENTFLY_SUPERVISOR"
-"""The environment variable with the number of a rank's socket, and the id of its supervisor."""
-RANK_LOST = 75
-"""Exit status of a rank that has lost another one (EX_TEMPFAIL)."""
-BEAT_S, SILENT_S, SILENT_UNSEEN_S = 1.0, 10.0, 60.0
-"""Seconds between two signs of life; of silence until a rank is lost, with and without a look at its CPU time."""
+from ...config import Config
+from ...errors import AgentFlyError, RankError
+from .process import BEAT_S, RANK_LOST, SOCKET, LocalRank, Rank, free_port, start_here
+
 END_S = 5.0
 """Seconds that rank 0 has to end by itself after another rank has failed."""
+CAUSE_S = 1.0
+"""Seconds in which the rank that was killed is looked for, after rank 0 has failed because of it."""
 LEAVE_S = 30.0
 """Seconds that the other ranks have to end after rank 0."""
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -89,71 +89,61 @@ def _end_with(channel: socket.socket) -> None:
 # ---- the supervisor --------------------------------------------------------------------------------------------------------
 
 
-class Rank:
-    """One process."""
+class Starter(Protocol):
+    """Starts all ranks of an attempt."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-        self.number, self.process, self.channel = number, process, channel
-        self.heard = time.monotonic()
-        self._cpu = (0.0, self.heard)
-        self._line = bytearray()
+    def start(self, arguments: Sequence[str]) -> list[Rank]:
+        """Start `agentfly` with these arguments on every rank; rank 0 comes first.
 
-    def read(self) -> Path | None:
-        """Take what the rank has sent. Returns the run's folder if that is in it."""
-        try:
-            data = self.channel.recv(65536)
-        except (BlockingIOError, ConnectionError):
-            return None
-        self.heard = time.monotonic()
-        self._line += data
-        if self._line.count(b"\n") < 2:
-            return None
-        _, path, rest = bytes(self._line).split(b"\n", 2)
-        self._line = bytearray(rest)
-        return Path(os.fsdecode(path))
+        Raises ConfigError or EngineError if the ranks find no place, and RankError if one is lost before all have started.
+        """
 
-    def why_lost(self) -> str | None:
-        """Returns how the process ended in a way that a restart may mend, or that it is frozen; None otherwise."""
-        status = self.process.poll()
-        if status is None:
-            return "is frozen" if self._is_frozen() else None
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with status {status}" if status == RANK_LOST or (status == 1 and self.number) else None
-
-    def _is_frozen(self) -> bool:
-        """Whether the process sent nothing and did nothing. A busy one is not frozen, also if its threads cannot run."""
-        now = time.monotonic()
-        used = cpu_seconds(self.process.pid)
-        if used is None:
-            return now - self.heard > SILENT_UNSEEN_S
-        if used > self._cpu[0]:
-            self._cpu = (used, now)
-        return now - max(self.heard, self._cpu[1]) > SILENT_S
-
-    def kill(self) -> None:
-        """End the process and what it has started, and wait for its end."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.channel.close()
+    def release(self) -> None:
+        """Free what the attempt held. Its ranks have been killed."""
 
 
-def supervise(arguments: Sequence[str], ranks: int, restarts: int, threads: int | None = None) -> int:
-    """Run `agentfly` with these arguments on so many ranks. Returns the exit status of rank 0; 1 after too many restarts."""
+def supervise_run(arguments: Sequence[str], config: Config) -> int:
+    """Run `agentfly` with these arguments on the ranks of a config. Returns the exit status; raises ConfigError."""
+    if config.cluster.address is None:
+        return supervise(arguments, config.learner.ranks, config.fault.restarts, config.run.threads)
+    from ..cluster.ranks import ClusterRanks
+
+    with ClusterRanks.connect(config, _tell) as starter:
+        return supervise(arguments, config.learner.ranks, config.fault.restarts, starter=starter)
+
+
+def supervise(
+    arguments: Sequence[str], ranks: int, restarts: int, threads: int | None = None, starter: Starter | None = None
+) -> int:
+    """Run `agentfly` with these arguments on so many ranks, by default of this machine.
+
+    Returns the exit status of rank 0; 1 after too many restarts.
+    """
+    starter = starter or LocalRanks(ranks, threads)
     stop = _Forwarder()
     directory: Path | None = None
     with stop.handling():
         for attempt in range(restarts + 1):
-            group = start_ranks(arguments if directory is None else resuming(arguments, directory), ranks, threads)
-            stop.rank = group[0]
+            group: list[Rank] = []
+            status: int | None = None
+            why: str | None
             try:
+                with stop.starting():
+                    group = starter.start(arguments if directory is None else resuming(arguments, directory))
+                    stop.rank = group[0]
                 why, directory = _watch(group, directory)
+                status = group[0].status
+            except RankError as error:
+                why = str(error)
+            except AgentFlyError as error:
+                if not attempt:
+                    raise
+                _tell(f"the ranks cannot be started again: {error}; to continue: agentfly train --resume {directory}")
+                return 1
             finally:
-                status = group[0].process.poll()
                 for rank in group:
                     rank.kill()
+                starter.release()
             if why is None or stop.received:
                 return (2 if why is None else 1) if status is None else status if status >= 0 else 128 - status
             if attempt < restarts:
@@ -175,73 +165,103 @@ def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path 
             for key, _ in selector.select(0.2):
                 told = key.data.read()
                 directory = told or directory
-                if key.data.process.poll() is not None:
+                if key.data.status is not None:
                     selector.unregister(key.fileobj)
-            own = group[0].process.poll()
+            own = group[0].status
             if own is not None and own >= 0 and own != RANK_LOST:  # rank 0 has ended by itself
                 if own == 0:
                     _leave(group)
                     return None, directory
                 return _why_failed(group), directory
-            if any(rank.process.poll() == 2 for rank in group[1:]):  # a mistake of the user, which that rank has reported
+            if any(rank.status == 2 for rank in group[1:]):  # a mistake of the user, which that rank has reported
                 return None, directory
-            if lost := [(rank, why) for rank in group if (why := rank.why_lost()) is not None]:
-                # A process that was killed is the cause; the others have lost it.
-                rank, why = min(lost, key=lambda item: (item[0].process.poll() == RANK_LOST, item[0].number))
-                if rank.number and (rank.process.poll() or 0) > 0 and group[0].process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):  # it may have lost rank 0, which is about to end
-                        group[0].process.wait(END_S)
+            if any(rank.why_lost() is not None for rank in group):
+                rank, why = _cause(group)
+                if rank.number and (rank.status or 0) > 0 and group[0].status is None:
+                    _wait(lambda: group[0].status is not None, END_S)  # it may have lost rank 0, which is about to end
+                    if group[0].status is not None:
                         continue
                 return f"rank {rank.number} {why}", directory
 
 
+def _cause(group: list[Rank]) -> tuple[Rank, str]:
+    """Returns the rank that was lost first, and how: one that was killed, and not those that ended because of it."""
+
+    def find() -> list[tuple[Rank, str]]:
+        for rank in group[1:]:
+            rank.read()
+        return [(rank, why) for rank in group if (why := rank.why_lost()) is not None]
+
+    def rank_lost(item: tuple[Rank, str]) -> bool:
+        return item[0].status == RANK_LOST
+
+    _wait(lambda: not all(map(rank_lost, find())), CAUSE_S)
+    return min(find(), key=lambda item: (rank_lost(item), item[0].number))
+
+
 def _leave(group: list[Rank]) -> None:
     """Wait for the other ranks of a run that has ended well."""
-    deadline = time.monotonic() + LEAVE_S
-    while any(rank.process.poll() is None for rank in group) and time.monotonic() < deadline:
-        time.sleep(0.05)
+
+    def left() -> bool:
+        for rank in group[1:]:
+            rank.read()
+        return all(rank.status is not None or rank.why_lost() is not None for rank in group)
+
+    _wait(left, LEAVE_S)
 
 
 def _why_failed(group: list[Rank]) -> str | None:
-    """Returns that another rank was killed, if that is why rank 0 failed. None for an error of rank 0."""
-    time.sleep(0.5)  # the system may not have reported it yet
-    killed = [rank for rank in group[1:] if (status := rank.process.poll()) is not None and status < 0]
-    return f"rank {killed[0].number} {killed[0].why_lost()}" if killed and group[0].process.poll() == 1 else None
+    """Returns that another rank was lost, if that is why rank 0 failed. None for an error of rank 0."""
+    if group[0].status != 1:
+        return None
+
+    def lost() -> list[Rank]:
+        for rank in group[1:]:
+            rank.read()
+        return [rank for rank in group[1:] if rank.why_lost() is not None and (rank.status is None or rank.status < 0)]
+
+    _wait(lambda: bool(lost()), CAUSE_S)  # the system may not have reported it yet
+    found = lost()
+    return f"rank {found[0].number} {found[0].why_lost()}" if found else None
 
 
-def start_ranks(arguments: Sequence[str], ranks: int, threads: int | None) -> list[Rank]:
-    """Start the processes. Each is the leader of a session: signals of the terminal reach the supervisor only."""
-    environ = {
-        **os.environ,
-        "WORLD_SIZE": f"{ranks}",
-        "LOCAL_WORLD_SIZE": f"{ranks}",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{_free_port()}",
-    }
-    if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
-        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if threads is None:  # as many as cores, over all ranks
-        environ.setdefault("OMP_NUM_THREADS", f"{max(1, _cores() // ranks)}")
-    group: list[Rank] = []
-    try:
-        for number in range(ranks):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                place = {"RANK": f"{number}", "LOCAL_RANK": f"{number}", SOCKET: f"{theirs.fileno()}:{os.getpid()}"}
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "agentfly", *arguments],
-                    env={**environ, **place},
-                    pass_fds=[theirs.fileno()],
-                    stdin=None if number == 0 else subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            ours.setblocking(False)
-            group.append(Rank(number, process, ours))
-    except BaseException:
-        for rank in group:
-            rank.kill()
-        raise
-    return group
+def _wait(over: Callable[[], bool], limit_s: float) -> None:
+    """Wait until it is over, at most so long."""
+    deadline = time.monotonic() + limit_s
+    while not over() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+class LocalRanks:
+    """All ranks are processes of this machine. `threads` is run.threads."""
+
+    def __init__(self, ranks: int, threads: int | None) -> None:
+        self._ranks, self._threads = ranks, threads
+
+    def start(self, arguments: Sequence[str]) -> list[Rank]:
+        environ = {
+            **os.environ,
+            "WORLD_SIZE": f"{self._ranks}",
+            "LOCAL_WORLD_SIZE": f"{self._ranks}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{free_port()}",
+        }
+        if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
+            environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if self._threads is None:  # as many as cores, over all ranks
+            environ.setdefault("OMP_NUM_THREADS", f"{max(1, _cores() // self._ranks)}")
+        group: list[Rank] = []
+        try:
+            for number in range(self._ranks):
+                group.append(start_here(number, arguments, {**environ, "LOCAL_RANK": f"{number}"}))
+        except BaseException:
+            for rank in group:
+                rank.kill()
+            raise
+        return group
+
+    def release(self) -> None:
+        """Processes hold nothing beyond their end."""
 
 
 def resuming(arguments: Sequence[str], directory: Path) -> list[str]:
@@ -256,21 +276,22 @@ def resuming(arguments: Sequence[str], directory: Path) -> list[str]:
     return [*kept, "--resume", str(directory)]
 
 
-def cpu_seconds(process: int) -> float | None:
-    """Returns the CPU time of a process and its threads; None if the system does not tell."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 class _Forwarder:
     """Passes signals on to rank 0."""
 
     def __init__(self) -> None:
         self.rank: Rank | None = None
         self.received = False
+        self._starting = False
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """While ranks are started there is no rank 0 to pass a signal on to: it ends this program."""
+        self._starting = True
+        try:
+            yield
+        finally:
+            self._starting = False
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -286,16 +307,11 @@ class _Forwarder:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = True
-        if self.rank is not None:
+        if self._starting:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        if isinstance(self.rank, LocalRank):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.rank.process.pid, number)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-    return port
 
 
 def _cores() -> int:

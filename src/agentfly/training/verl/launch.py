@@ -33,6 +33,7 @@ from ...codec import NotEncodable, encode
 from ...config import Config
 from ...data import row_of
 from ...errors import ConfigError, DataError, InvariantError, StorageError
+from ...ext.ray_cluster import Cluster
 from ...ext.verl_chains import SPLIT, TASK
 from ...plugins import missing_extra
 from ...runs import RunDirectory
@@ -43,7 +44,7 @@ from ..loop import TrainResult
 from ..stopping import StopSignals
 from ..supervised import warm_start
 from .table import TABLE
-from .translate import Override, Prepared, flatten, make_job, open_copy, translate
+from .translate import Override, Prepared, make_job, open_copy, translate
 from .worker import STOPPED, write_settings
 
 VERSIONS = ("0.9.",)
@@ -100,7 +101,7 @@ def train_verl(config: Config, resume: str | Path | None = None, progress: Progr
 
 
 def check_verl(config: Config) -> None:
-    """Raises MissingExtra if verl is not installed, ConfigError for another release or if this machine has too few GPUs."""
+    """Raises MissingExtra if verl is not installed, ConfigError for another release or too few GPUs."""
     if importlib.util.find_spec("verl") is None:
         raise missing_extra('backend = "verl"', "verl")
     found = importlib.metadata.version("verl")
@@ -110,16 +111,49 @@ def check_verl(config: Config) -> None:
 
 
 def _check_devices(config: Config) -> None:
-    """On a cluster that is up, Ray counts the GPUs; verl would wait for ever for those that this machine does not have."""
-    flat = flatten(config)
-    remote = flat.get("cluster.address") is not None or any("ray_init.address" in word for word in config.verl.overrides)
-    if remote or config.verl.nodes > 1:
-        return
-    from ...engines.local.load import count_gpus  # late: torch
+    """Raises ConfigError if there are too few GPUs: verl would wait for ever for a placement group that never fits."""
+    nodes = int(_overridden(config, "trainer.nnodes") or config.verl.nodes)
+    per_node = int(
+        _overridden(config, "trainer.n_gpus_per_node") or config.verl.gpus_per_node or max(1, config.learner.ranks // nodes)
+    )
+    asked = f"verl needs {_gpus(nodes * per_node)} (trainer.n_gpus_per_node = {per_node} x trainer.nnodes = {nodes})"
+    address = ray_address(config) or ("auto" if nodes > 1 else None)
+    if address is None or address == "local":
+        from ...engines.local.load import count_gpus  # late: torch
 
-    wanted, found = config.verl.gpus_per_node or int(flat.get("learner.ranks", 1)), count_gpus()
-    if wanted > found:
-        raise ConfigError(f"verl.gpus_per_node asks for {wanted} GPUs, and PyTorch sees {found} on this machine")
+        if nodes * per_node > (found := count_gpus()):
+            raise ConfigError(
+                f"{asked}, and PyTorch sees {found} on this machine: lower verl.gpus_per_node, or set cluster.address"
+            )
+        return
+    if "://" in address:  # Ray's client, which needs another connection than a node has: verl's own error must do
+        return
+    with Cluster.connect(address) as cluster:
+        alive = [node for node in cluster.nodes() if node.alive]
+    total = int(sum(node.gpus for node in alive))
+    if nodes * per_node > total:
+        raise ConfigError(f"{asked}, and the cluster at {address} has {total}: add nodes, or lower verl.gpus_per_node")
+    if (fit := int(sum(node.gpus // per_node for node in alive))) < nodes:
+        raise ConfigError(
+            f"{asked}, {per_node} of them on one node each time, and the nodes of the cluster at {address} have room for {fit} "
+            f"of {nodes}: lower verl.gpus_per_node"
+        )
+
+
+def ray_address(config: Config) -> str | None:
+    """The address of the Ray cluster that verl joins; None if it starts Ray on this machine."""
+    given = _overridden(config, "ray_kwargs.ray_init.address")
+    return given or config.cluster.address or os.environ.get("RAY_ADDRESS") or None
+
+
+def _overridden(config: Config, name: str) -> str | None:
+    """The value that the last of verl.overrides gives to a key of verl."""
+    words = [word.lstrip("+").partition("=") for word in config.verl.overrides]
+    return next((value.strip("'\"") for key, _, value in reversed(words) if key == name), None)
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def write_run(config: Config, directory: RunDirectory, progress: Progress, *, resumes: bool) -> list[Override]:

@@ -398,6 +398,7 @@ def address(value: str | None, job: Job) -> Mapping[str, Any]:
 
 
 OWN_LEARNER = "verl's learner has its own"
+PLACES = "verl places its own processes on the cluster"
 LIFE = "it belongs to the processes of the local backend; Ray and verl watch theirs"
 
 TABLE: dict[str, Rule] = {
@@ -538,7 +539,14 @@ TABLE: dict[str, Rule] = {
     "sampler.replicas": refused("verl starts as many servers as its GPUs hold: set verl.tensor_parallel"),
     "sampler.place": refused("verl's servers share the learner's GPUs"),
     "sampler.gpus": refused("set verl.tensor_parallel"),
+    "sampler.cpus": refused(PLACES),
+    "sampler.memory_gib": refused(PLACES),
+    "learner.cpus": refused(PLACES),
+    "learner.memory_gib": refused(PLACES),
     "fault.restarts": refused(LIFE),
     "cluster.address": made("ray_kwargs.ray_init.address", address),
+    "cluster.env_hosts": refused("environments live beside their chains, in verl's agent-loop workers: set verl.workers"),
+    "cluster.env_cpus": refused(PLACES),
+    "cluster.env_memory_gib": refused(PLACES),
     "cluster.health_s": refused(LIFE),
 }

@@ -30,12 +30,15 @@ from ...errors import ConfigError, DeadlineError, EngineError, InvariantError
 from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
+from ..cluster.env_hosts import open_env_hosts
+from ..cluster.samplers import RayLauncher
 from .launcher import Launcher, LocalLauncher
 from .pool import Replica, WorkerPool, sampling_fields
 from .worker import machine
 
 if TYPE_CHECKING:
     from ...engines.copies import Bucket
+    from ...ext.ray_cluster import Cluster
 
 EXACT_GAP, HALF_GAP = 0.01, 0.15
 """Largest mean difference of log-probs between learner and worker, in nats: float32, and half precision."""
@@ -160,8 +163,10 @@ class WorkerEngine:
     ) -> AsyncIterator[Plan]:
         """Start the workers. Yields the plan with them as its runner. `trained`: a learner changes the weights."""
         config = self.config
-        environments = gpu_environments(config, self._uses_gpus())
-        launcher = LocalLauncher(log_dir, environments) if self._launcher is None else self._launcher(log_dir)
+        if self._launcher is None:
+            launcher: Launcher = LocalLauncher(log_dir, gpu_environments(config, self._uses_gpus()))
+        else:
+            launcher = self._launcher(log_dir)
         limits = plan.limits
         pool = WorkerPool(
             launcher,
@@ -175,7 +180,7 @@ class WorkerEngine:
         )
         self.pool, self._loop = pool, asyncio.get_running_loop()
         try:
-            async with pool:
+            async with open_env_hosts(config, plan.agent, note, pool.tell_hosts), pool:
                 admission = Admission(pool.room, config.rollout.max_concurrency)
                 pool.on_room(admission.wake)
                 yield replace(plan, runner=pool, admission=admission)
@@ -189,7 +194,9 @@ class WorkerEngine:
         config, count = self.config, self.config.sampler.replicas
         chains = config.rollout.num_tasks * config.rollout.num_chains * (config.rollout.steps_ahead + 1)
         threads = config.run.threads
-        if threads is None and count > 1:
+        if threads is None and config.cluster.address is not None:
+            threads = max(1, int(config.sampler.cpus))
+        elif threads is None and count > 1:
             threads = max(1, (os.cpu_count() or 1) // count)
         return {"config": config.to_toml(), "count": count, "threads": threads, "chains": -(-chains // count)}
 
@@ -395,10 +402,13 @@ class WorkerEngine:
         return self._senders[kind]
 
 
-def use_workers(config: Config, agent: BaseAgent, *, described: bool = True) -> WorkerEngine | None:
+def use_workers(
+    config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None
+) -> WorkerEngine | None:
     """Let the agent sample in worker processes if `[sampler]` asks for them. Returns their engine, else None.
 
     `described`: the config describes the agent. If it does not, raises ConfigError: each worker builds the agent from it.
+    `cluster`: the processes run on its nodes.
     """
     if not config.sampler.in_processes:
         return None
@@ -407,7 +417,11 @@ def use_workers(config: Config, agent: BaseAgent, *, described: bool = True) -> 
             "sampler.replicas and sampler.place need a run that a config describes, because each worker process builds the "
             "agent from it: write the agent into a file and call train(Config...), or remove them"
         )
-    engine = WorkerEngine(config)
+    if cluster is None:
+        engine = WorkerEngine(config)
+    else:
+        own = cluster.own.address
+        engine = WorkerEngine(config, launcher=lambda log_dir: RayLauncher(cluster, config, log_dir), host=own)
     agent.use_engine(engine, engine.renderer)
     return engine
 

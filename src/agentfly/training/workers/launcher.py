@@ -27,7 +27,9 @@ RANK_VARIABLES = (
 
 
 class Launched(Protocol):
-    """A worker process that was started."""
+    """A worker process that was started. `node` is the name of its node in a cluster, "" on this machine."""
+
+    node: str
 
     def ended(self) -> str | None:
         """How the process ended, such as "(exit code 3)", with the end of what it printed. None while it runs."""
@@ -37,7 +39,9 @@ class Launched(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts worker processes."""
+    """Starts worker processes. `takes_long`: `start` takes seconds, so it is called in a thread."""
+
+    takes_long: bool
 
     def start(self, index: int, ticket: Mapping[str, Any]) -> Launched:
         """Start replica `index` and give it the ticket. Raises EngineError if no process can be started."""
@@ -51,6 +55,8 @@ class LocalLauncher:
 
     A worker has the environment variables of the trainer, without those of ranks, and those in `environments[index]`.
     """
+
+    takes_long = False  # and a worker's parent-death signal belongs to the thread that starts it
 
     def __init__(self, log_dir: Path, environments: Sequence[Mapping[str, str]] = ()) -> None:
         if os.name != "posix":
@@ -91,6 +97,8 @@ class LocalLauncher:
 
 class LocalProcess:
     """A worker process of this machine. It leads its own process group."""
+
+    node = ""
 
     def __init__(self, popen: subprocess.Popen[bytes], log: Path, began: int) -> None:
         """`began` is where the output of this process begins in its log."""

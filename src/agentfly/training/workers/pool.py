@@ -37,7 +37,7 @@ from ...runs.codec import decode
 from ...types import Outcome, Sampling, Task, ToolCall, Trajectory
 from .channel import HELLO_LIMITS, Link, Message, beat_s
 from .launcher import Launched, Launcher
-from .worker import software
+from .software import software
 
 START_S = 1800.0
 """Seconds that a worker may take until it is open: a large model is loaded in this time."""
@@ -165,11 +165,14 @@ class WorkerPool:
         self.restarts = 0
         self.counts: Counter[str] = Counter()
         """Chains that were run again, and lost, because their worker died; results that came a second time or too late."""
+        self.hosts: dict[str, Any] | None = None
+        """Where the environments live, if not beside the chains: what `HostDirectory.take` reads."""
         self._opening, self._stuck_s, self._bring_up, self._note, self._host = opening, stuck_s, bring_up, note, host
         self._token = secrets.token_hex(32)
         self._failure: AgentFlyError | None = None
         self._news = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
+        self._starting: set[asyncio.Future[Launched]] = set()
         self._server: asyncio.Server | None = None
         self._folder: str | None = None
         self._address: Any = None
@@ -178,6 +181,7 @@ class WorkerPool:
         self._start_took_s = 0.0
         self._none_s = 0.0  # since the last replica died
         self._retired: Counter[str] = Counter()
+        self._by_node: Counter[str] = Counter()  # chains that ended since `step_metrics`, if workers are on nodes of a cluster
         self._on_room: Callable[[], None] | None = None
 
     # ---- opening and closing
@@ -214,14 +218,19 @@ class WorkerPool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        for replica in self.replicas:
-            if replica.process is not None:
-                await asyncio.to_thread(replica.process.kill)
+        started = (await asyncio.wait(self._starting, timeout=CLOSE_S))[0] if self._starting else set()
+        late = [each.result() for each in started if each.exception() is None]
+        for process in [*(replica.process for replica in self.replicas), *late]:
+            if process is not None:
+                await asyncio.to_thread(process.kill)
         if self._server is not None:
             self._server.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self.launcher.close()
+        if self.launcher.takes_long:
+            await asyncio.to_thread(self.launcher.close)
+        else:
+            self.launcher.close()
 
     async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         def link() -> Link:
@@ -342,12 +351,20 @@ class WorkerPool:
             "address": self._address, "token": self._token, "index": replica.index, "attempt": replica.attempt,
             "health_s": self.health_s, "path": sys.path,
         }  # fmt: skip
-        replica.process = self.launcher.start(replica.index, ticket)
+        if self.launcher.takes_long:
+            starting = asyncio.ensure_future(asyncio.to_thread(self.launcher.start, replica.index, ticket))
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting.discard)
+            replica.process = await asyncio.shield(starting)  # if this task is cancelled, `close` waits for the thread
+            if not replica.alive:
+                replica.process.kill()
+        else:
+            replica.process = self.launcher.start(replica.index, ticket)
         try:
             async with asyncio.timeout(START_S):
                 await replica.connected
                 self._check_software(replica)
-                opened = await replica.call("open", {**self._opening, "index": replica.index})
+                opened = await replica.call("open", {**self._opening, "index": replica.index, "hosts": self.hosts})
         except TimeoutError:
             raise EngineError(f"was not ready after {START_S:g} s") from None
         replica.about |= opened
@@ -439,6 +456,13 @@ class WorkerPool:
         if self._failure is not None:
             raise self._failure
 
+    def tell_hosts(self, hosts: dict[str, Any]) -> None:
+        """The environment hosts have changed: tell every worker. A worker that is opened later gets the newest."""
+        self.hosts = hosts
+        for replica in self.replicas:
+            if replica.alive:
+                replica.send("hosts", 0, hosts)
+
     # ---- admission
 
     def room(self) -> int | None:
@@ -508,6 +532,8 @@ class WorkerPool:
         finally:
             replica.chains.pop(name, None)
         replica.stats = stats
+        if replica.process is not None and replica.process.node:
+            self._by_node[replica.process.node] += 1
         # Weights that were loaded meanwhile may have drawn its last tokens: they count once they are proven.
         while (proving := replica.proving) is not None:
             await asyncio.shield(proving)
@@ -529,6 +555,14 @@ class WorkerPool:
             if replica.joined:
                 replica.send("mark")
 
+    def chains_by_node(self) -> dict[str, int]:
+        """The chains that run now, by the node of the cluster where they do."""
+        found: Counter[str] = Counter()
+        for replica in self.replicas:
+            if replica.joined and replica.process is not None and replica.process.node:
+                found[replica.process.node] += len(replica.chains)
+        return dict(found)
+
     def metrics(self) -> dict[str, float]:
         """The figures of the environments of all workers, as they were reported last."""
         return merge_figures([replica.resources for replica in self.replicas if replica.joined])
@@ -544,7 +578,9 @@ class WorkerPool:
         told = [task.result() for task in asked if task.done() and not task.cancelled() and task.exception() is None]
         counts = {name: float(self.counts[name]) for name in ("rerun_chains", "lost_chains", "dropped_replies")}
         figures = {"live": float(len(joined)), "restarts": float(self.restarts), **counts}
-        return merge_figures(told) | {f"workers/{name}": value for name, value in figures.items()}
+        by_node = {f"cluster/{node}/chains": float(count) for node, count in self._by_node.items()}
+        self._by_node.clear()
+        return merge_figures(told) | {f"workers/{name}": value for name, value in figures.items()} | by_node
 
 
 def merge_figures(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -24,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Never
 
 from ... import codec
@@ -33,6 +32,7 @@ from ...config import Config
 from ...engines.options import CACHE_SIZES
 from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
+from ...resources.hosts import HostDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
 from ...rollout import Activities, Plan, open_environments, open_task, run_chain
 from ...rollout.chain import Opening
@@ -41,23 +41,13 @@ from ...runs.codec import encode
 from ...types import PreparedEngine, Request, Sampling, Task, Trajectory
 from ..build import build_agent, build_plan
 from .channel import Link, Message, beat_s, pack
+from .software import software
 
 STATUS_S = 0.5
 """Seconds between two reports of what the chains wait for."""
 OPENINGS = 256
 """Rendered prompts that are kept for sibling chains."""
 NO_TASK = Task("", ())
-
-
-def software() -> dict[str, str]:
-    """The versions that the trainer and its workers must have in common."""
-    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-    for name in ("agentfly", "torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
 
 
 def machine() -> str:
@@ -121,6 +111,7 @@ class RolloutWorker:
         self.stopped = asyncio.Event()
         self.connection = Connection(ticket, self.receive)
         self.activities = Activities()
+        self.hosts = HostDirectory()
         self.resources = AsyncExitStack()
         self.agent: BaseAgent | None = None
         self.plan: Plan | None = None
@@ -139,6 +130,8 @@ class RolloutWorker:
         elif message.kind == "mark":
             if self.plan is not None and self.plan.manager is not None:
                 self.plan.manager.mark()
+        elif message.kind == "hosts":
+            self.hosts.take(message.value)
         elif message.kind == "stop":
             self.stopped.set()
         else:
@@ -180,7 +173,11 @@ class RolloutWorker:
         self.resources.enter_context(fewer_collections())
         most = config.rollout.max_concurrency
         each = None if most is None else -(-most // share[1])
-        opened = await self.resources.enter_async_context(open_environments(agent, plan, each, share=share))
+        hosts = None
+        if value.get("hosts") is not None:
+            self.hosts.take(value["hosts"])
+            hosts = self.hosts
+        opened = await self.resources.enter_async_context(open_environments(agent, plan, each, share=share, hosts=hosts))
         self.plan = replace(opened, activities=self.activities)
         return {"capacity": self._limit(), "device": device_of(engine), "stats": self._stats()}
 
@@ -316,7 +313,7 @@ def gpu_options(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     does not free it while the learner updates.
     """
     sampler, kind = config.sampler, options.get("kind") or "local"
-    if sampler.place == "own":
+    if sampler.place == "own" or config.cluster.address is not None:
         defaults = {"vllm": {"sleep": False, "memory_fraction": 0.85}, "local": {"kv_fraction": 0.7}}.get(kind, {})
     else:
         sleeps = options.get("sleep", True)

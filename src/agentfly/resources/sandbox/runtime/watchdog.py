@@ -207,8 +207,9 @@ class WatchdogProcess:
                         os.kill(pid, signal.SIGKILL)
 
     def kill(self, watched: Watched, why: str, limit: str | None) -> None:
-        # Before the kill: the fork server must know why when it reaps.
-        self.say("offender", id=watched.number, why=why, limit=limit)
+        self.say(
+            "offender", id=watched.number, why=why, limit=limit
+        )  # before the kill: the fork server must know why when it reaps
         for pid in watched.pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

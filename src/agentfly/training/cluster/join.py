@@ -1,0 +1,22 @@
+"""Joining a run to the cluster of its config, with everything checked that can be known before the model is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ...config import Config
+from ...ext.ray_cluster import Cluster
+from . import on_cluster
+from .checks import check_cluster
+
+
+@contextmanager
+def joined_cluster(config: Config, note: Callable[[str], None]) -> Iterator[Cluster | None]:
+    """The cluster of `cluster.address`, connected and checked; None if it is not set. Raises ConfigError, MissingExtra."""
+    if config.cluster.address is None:
+        yield None
+        return
+    with on_cluster(config, note) as cluster:
+        check_cluster(cluster, config, note)
+        yield cluster

@@ -1,0 +1,124 @@
+"""Who uses the nodes of a cluster: for the metrics of a run, and for `agentfly cluster status` in any process.
+
+A run publishes what it does (folder, step, chains, pools) every few seconds; which hosts it has on which node is read from Ray,
+so that it is right whatever the run last said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import AgentFlyError
+from ...ext.ray_cluster import Cluster, Placed
+from . import current_cluster
+
+KINDS = {"sampler": "samplers", "env host": "env_hosts", "rank": "ranks"}
+"""How hosts are counted, by their names without the number."""
+WORDS = {"samplers": "sampler", "env_hosts": "environment host", "ranks": "learner rank"}
+EVERY_S = 2.0
+POOL_FIGURES = ("allocated", "idle", "warming", "waiting", "failed")
+
+_published_at = 0.0
+
+
+def kind_of(name: str) -> str:
+    """What the host "sampler 3" is counted as; "" if it is not counted."""
+    return KINDS.get(name.rpartition(" ")[0], "")
+
+
+def cluster_metrics() -> dict[str, float]:
+    """What this run has on each node now; nothing without a cluster."""
+    cluster = current_cluster()
+    found: dict[str, float] = {}
+    for host in [] if cluster is None else cluster.hosts():
+        node, kind = f"cluster/{host.node.name}", kind_of(host.name)
+        added = {"cpus": host.share.cpus, **({kind: 1.0} if kind in ("samplers", "env_hosts") else {})}
+        for name, value in added.items():
+            found[f"{node}/{name}"] = found.get(f"{node}/{name}", 0.0) + value
+    return found
+
+
+async def publish_status(directory: Path, step: int, runner: Any, figures: Mapping[str, float]) -> None:
+    """Tell the cluster what this run does, every EVERY_S seconds. Does nothing without a cluster.
+
+    `figures` are those of the environments (`resources/POOL/NAME`).
+    """
+    global _published_at
+    cluster, now = current_cluster(), time.monotonic()
+    if cluster is None or now - _published_at < EVERY_S:
+        return
+    _published_at = now
+    pools: dict[str, dict[str, float]] = {}
+    for name, value in figures.items():
+        parts = name.split("/")
+        if len(parts) == 3 and parts[0] == "resources" and parts[2] in POOL_FIGURES and parts[1] != "total":
+            pools.setdefault(parts[1], {})[parts[2]] = value
+    chains = runner.chains_by_node() if hasattr(runner, "chains_by_node") else {}
+    told = {"directory": str(directory), "step": step, "chains": chains, "pools": pools}
+    await asyncio.to_thread(_tell, cluster, told)
+
+
+def _tell(cluster: Cluster, told: Mapping[str, Any]) -> None:
+    try:
+        cluster.tell(told)
+    except (AgentFlyError, RuntimeError) as error:
+        cluster.note(f"the cluster does not take the status of this run: {error}")
+
+
+def read_status(cluster: Cluster) -> dict[str, Any]:
+    """The nodes with what is free and what is placed there, and the runs that use them."""
+    placed = [each for each in cluster.placed() if kind_of(each.name)]
+    told = cluster.told()
+    nodes = [
+        {
+            "name": node.name,
+            "address": node.address,
+            "alive": node.alive,
+            "cpus": [node.free_cpus, node.cpus],
+            "memory_gib": [round(node.free_memory_gib, 2), round(node.memory_gib, 2)],
+            "gpus": [node.free_gpus, node.gpus],
+            **_counts(each for each in placed if each.node == node.name),
+        }
+        for node in sorted(cluster.nodes(), key=lambda each: each.name)
+    ]
+    runs = []
+    for run in dict.fromkeys(each.run for each in placed):
+        own = [each for each in placed if each.run == run]
+        said = told.get(run) or {"directory": "", "step": 0, "chains": {}, "pools": {}}
+        hosts = [{"name": each.name, "node": each.node} for each in own]
+        runs.append({**said, **_counts(own), "hosts": hosts})
+    return {"nodes": nodes, "runs": runs}
+
+
+def _counts(placed: Iterable[Placed]) -> dict[str, int]:
+    found = Counter(kind_of(each.name) for each in placed)
+    return {kind: found[kind] for kind in WORDS}
+
+
+def show_status(status: Mapping[str, Any]) -> str:
+    """The status as text: a line per node, and for each run its hosts, chains and pools."""
+    lines = [f"{'node':<20} {'address':<16} {'CPUs free':>12} {'GiB free':>14} {'GPUs free':>10}  placed there"]
+    for node in status["nodes"]:
+        cpus, memory, gpus = (f"{node[key][0]:g} of {node[key][1]:g}" for key in ("cpus", "memory_gib", "gpus"))
+        counts = [f"{node[kind]} {word}{'s' * (node[kind] > 1)}" for kind, word in WORDS.items() if node[kind]]
+        there = ", ".join(counts) or ("-" if node["alive"] else "dead")
+        lines.append(f"{node['name']:<20} {node['address']:<16} {cpus:>12} {memory:>14} {gpus:>10}  {there}")
+    if not status["runs"]:
+        lines.append("no run of AgentFly has a host on this cluster")
+    for run in status["runs"]:
+        lines.append(f"\nrun {run['directory'] or '(is starting)'}, step {run['step']}")
+        for kind, word in WORDS.items():
+            where = Counter(host["node"] for host in run["hosts"] if kind_of(host["name"]) == kind)
+            if where:
+                lines.append(f"  {word}s: {', '.join(f'{count} on {node}' for node, count in sorted(where.items()))}")
+        if run["chains"]:
+            lines.append(f"  chains: {', '.join(f'{count:g} on {node}' for node, count in sorted(run['chains'].items()))}")
+        for name, figures in sorted(run["pools"].items()):
+            told = ", ".join(f"{value:g} {figure}" for figure, value in figures.items())
+            lines.append(f"  pool {name}: {told}")
+    return "\n".join(lines) + "\n"

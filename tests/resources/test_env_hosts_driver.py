@@ -1,0 +1,217 @@
+"""The driver of environment hosts, with processes of this machine in place of a cluster's nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentfly
+from agentfly.errors import ConfigError, EngineError, WorldError
+from agentfly.resources import ResourceManager, spec_of
+from agentfly.resources.backends.hosts import on_hosts
+from agentfly.resources.hosts import HostDirectory
+from agentfly.training.cluster.env_hosts import EnvHosts, Settings
+
+from .worlds import Board, Worker, task
+
+WAIT_S = 120
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    id: str
+    name: str
+    address: str = "127.0.0.1"
+
+
+class LocalProcess:
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self.popen = popen
+
+    def ended(self) -> str | None:
+        code = self.popen.poll()
+        return None if code is None else f"(exit code {code})"
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait(10)
+
+
+class LocalHost:
+    """A host whose node is this machine."""
+
+    def __init__(self, node: LocalNode, about: Mapping[str, Any]) -> None:
+        self.node, self.about = node, dict(about)
+        self.processes: list[LocalProcess] = []
+
+    def on_lost(self, call: Callable[[str], None]) -> None:
+        self.lose = call
+
+    def run(
+        self, words: Sequence[str], *, environ: Mapping[str, str | None] | None = None, stdin: bytes = b"", log: str = ""
+    ) -> LocalProcess:
+        end = words.index("{life}")
+        popen = subprocess.Popen(words[:end], stdin=subprocess.PIPE, start_new_session=True, cwd=self.about.get("folder"))
+        assert popen.stdin is not None
+        with popen.stdin as pipe:
+            pipe.write(stdin)
+        self.processes.append(LocalProcess(popen))
+        return self.processes[-1]
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+@dataclass
+class LocalCluster:
+    """As many nodes as are asked for. `room` False: no node is free now."""
+
+    own: LocalNode = field(default_factory=lambda: LocalNode("own", "own"))
+    hosts: list[LocalHost] = field(default_factory=list)
+    about: dict[str, Any] = field(default_factory=dict)
+    room: bool = True
+    lock: Any = field(default_factory=threading.Lock)
+
+    def place(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalHost:
+        with self.lock:
+            if not self.room:
+                raise EngineError(f"no node is free for {name}")
+            number = len(self.hosts)
+            about = {
+                "python": sys.executable,
+                "path": [str(Path(__file__).parents[2]), *sys.path],
+                "address": "127.0.0.1",
+                "agentfly": str(Path(agentfly.__file__).parent),
+                **self.about,
+            }
+            self.hosts.append(LocalHost(LocalNode(f"id-{number}", f"n{number}"), about))
+            return self.hosts[-1]
+
+    def pids(self) -> list[int]:
+        return [process.popen.pid for host in self.hosts for process in host.processes if process.popen.poll() is None]
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await main()
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: signal.Signals) -> None:
+    spec, cluster, notes = spec_of(Board, max=6), LocalCluster(), []
+    other = HostDirectory()  # of another process that runs chains
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        hosts = EnvHosts(cluster, [spec], Settings(2, None, health_s=2.0), note=notes.append, on_change=other.take)
+        async with hosts, ResourceManager(None, on_hosts(spec, hosts.directory)) as manager:
+            assert list(other.counts) == list(hosts.directory.counts)
+            leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(6)]
+            calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
+            await asyncio.sleep(0.2)
+            began, victim = loop.time(), cluster.pids()[0]
+            os.kill(victim, how)
+            await until(lambda: sum(call.done() for call in calls) == 3)
+            assert loop.time() - began < 10 + 20  # the bound of the design, and time for a busy machine
+            told = {str(call.exception()) for call in calls if call.done()}
+            assert all(isinstance(call.exception(), WorldError) for call in calls if call.done())
+            assert all("environment host" in text for text in told)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            for lease in leases:
+                await lease.release()
+            await until(lambda: len(hosts.live) == 2)
+            assert list(other.counts) == list(hosts.directory.counts)
+            assert victim not in cluster.pids()
+            again = [await manager.acquire([Board], task(number), f"again {number}") for number in range(6)]
+            assert min(hosts.directory.counts.values()) >= 1
+            for lease in again:
+                await lease.release()
+            assert hosts.replaced == 1
+            assert manager.holders() == {}
+        assert cluster.pids() == []
+        assert list(other.counts) == []
+        assert any("it is placed again" in note for note in notes)
+
+    run(main)
+
+
+def test_a_kind_that_a_node_cannot_import_is_refused_before_the_first_chain(tmp_path: Path) -> None:
+    path = [path for path in sys.path if path and path != str(Path(__file__).parents[2])]
+    cluster = LocalCluster(about={"path": path, "folder": str(tmp_path)})
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match=r"node n\d: .*tests"):
+            async with EnvHosts(cluster, [spec_of(Board)], Settings(2, None)):
+                pass
+        assert cluster.pids() == []
+
+    run(main)
+
+
+def test_a_node_without_agentfly_is_named() -> None:
+    cluster = LocalCluster(about={"agentfly": None})
+
+    async def main() -> None:
+        with pytest.raises(ConfigError, match=r"node n0 has no AgentFly"):
+            async with EnvHosts(cluster, [spec_of(Board)], Settings(1, None)):
+                pass
+
+    run(main)
+
+
+def test_without_any_host_the_run_stops_with_a_sentence_and_not_with_lost_chains() -> None:
+    spec, cluster = spec_of(Board, max=2), LocalCluster()
+
+    async def main() -> None:
+        settings = Settings(1, None, health_s=0.5)
+        async with (
+            EnvHosts(cluster, [spec], settings) as hosts,
+            ResourceManager(None, on_hosts(spec, hosts.directory)) as manager,
+        ):
+            hosts._start_took_s = 0.0
+            cluster.room = False
+            os.kill(cluster.pids()[0], signal.SIGKILL)
+            await until(lambda: not hosts.live)
+            with pytest.raises(ConfigError, match="no environment host has lived"):
+                await manager.acquire([Board], task(1), "a", WAIT_S)
+            cluster.room = True
+            await until(lambda: bool(hosts.live))
+            async with manager.lease([Board], task(1), "b", WAIT_S) as lease:
+                assert await lease[Board].write("x") == 1
+
+    run(main)
+
+
+def test_the_loss_of_a_node_counts_as_the_loss_of_its_host_though_the_connection_stands() -> None:
+    spec, cluster = spec_of(Worker, max=2), LocalCluster()
+
+    async def main() -> None:
+        async with EnvHosts(cluster, [spec], Settings(1, None)) as hosts:
+            (before,) = hosts.directory.counts
+            await asyncio.to_thread(cluster.hosts[0].lose, "was silent for 6.1 s")
+            await until(lambda: len(hosts.live) == 1 and hosts.replaced == 1)
+            assert list(hosts.directory.counts) != [before]
+
+    run(main)

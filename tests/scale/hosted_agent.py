@@ -1,0 +1,41 @@
+"""The agent of `tests.tiny` with an environment that an environment host can create, under names that a config can give."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from agentfly import Environment, tool
+from agentfly.types import Task
+from tests.tiny import TwoTurns
+
+
+class Room(Environment):
+    """One look takes `slow_s`, until there is a file `fast` in the folder."""
+
+    def __init__(self, folder: str, slow_s: float = 1.0) -> None:
+        self.fast, self.slow_s = Path(folder) / "fast", slow_s
+        self.looks = 0
+
+    def reset(self, task: Task) -> None:
+        self.looks = 0
+
+    async def look(self) -> str:
+        self.looks += 1
+        if not self.fast.exists():
+            await asyncio.sleep(self.slow_s)
+        return f"look {self.looks} in process {os.getpid()}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@tool(name="look", register=False)
+async def look(env: Room) -> str:
+    """Look around."""
+    return await env.look()  # type: ignore[no-any-return]
+
+
+class Looks(TwoTurns):
+    """Every reply but the last is a call of `look`."""

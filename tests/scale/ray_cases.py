@@ -1,0 +1,162 @@
+"""What `test_ray_cluster.py` does inside its namespace: hosts on three nodes, of which one is killed and one frozen."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from agentfly.errors import ConfigError, EngineError
+from agentfly.ext.ray_cluster import Cluster, Share
+from tests.scale.ray_local import LocalCluster, run_all, running, wait_for
+
+connected: list[Cluster] = []
+
+
+def scenarios(local: LocalCluster) -> dict[str, str]:
+    local.add("head", cpus=1)
+    local.add("b", "c", cpus=2)
+    connected.append(Cluster.connect(local.address, health_s=3.0, note=print))
+    return run_all(
+        local,
+        [hosts_spread, a_child_ends, a_child_is_killed, questions, too_much, closed_host, node_killed, node_frozen, all_closed],
+    )
+
+
+def hosts_spread(local: LocalCluster) -> None:
+    (cluster,) = connected
+    assert cluster.own.name == "head"
+    assert {node.name for node in cluster.nodes()} == {"head", "b", "c"}
+    made = [cluster.place(f"sampler {i}", Share(1.0, 0.5)) for i in range(3)]
+    assert len({host.node.name for host in made}) == 3
+    assert {(each.name, each.node) for each in cluster.placed()} == {(host.name, host.node.name) for host in made}
+    for host in made:
+        assert host.about["software"]["torch"] != "none" and host.about["agentfly"]
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="no node had 2 CPUs free for sampler 3 within 2 s"):
+        cluster.place("sampler 3", Share(2.0), timeout_s=2.0)
+    assert time.monotonic() - began < 20
+    for host in made:
+        host.close()
+    wait_for(lambda: not cluster.placed(), what="that Ray forgets the hosts")
+
+
+def a_child_ends(local: LocalCluster) -> None:
+    host = connected[0].place("sampler 0", Share(0.5))
+    child = host.run([host.about["python"], "-c", "import sys; print(sys.stdin.read(), 'world'); sys.exit(3)"], stdin=b"hello")
+    told = wait_for(child.ended, what="that the child has ended")
+    assert told == f"on node {host.node.name} (exit code 3); it said: hello world", told
+    told = wait_for(host.run(["no-such-program"]).ended)
+    assert "FileNotFoundError" in told, told
+    host.close()
+
+
+def a_child_is_killed(local: LocalCluster) -> None:
+    host = connected[0].place("sampler 0", Share(0.5))
+    code = "import subprocess,time; subprocess.Popen(['sleep','7171']); time.sleep(7172)"
+    child = host.run([host.about["python"], "-c", code])
+    wait_for(lambda: running("sleep 7171"))
+    assert child.ended() is None
+    child.kill()
+    wait_for(lambda: not running("7171"), what="that the group is gone")
+    assert "killed by SIGKILL" in wait_for(child.ended)
+    # The same, if the host's process is killed: the kernel ends the children.
+    child = host.run([host.about["python"], "-c", code])
+    wait_for(lambda: running("sleep 7171"))
+    os.kill(host.about["pid"], 9)
+    assert "with its node" in wait_for(child.ended)
+    wait_for(lambda: not running("7171"), what="that the group is gone")
+    host.close()
+
+
+def questions(local: LocalCluster) -> None:
+    host = connected[0].place("sampler 0", Share(0.5))
+    assert host.ask("can_import", ["json", "no_such_module", "no_such.inner", "torch"]) == ["no_such_module", "no_such.inner"]
+    assert "refused" in host.ask("can_reach", "127.0.0.1", 9).lower()
+    port = int(connected[0]._ray.get_runtime_context().gcs_address.rpartition(":")[2])
+    assert host.ask("can_reach", "127.0.0.1", port) == ""
+    assert host.ask("sees_file", os.getcwd()) and not host.ask("sees_file", "/no/such/file")
+    assert 1024 < host.ask("free_port") < 65536
+    host.close()
+
+
+def too_much(local: LocalCluster) -> None:
+    for share, word in (
+        (Share(1.0, gpus=1), "1 CPU and 1 GPU"),
+        (Share(64.0), "64 CPUs"),
+        (Share(1.0, 500.0), "1 CPU and 500 GiB"),
+    ):
+        with pytest.raises(ConfigError, match=f"no node has {word}.* for sampler 3: .*node b has"):
+            connected[0].place("sampler 3", share)
+
+
+def closed_host(local: LocalCluster) -> None:
+    host = connected[0].place("sampler 0", Share(0.5))
+    child = host.run(["sleep", "7173"])
+    told: list[str] = []
+    host.on_lost(told.append)
+    host.close()
+    wait_for(lambda: not running("sleep 7173"))
+    assert child.ended() and told == ["was closed"]
+    with pytest.raises(EngineError, match="is lost: was closed"):
+        host.run(["true"])
+
+
+def node_killed(local: LocalCluster) -> None:
+    cluster = connected[0]
+    hosts = _one_on_each()
+    child = hosts["b"].run(["sleep", "7174"])
+    told: list[str] = []
+    hosts["b"].on_lost(told.append)
+    local.kill("b")
+    began = time.monotonic()
+    print(wait_for(child.ended, what="that the loss is noticed"), time.monotonic() - began, flush=True)
+    assert told and time.monotonic() - began < 10
+    moved = cluster.place("sampler 9", Share(0.5), avoid=[hosts["b"].node.id])
+    assert moved.node.name in ("c", "head")
+    for host in [*hosts.values(), moved]:
+        host.close()
+
+
+def node_frozen(local: LocalCluster) -> None:
+    cluster = connected[0]
+    local.add("d", cpus=2)
+    hosts = _one_on_each()
+    child = hosts["c"].run(["sleep", "7175"])
+    local.freeze("c")
+    began = time.monotonic()
+    print(wait_for(child.ended, what="that the loss is noticed"), time.monotonic() - began, flush=True)
+    assert time.monotonic() - began < 10
+    began = time.monotonic()
+    moved = cluster.place("sampler 9", Share(1.5))
+    print("moved to", moved.node.name, time.monotonic() - began, flush=True)
+    assert moved.node.name == "d"
+    began = time.monotonic()
+    hosts["c"].close()
+    assert time.monotonic() - began < 3
+
+
+def all_closed(local: LocalCluster) -> None:
+    (cluster,) = connected
+    host = cluster.place("sampler 0", Share(0.25))
+    host.run(["sleep", "7176"])
+    began = time.monotonic()
+    cluster.close()
+    cluster.close()
+    print("closed in", time.monotonic() - began, flush=True)
+    wait_for(lambda: not running("sleep 7176"))
+    local.thaw("c")
+    wait_for(lambda: not running("sleep 7175"), what="that a node that thaws ends what ran there")
+
+
+def _one_on_each() -> dict[str, Any]:
+    cluster = connected[0]
+    names = [node.name for node in cluster.nodes() if node.alive]
+    made = {}
+    for index in range(len(names)):
+        host = cluster.place(f"sampler {index}", Share(0.5))
+        made[host.node.name] = host
+    assert set(made) >= set(names) - {"b"}, (set(made), names)
+    return made
