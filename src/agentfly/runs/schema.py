@@ -126,7 +126,7 @@ def _sort_index(column: str) -> str:
 INDEXES = f"""
 CREATE INDEX {BY_STEP} ON trajectories (step, split, outcome, score, num_tokens, num_turns);
 CREATE INDEX trajectories_by_id ON trajectories (id);
-CREATE INDEX {BY_TASK} ON trajectories (task_id, step);
+CREATE INDEX {BY_TASK} ON trajectories (task_id, step, split, outcome, score, num_tokens, num_turns);
 CREATE INDEX {BY_OUTCOME} ON trajectories (outcome);
 CREATE INDEX {FAILED} ON trajectories (key) WHERE error IS NOT NULL;
 {"".join(map(_sort_index, SORTED))}CREATE INDEX calls_by_key ON calls (key);
