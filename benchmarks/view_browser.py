@@ -43,7 +43,7 @@ async ({act, done}) => {
   return performance.now() - start;
 }
 """
-LIST = ".chain-list .vrow"
+LIST = ".chain-list"
 FILTERS = {
     "filter outcome": (["change", "select[aria-label=Outcome]", "max_turns"], ["change", "select[aria-label=Outcome]", ""]),
     "filter sort": (["change", "select[aria-label=Sort]", "-reward"], ["change", "select[aria-label=Sort]", "-added"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_a_port_in_use_is_a_config_error_or_another_port() -> None:
             await WebServer(APP, Guard("127.0.0.1"), port=server.port).start()
         async with WebServer(APP, Guard("127.0.0.1"), port=server.port, fallback_port=True) as other:
             assert other.port != server.port
+
+    serve(body)
+
+
+def test_small_answers_do_not_wait_for_the_acknowledgement_of_their_head() -> None:
+    """Nagle's algorithm delays the body by 40 ms if head and body are written one after the other."""
+
+    async def body(server: WebServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+        assert await reader.readline()
+        (accepted,) = [connection.transport for connection in server._server.server_state.connections]
+        assert accepted.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
 
     serve(body)
 

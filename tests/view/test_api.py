@@ -20,9 +20,9 @@ pytest.importorskip("starlette")
 
 from agentfly.runs import RunStore, decode, encode
 from agentfly.runs.codec import from_json
-from agentfly.training import ledger
 from agentfly.runs.recorder import Recorder
 from agentfly.runs.writer import StoreWriter
+from agentfly.training import ledger
 from agentfly.types import Outcome, SandboxLimit, Task, ToolCall, ToolResult, Trajectory
 from agentfly.view.answers import dumps, plain
 from agentfly.view.health import PROMISES
@@ -236,7 +236,7 @@ def test_nodes_of_a_cluster_are_listed_where_there_are_several(tmp_path: Path) -
             }
             store.add_metrics(step, {**figures, "cluster/10.0.0.1/other": 1.0, "cluster/nodes": 2.0})
     assert data(tmp_path / "runs", "/api/runs/one/envs")["nodes"] == [
-        {"node": f"10.0.0.{node}", "figures": dict.fromkeys(("chains", "samplers"), [[1, 1.0 * node], [2, 2.0 * node]])}
+        {"node": f"10.0.0.{node}", "figures": {key: [[1, 1.0 * node], [2, 2.0 * node]] for key in ("chains", "samplers")}}
         for node in (1, 2)
     ]
 

@@ -45,7 +45,7 @@ class Displayed:
         raise NotImplementedError
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        # A kernel cannot send half of a surrogate pair: the cell would fail. It shows codes of colours in plain text as colours.
+        # A kernel cannot send half of a surrogate pair: the cell would fail. Codes of a terminal in a text would be obeyed.
         return {"text/plain": visible(repr(self)), "text/html": self._repr_html_()}
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from .bodies.texts import clean_text as clean_text
@@ -180,6 +180,7 @@ RARE = 2_000
 """What fewer chains than this have is found by its own index, and the chains are then read and sorted."""
 RARE_COVERED = 20_000
 """The same for a condition whose index has all columns of the usual filters: no chain need be read to filter it."""
+Needed = Literal["page", "count", "scores"]
 IsRare = Callable[[str, str, Sequence[Any], int], bool]
 """Whether fewer rows than a limit match: table, condition, its values, limit."""
 
@@ -199,10 +200,10 @@ class Source:
     index: str | None = None
 
 
-def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, keys_only: bool = True) -> Source:
+def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, needed: Needed = "page") -> Source:
     """The source of a store of format 3. `texts` says whether the store has full-text indexes.
 
-    Without `keys_only` the source has the columns of the chains, and not only their keys.
+    `needed` is a page, which reads the first chains that match, or all that match: their keys (a count) or their scores.
     What few chains have is looked up in its own index, then a text in its index, then a tool. What is left is the index of the
     order, which is read from its beginning: it has the columns of the usual filters, so 100,000 chains that do not match cost
     about 15 ms.
@@ -224,7 +225,7 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bo
     reads = bool(chosen.text)  # whether each chain is read: its index does not have its texts
     for index, names, limit in (
         (BY_STEP, ("step", "step_low", "step_high"), RARE if reads else RARE_COVERED),
-        (BY_TASK, ("task_id",), RARE),
+        (BY_TASK, ("task_id",), RARE if reads else RARE_COVERED),
         (SORTED["score"], ("reward_low", "reward_high", "reward_below"), RARE if reads else RARE_COVERED),
         (SORTED["num_tokens"], ("min_tokens", "max_tokens"), RARE if reads else RARE_COVERED),
         (BY_OUTCOME, ("outcome",), RARE),
@@ -233,16 +234,20 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bo
         own = {name: getattr(chosen, name) for name in names}
         if any(value is not None and value is not False for value in own.values()):
             conditions, bounds = ChainFilter(**own).conditions()
-            if is_rare(f"trajectories INDEXED BY {index}", " AND ".join(conditions), bounds, limit):
-                return Source(f"trajectories INDEXED BY {index}", where, values, index=index)
+            source = Source(f"trajectories INDEXED BY {index}", where, values, index=index)
+            # The indexes of the orders do not have these columns: to read all that match there, every chain is read.
+            alone = needed != "page" and not reads and index in (BY_TASK, FAILED)
+            if alone or is_rare(source.tables, " AND ".join(conditions), bounds, limit):
+                return source
     if match is not None:
         where = ["summary_texts MATCH ?", "trajectories.key = summary_texts.rowid", *where]
         return Source("summary_texts CROSS JOIN trajectories", where, [match, *values], "summary_texts.rowid", parts=True)
     if called and by_key:
-        alone = keys_only and chosen == ChainFilter(tool=chosen.tool)
+        alone = needed != "scores" and chosen == ChainFilter(tool=chosen.tool)
         return Source("calls", ["calls.name = ?"], called, "calls.key", parts=True) if alone else joined
-    # The chains that were not trained are few, and the index of the advantages has that column too.
-    column = "advantage" if chosen.trained is False else order.column
+    # The chains that were not trained are few, and the index of the advantages has that column.
+    learned = chosen.trained is False or (chosen.trained is not None and needed != "page")
+    column = "advantage" if learned else order.column
     return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=column == "key", index=SORTED[column])
 
 

@@ -26,7 +26,7 @@ from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
-from .filters import RARE, ChainFilter, Cursor, Order, Source, clean_text, find_source
+from .filters import RARE, ChainFilter, Cursor, Needed, Order, Source, clean_text, find_source
 from .lock import RunState, state_of
 from .rows import (
     ChainRow,
@@ -515,9 +515,13 @@ class RunReader(Displayed):
     # ---- SQL -------------------------------------------------------------------------------------------------------------
 
     def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
-        """Where the chains that match are read from; in format 2, `figures` is the index for a figure over all of them."""
+        """Where the chains that match are read from, in this order.
+
+        For a figure over all of them, `figures` is the index that has its columns in format 2.
+        """
         if self.format == FORMAT:
-            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, keys_only=figures != BY_REWARD)
+            needed: Needed = "page" if figures is None else "scores" if figures == BY_REWARD else "count"
+            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, needed=needed)
         where, values = chosen.conditions()
         if figures is not None and chosen.tool is not None:
             where = ["calls.name = ?", "trajectories.key = calls.key", *where]

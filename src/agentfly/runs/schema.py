@@ -93,20 +93,16 @@ _TABLES: dict[str, str] = {
     "live": "name TEXT PRIMARY KEY, t REAL NOT NULL, data TEXT NOT NULL",
 }
 EVENT_COLUMNS = ("t", "step", "kind", "who", "data")
-# The texts of a summary that a search looks through (`filters.SEARCHED`), as one document.
-_SUMMARY = " || char(10) || ".join(("{0}.id", "{0}.task_id", "{0}.prediction", "coalesce({0}.error, '')"))
-# A chain that is deleted takes its other records along. Its document in `texts` stays: to delete from an index that holds no
-# documents, SQLite needs the whole text again. A search reads every chain that the index names, so a document of a deleted
-# chain finds nothing, also if its key is used again.
-_DELETED = (
-    "DELETE FROM bodies WHERE key = old.key; DELETE FROM tokens WHERE key = old.key; DELETE FROM calls WHERE key = old.key;"
+# A chain that is deleted takes its other records along. Its documents in the full-text indexes stay: to delete from an index
+# that holds no documents, SQLite needs the text again. A search looks at every chain that an index names, so the document of a
+# deleted chain finds nothing, also if its key is used again.
+TRIGGER = (
+    "CREATE TRIGGER chain_deleted AFTER DELETE ON trajectories BEGIN DELETE FROM bodies WHERE key = old.key; "
+    "DELETE FROM tokens WHERE key = old.key; DELETE FROM calls WHERE key = old.key; END"
 )
-_TRIGGERS = (f"CREATE TRIGGER chain_deleted AFTER DELETE ON trajectories BEGIN {_DELETED} END",)
 _TEXT_TABLES = (
     "CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize='unicode61 remove_diacritics 0', columnsize=0)",
     "CREATE VIRTUAL TABLE summary_texts USING fts5(text, content='', tokenize='trigram', detail=none, columnsize=0)",
-    "CREATE TRIGGER chain_forgotten AFTER DELETE ON trajectories BEGIN "
-    f"INSERT INTO summary_texts (summary_texts, rowid, text) VALUES ('delete', old.key, {_SUMMARY.format('old')}); END",
 )
 FILTERED = ("split", "outcome", "step", "score", "num_tokens", "num_turns")
 """Columns that every index of SORTED has: chains are filtered by them and sorted without reading the table."""
@@ -130,7 +126,7 @@ def _sort_index(column: str) -> str:
 INDEXES = f"""
 CREATE INDEX {BY_STEP} ON trajectories (step, split, outcome, score, num_tokens, num_turns);
 CREATE INDEX trajectories_by_id ON trajectories (id);
-CREATE INDEX {BY_TASK} ON trajectories (task_id, step);
+CREATE INDEX {BY_TASK} ON trajectories (task_id, step, split, outcome, score, num_tokens, num_turns);
 CREATE INDEX {BY_OUTCOME} ON trajectories (outcome);
 CREATE INDEX {FAILED} ON trajectories (key) WHERE error IS NOT NULL;
 {"".join(map(_sort_index, SORTED))}CREATE INDEX calls_by_key ON calls (key);
@@ -141,10 +137,11 @@ WHOLE_RUN = -1
 INSERT_CHAIN = f"INSERT INTO trajectories (key, {', '.join(CHAIN_COLUMNS)}) VALUES (?{', ?' * len(CHAIN_COLUMNS)})"
 INSERT_BODY = "INSERT INTO bodies (key, body) VALUES (?, ?)"
 INSERT_TEXT = "INSERT INTO texts (rowid, text) VALUES (?, ?)"
-# Not by a trigger: SQLite would write a segment of the index for every row.
+# The texts of a summary that a search looks through (`filters.SEARCHED`), as one document. Not by a trigger: SQLite would write
+# a segment of the index for every row.
 INDEX_SUMMARIES = (
-    f"INSERT INTO summary_texts (rowid, text) SELECT key, {_SUMMARY.format('trajectories')} FROM trajectories "
-    "WHERE key >= ? ORDER BY key"
+    "INSERT INTO summary_texts (rowid, text) SELECT key, id || char(10) || task_id || char(10) || prediction || char(10) || "
+    "coalesce(error, '') FROM trajectories WHERE key >= ? ORDER BY key"
 )
 INSERT_CALLS = "INSERT INTO calls (name, key, calls, errors) VALUES (?, ?, ?, ?)"
 INSERT_TOOL = (
@@ -158,7 +155,7 @@ INSERT_STATS = (
 
 def create(db: sqlite3.Connection) -> None:
     """Create the tables of format 3. The caller has begun a transaction, which executescript would end."""
-    for statement in (*_statements(_schema()), *_TRIGGERS, *(_TEXT_TABLES if can_index_texts(db) else ())):
+    for statement in (*_statements(_schema()), TRIGGER, *(_TEXT_TABLES if can_index_texts(db) else ())):
         db.execute(statement)
 
 

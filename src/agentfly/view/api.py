@@ -20,7 +20,7 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
                  r <= high, r < below), min_tokens, max_tokens, min_turns, max_turns, trained=0|1,
                  failed=0|1, q (text), in=body (q in whole chains)
         sort     one of `sorts` of the run, "-" in front: from the largest; "-added" if not given.  limit: 1 to 1000, else 100
-        start    one of cursor (`next` of the page before), offset (rows to pass over) and at (id of a chain); else the beginning
+        start    one of cursor (`next` of the page before), offset (rows to skip) and at (id of a chain); else the beginning
         count    0: do not count (total is null).  exact false: there are at least `total`
         ROW      {key, id, step, split, task_id, draw, chain, outcome, reward?, total_reward?, score?, components: {name:
                   number}, prediction, num_turns, num_tokens, seconds, num_context?, num_calls?, num_invalid?, version_first?,
@@ -47,14 +47,15 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/runs/N/envs?since=TIME&points=500    {pools: {kind: {figure: [[t, value?]]}}, chains: {phase: [[t, value?]]},
                      others: {name: [[t, value?]]}, steps: {kind: {figure: [[step, value?]]}},
                      tools: [{name, calls, errors, p50_s?, p95_s?, max_s?}], live: LIVE, events: [EVENT],
-                     limits: [{limit, count, chains: int, tools: [str], newest: [id], step?, since?: first step that is counted}],
-                     nodes: [{node, figures: {samplers, env_hosts, chains, cpus: [[step or t, value?]]}}], failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
+                     limits: [{limit, count, chains: int, tools: [str], newest: [id], step?, since?: first counted step}],
+                     nodes: [{node, figures: {samplers, env_hosts, chains, cpus: [[step or t, value?]]}}],
+                     failures: [{error, count, chain: id, step, outcome}] of the newest 500 failed chains}
         figure       allocated, idle, warming, closing, waiting, started, recycled, failed, reaped, acquire_p95_s, ...
         phase        running (all), environment, sampling, tools, scoring
         LIVE         {chains?: {t, data: [{id, task, turn, phase, tools: [str], seconds}]},
                       leases?: {t, data: [{chain: id, kind, task?, turn?, phase?}]}}     what the run last said about now
         EVENT        {key, t, step?, kind, who?, data: {...}}; kind: phase, chain_started, chain_ended, chain_failed, note,
-                     stopped, check_failed, environment_failed, environment_recycled, environment_reaped
+                     stopped, check_failed, sandbox_limit, environment_failed, environment_recycled, environment_reaped
     /api/runs/N/events?after=KEY&kind=&limit=   [EVENT]       oldest first
     /api/runs/N/checks        {state, warnings: [{name, level: "red" "yellow", text, tips: [str], evidence: [[metric, value]],
                                step}], checks: [{name, promise, ok, failed: int, steps: int, value?, bound?, step,

@@ -221,7 +221,7 @@ def live_json(reader: RunReader) -> dict[str, Any]:
 
 
 def limits_json(reader: RunReader) -> list[dict[str, Any]]:
-    """The limits of sandboxes that calls reached, the most frequent first: how often, in how many chains, and the newest of them.
+    """The limits of sandboxes that calls reached, the most frequent first: how often, in how many chains, the newest chains.
 
     `since` is the first step that is counted if earlier events are left out.
     """

@@ -1,8 +1,8 @@
 """A display that is redrawn in place, without flicker and clean after the terminal was resized.
 
-It is a render hook of a rich console: what is printed on the console, or to stdout and stderr, appears above the frame, which is
-removed before and drawn again after it. A frame that equals the last one is not drawn again. If the terminal became narrower, it
-has wrapped the lines that were drawn, so they take more rows than when they were drawn; all of these rows are removed.
+It is a render hook of a rich console: what is printed on the console, or to stdout and stderr, appears above the frame, which
+is removed before and drawn again after it. A frame that equals the last one is not drawn again. If the terminal became
+narrower, it has wrapped the lines that were drawn, so they take more rows than when they were drawn: all of them are removed.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class SandboxSession:
         return CellResult(error=error, timed_out=self._late, alive=False, limit="time" if self._late else self._limit)
 
     def _reached(self, reply: Reply) -> SandboxLimit | None:
-        """The limit that a cell reached whose session goes on. The kernel tells it to the cell, so the reply is all there is."""
+        """The limit that a cell reached whose session goes on. The kernel tells the cell alone, so the reply must say it."""
         last = (reply.error or "").rstrip().rpartition("\n")[2]
         for beginning, limit in REFUSALS.items():
             if last.startswith(beginning):

@@ -6,7 +6,7 @@ data. The fork server answers in JSON:
     {"op": "up", ...facts}                                                 once, when it can fork sessions
     {"op": "down", "error"}                                                once, if this tier does not work here
     {"op": "interrupted", "id"}                                            SIGINT was sent
-    {"op": "exit", "id", "code", "cpu_s", "oom", "why", "limit", "error"}  the session was reaped; limit: see `types.SandboxLimit`
+    {"op": "exit", "id", "code", "cpu_s", "oom", "why", "limit", "error"}  the session was reaped; limit: `types.SandboxLimit`
 """
 
 import struct
