@@ -111,7 +111,7 @@ class WebServer:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A connection inherits it. Without it a small answer waits 40 ms for the client's acknowledgement of its header: asyncio
+        # Connections inherit it. Without it a small answer waits 40 ms for the client's acknowledgement of its head: asyncio
         # sets it only for sockets that name their protocol.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
