@@ -83,7 +83,7 @@ HEAVY = {
     "websockets": ("resources/",),
     "vllm": ("ext/vllm_engine.py",),
     "verl": ("ext/verl_loop.py",),
-    "ray": ("ext/verl_loop.py", "ext/ray_cluster.py"),
+    "ray": ("ext/verl_loop.py", "ext/ray_cluster.py", "ext/ray_host.py"),
     "omegaconf": (),
     "hydra": (),
     "wandb": ("ext/trackers/wandb_tracker.py",),

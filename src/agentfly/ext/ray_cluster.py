@@ -8,7 +8,7 @@ Nothing is detached. When the trainer dies, Ray ends its actors; a child holds t
 SIGKILL from the kernel, with its process group, when the actor ends. A thread of the trainer asks every host for a beat; one
 that does not answer for `health_s` is lost, whatever Ray says (Ray itself needs a minute to notice a frozen node).
 
-`HostActor` is sent to the node by value: a node needs Ray, and AgentFly only for what is run there.
+`HostActor` (`ray_host`) is sent to the node by value: a node needs Ray, and AgentFly only for what is run there.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +30,7 @@ from typing import Any
 
 from ..errors import ConfigError, EngineError
 from ..plugins import missing_extra
+from .ray_host import HostActor
 
 NAMESPACE = "agentfly"
 GIB = float(1 << 30)
@@ -88,183 +87,6 @@ def _count(value: float, unit: str) -> str:
     return f"{value:g} {unit}{'' if value == 1 else 's'}" if value else ""
 
 
-# ---- on the node ---------------------------------------------------------------------------------------------------------
-
-# Ties a child to its actor and becomes the program: the kernel kills the child's group when the other end of LIFE is closed.
-# The last line reads the pipe, in case that it was closed before the signal was set up.
-TIE = """
-import fcntl, os, sys
-if sys.platform == "linux":
-    life = os.open(f"/proc/self/fd/{sys.argv[1]}", os.O_RDONLY | os.O_NONBLOCK)
-    os.set_inheritable(life, True)
-    fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(life, 10, 9)
-    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
-    try:
-        sys.exit(os.read(life, 1))
-    except BlockingIOError:
-        pass
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
-
-
-class HostActor:
-    """One host, in a process that Ray started on its node. Calls run in several threads; `beat` has one of its own.
-
-    Uses nothing of AgentFly: the node may have another version of it, or none.
-    """
-
-    def __init__(self, path: list[str], folder: str) -> None:
-        """`path` and `folder` are the trainer's import path and working directory; what exists here is used, too."""
-        self.started: dict[int, subprocess.Popen[bytes]] = {}
-        self.ended: dict[int, str] = {}
-        self.changed = threading.Condition()
-        self.life = os.pipe()
-        import ray
-
-        node = ray._private.worker.global_worker.node
-        self.folder = os.path.join(node.get_session_dir_path() if node else tempfile.gettempdir(), "logs", "agentfly")
-        os.makedirs(self.folder, exist_ok=True)
-        self.folder = tempfile.mkdtemp(prefix=time.strftime("host-%H%M%S-"), dir=self.folder)
-        self.cwd = folder if os.path.isdir(folder) else self.folder
-        sys.path[:] = [each for each in path if os.path.exists(each)] + [each for each in sys.path if each not in path]
-
-    def about(self) -> dict[str, Any]:
-        """What the trainer must know of this node."""
-        from importlib.metadata import PackageNotFoundError, version
-
-        import ray
-
-        software = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-        for name in ("agentfly", "torch", "transformers"):
-            try:
-                software[name] = version(name)
-            except PackageNotFoundError:
-                software[name] = "none"
-        boot = ""
-        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = f" {file.read().strip()}"
-        package = importlib.util.find_spec("agentfly")
-        util: Any = ray.util
-        return {
-            "pid": os.getpid(),
-            "python": sys.executable,
-            "path": list(sys.path),
-            "agentfly": os.path.dirname(package.origin) if package is not None and package.origin else None,
-            "software": software,
-            "machine": socket.gethostname() + boot,
-            "address": util.get_node_ip_address(),
-            "gpus": [str(each) for each in ray.get_gpu_ids()],
-            "folder": self.folder,
-        }
-
-    def beat(self, known: int, wait_s: float) -> dict[int, str]:
-        """How children ended, by their number. Returns at once if more than `known` have ended, else after `wait_s`."""
-        with self.changed:
-            self.changed.wait_for(lambda: len(self.ended) > known, wait_s)
-            return dict(self.ended)
-
-    def start(self, number: int, words: list[str], environ: dict[str, str | None], stdin: bytes, log: str) -> int:
-        """Start a child. "{life}" and "{parent}" in its words become the pipe's number and this process's. Returns its pid."""
-        own = {"{life}": str(self.life[0]), "{parent}": str(os.getpid())}
-        tie = [sys.executable, "-I", "-S", "-c", TIE, str(self.life[0])]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        path = os.path.join(self.folder, log or f"{number}.log")
-        with open(path, "ab") as output:
-            began = output.tell()
-            popen = subprocess.Popen(
-                tie + [own.get(word, word) for word in words],
-                env={name: value for name, value in {**kept, **environ}.items() if value is not None},
-                cwd=self.cwd,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=(self.life[0],),
-            )
-        self.started[number] = popen
-        threading.Thread(target=self.watch, args=(number, popen, stdin, path, began), daemon=True).start()
-        return popen.pid
-
-    def watch(self, number: int, popen: subprocess.Popen[bytes], stdin: bytes, path: str, began: int) -> None:
-        """Give a child its input, and keep how it ended."""
-        assert popen.stdin is not None
-        with contextlib.suppress(OSError), popen.stdin as pipe:  # it has ended already: the code below says how
-            pipe.write(stdin)
-        code = popen.wait()
-        try:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        except ValueError:
-            how = f"killed by signal {-code}"
-        printed = self.tail(path, began)
-        with self.changed:
-            self.ended[number] = f"({how})" + (f"; it said: {printed}" if printed else "")
-            self.changed.notify_all()
-
-    def tail(self, path: str, began: int = 0) -> str:
-        """The end of a log."""
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            file.seek(max(began, os.path.getsize(path) - 2000))
-            return file.read().decode("utf-8", "replace").strip()[-500:]
-        return ""
-
-    def kill(self, numbers: list[int]) -> None:
-        """End children and their groups. Returns when they are gone."""
-        living = [popen for number in numbers if (popen := self.started.get(number)) is not None and popen.returncode is None]
-        for popen in living:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(popen.pid, 9)
-        with self.changed:
-            self.changed.wait_for(lambda: all(number in self.ended or number not in self.started for number in numbers), 5.0)
-
-    def end(self) -> None:
-        """End all children."""
-        self.kill(list(self.started))
-
-    def ask(self, what: str, *values: Any) -> Any:
-        """Answer a question by its name."""
-        return getattr(self, f"ask_{what}")(*values)
-
-    def ask_can_import(self, modules: list[str]) -> list[str]:
-        """The modules that cannot be found here."""
-        missing = []
-        for name in modules:
-            try:
-                found = importlib.util.find_spec(name) is not None
-            except (ImportError, ValueError, AttributeError):
-                found = False
-            if not found:
-                missing.append(name)
-        return missing
-
-    def ask_can_reach(self, host: str, port: int, timeout_s: float = 5.0) -> str:
-        """Why no connection to an address can be made from here; empty if one can."""
-        try:
-            with socket.create_connection((host, port), timeout_s):
-                return ""
-        except OSError as error:
-            return str(error) or type(error).__name__
-
-    def ask_sees_file(self, path: str, text: str | None = None) -> bool:
-        """Whether a file or folder exists here and, if `text` is given, has this text."""
-        if text is None or not os.path.isfile(path):
-            return text is None and os.path.exists(path)
-        with open(path, encoding="utf-8") as file:
-            return file.read() == text
-
-    def ask_free_port(self, host: str = "") -> int:
-        """A TCP port on which nothing listens now."""
-        with socket.socket() as found:
-            found.bind((host, 0))
-            return int(found.getsockname()[1])
-
-    def ask_tail(self, log: str) -> str:
-        """The end of a child's log."""
-        return self.tail(os.path.join(self.folder, log))
-
-
-# ---- in the trainer ------------------------------------------------------------------------------------------------------
-
 _users = 0
 _using = threading.Lock()
 """Guards `_users`: several clusters of one process share its one connection to Ray."""
@@ -312,7 +134,7 @@ class Cluster:
                 _initialize(ray, address)
             _users += 1
         pickles: Any = ray.cloudpickle
-        pickles.register_pickle_by_value(sys.modules[__name__])
+        pickles.register_pickle_by_value(sys.modules[HostActor.__module__])
         return cls(ray, health_s=health_s, note=note)
 
     # ---- nodes
