@@ -82,7 +82,8 @@ def test_deep_nesting_is_refused_on_both_sides() -> None:
     [
         (["Popen", "rm"], "unknown record 'Popen'"),
         ([["Task"]], "unknown record"),
-        (["ToolResult", "seen", None, None, False, None, "more"], "with 6 fields"),
+        (["ToolResult", "seen", None, None, False, None, None, "more"], "with 7 fields"),
+        (["ToolResult", "seen", None, None, False, None, "much"], "limit is not one of a sandbox"),
         (["ToolResult"], "observation"),
         (["ToolResult", 7, None, None, False, None], "observation is not text"),
         (["ToolResult", "seen", None, "much", False, None], "reward is not a number"),

@@ -1,4 +1,4 @@
-"""Makes the pictures of the dashboard in docs/assets: python scripts/view/screenshots.py [--runs DIR] [--out docs/assets]
+"""Makes the pictures of the dashboard in docs/assets: python scripts/view/screenshots.py [--runs DIR] [--out DIR] [--only NAME]
 
 Needs `pip install 'agentfly[view,browser]'`, Pillow and Chromium (apt-get install chromium fonts-inter). Without `--runs` it
 first trains short runs of the bundled models on the CPU, which takes a few minutes.
@@ -53,14 +53,19 @@ def pictures(folder: Path) -> dict[str, tuple[str, str, dict[str, int]]]:
     }
 
 
-async def shoot(folder: Path, out: Path) -> None:
-    """Takes every picture."""
+async def shoot(folder: Path, out: Path, only: list[str]) -> None:
+    """Takes every picture, or those that are named."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
         raise SystemExit("no chromium on PATH: apt-get install chromium")
+    chosen = pictures(folder)
+    if unknown := set(only) - {*chosen, "view-chat"}:
+        raise SystemExit(f"there is no picture {', '.join(sorted(unknown))}; there are {', '.join([*chosen, 'view-chat'])}")
     async with Dashboard(folder, port=0) as dashboard, async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        for name, (path, theme, size) in pictures(folder).items():
+        for name, (path, theme, size) in chosen.items():
+            if only and name not in only:
+                continue
             context = await browser.new_context(viewport=size, color_scheme=theme)
             page = await context.new_page()
             await page.goto(dashboard.address)
@@ -68,7 +73,8 @@ async def shoot(folder: Path, out: Path) -> None:
             await settle(page)
             save(await page.screenshot(), out / f"{name}.png")
             await context.close()
-        await chat(browser, dashboard, out)
+        if not only or "view-chat" in only:
+            await chat(browser, dashboard, out)
         await browser.close()
 
 
@@ -112,6 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="a folder with the runs; without it, they are trained first")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/assets")
+    parser.add_argument("--only", action="append", default=[], help="make this picture alone; repeatable")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = options.runs or Path(name) / "runs"
@@ -119,7 +126,7 @@ def main() -> int:
             for recipe, *overrides in TRAINED:
                 command = [sys.executable, "-m", "agentfly", "train", recipe, *overrides]
                 subprocess.run(command, cwd=folder.parent, check=True)
-        asyncio.run(shoot(folder, options.out))
+        asyncio.run(shoot(folder, options.out, options.only))
     return 0
 
 

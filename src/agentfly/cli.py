@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RankError as error:
-        from .training.ranks.supervisor import RANK_LOST
+        from .training.ranks.process import RANK_LOST
 
         print(f"RankError: {error}", file=sys.stderr)
         return RANK_LOST

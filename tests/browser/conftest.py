@@ -90,7 +90,7 @@ class Windows:
     def context(self, viewport: dict[str, int], scheme: str) -> Any:
         key = (viewport["width"], scheme)
         if key not in self._contexts:
-            made = self._browser.new_context(viewport=viewport, color_scheme=scheme)
+            made = self._browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
             assert made.request.get(self._site.address).ok
             self._contexts[key] = made
         return self._contexts[key]

@@ -77,7 +77,7 @@ def test_all_text_has_contrast_and_all_controls_have_names(open_tab: Callable[..
         seen, poor = page.evaluate(TEXTS)
         assert seen > 15, path
         assert not poor, (path, scheme, poor)
-        assert not named_wrong(tab), path
+        assert scheme == "dark" or not named_wrong(tab), path  # names do not depend on colours
         assert page.locator("h1").count() == 1, path
         assert page.locator("[id]").evaluate_all("all => all.length - new Set(all.map((each) => each.id)).size") == 0, path
 

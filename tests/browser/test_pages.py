@@ -15,7 +15,6 @@ PATHS = [
     "/run/full/group/2/task-0", "/run/full/envs", "/run/full/checks", "/run/full/config", "/run/full/chat",
     "/compare?runs=full,again-seed1",
 ]  # fmt: skip
-NAMED = "bg panel sunken text soft faint accent good warn bad good-soft warn-soft bad-soft accent-soft"
 
 
 def settled(page: Any) -> None:
@@ -269,36 +268,3 @@ def test_the_theme_follows_the_system_and_the_switch_stays(open_tab: Callable[..
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
     page.reload()
     page.locator("html[data-theme=light]").wait_for()
-
-
-def test_text_is_readable_in_both_themes(open_tab: Callable[..., Tab]) -> None:
-    """Contrast of the named colours on their grounds is at least 4.5 to 1."""
-    for scheme in ("light", "dark"):
-        page = open_tab(scheme=scheme).page
-        colours = page.evaluate(
-            """names => Object.fromEntries(names.map((name) =>
-                [name, getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim()]))""",
-            NAMED.split(),
-        )
-        pairs = [(text, ground) for text in ("text", "soft", "faint") for ground in ("bg", "panel")]
-        pairs += [(name, f"{name}-soft") for name in ("good", "warn", "bad", "accent")] + [
-            ("accent", "panel"),
-            ("soft", "sunken"),
-        ]
-        for text, ground in pairs:
-            assert contrast(colours[text], colours[ground]) >= 4.5, (
-                scheme,
-                text,
-                ground,
-                contrast(colours[text], colours[ground]),
-            )
-
-
-def contrast(one: str, other: str) -> float:
-    def light(colour: str) -> float:
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    high, low = sorted((light(one), light(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)

@@ -365,9 +365,10 @@ class Driver:
         self.connection.sendall(pack_message([kind, 0, None]))
 
 
-def start(ticket: dict[str, Any]) -> subprocess.Popen[bytes]:
+def start(ticket: dict[str, Any], stdout: int | None = None) -> subprocess.Popen[bytes]:
     script = Path(agentfly.__file__).parent / "resources" / "host_main.py"
-    process = subprocess.Popen([sys.executable, "-I", str(script)], stdin=subprocess.PIPE, start_new_session=True)
+    words = [sys.executable, "-I", str(script)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=stdout, start_new_session=True)
     assert process.stdin is not None
     with process.stdin as stdin:
         stdin.write(json.dumps(ticket).encode())
@@ -439,3 +440,17 @@ def test_a_host_whose_event_loop_is_blocked_still_reports_and_says_so() -> None:
     finally:
         process.kill()
         process.wait(30)
+
+
+def test_started_by_hand_the_program_prints_its_address_and_ends_when_it_is_asked_to() -> None:
+    ticket = Driver().ticket(spec_of(Board))
+    del ticket["driver"]
+    process = start(ticket, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline().decode()
+        assert told.startswith("lending Board at ws://127.0.0.1:")
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()

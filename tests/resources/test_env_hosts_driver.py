@@ -35,6 +35,8 @@ class LocalNode:
 
 
 class LocalProcess:
+    node = ""
+
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self.popen = popen
 
@@ -118,7 +120,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: signal.Signals) -> None:
-    spec, cluster, notes = spec_of(Board, max=6), LocalCluster(), []
+    spec, cluster = spec_of(Board, max=6), LocalCluster()
+    notes: list[str] = []
     other = HostDirectory()  # of another process that runs chains
 
     async def main() -> None:

@@ -34,7 +34,7 @@ class Room(Environment):
 @tool(name="look", register=False)
 async def look(env: Room) -> str:
     """Look around."""
-    return await env.look()  # type: ignore[no-any-return]
+    return await env.look()
 
 
 class Looks(TwoTurns):

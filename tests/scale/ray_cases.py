@@ -106,7 +106,7 @@ def closed_host(local: LocalCluster) -> None:
 
 def node_killed(local: LocalCluster) -> None:
     cluster = connected[0]
-    hosts = _one_on_each()
+    hosts = _one_on_each("head", "b", "c")
     child = hosts["b"].run(["sleep", "7174"])
     told: list[str] = []
     hosts["b"].on_lost(told.append)
@@ -123,7 +123,7 @@ def node_killed(local: LocalCluster) -> None:
 def node_frozen(local: LocalCluster) -> None:
     cluster = connected[0]
     local.add("d", cpus=2)
-    hosts = _one_on_each()
+    hosts = _one_on_each("head", "c", "d")
     child = hosts["c"].run(["sleep", "7175"])
     local.freeze("c")
     began = time.monotonic()
@@ -151,12 +151,7 @@ def all_closed(local: LocalCluster) -> None:
     wait_for(lambda: not running("sleep 7175"), what="that a node that thaws ends what ran there")
 
 
-def _one_on_each() -> dict[str, Any]:
+def _one_on_each(*names: str) -> dict[str, Any]:
     cluster = connected[0]
-    names = [node.name for node in cluster.nodes() if node.alive]
-    made = {}
-    for index in range(len(names)):
-        host = cluster.place(f"sampler {index}", Share(0.5))
-        made[host.node.name] = host
-    assert set(made) >= set(names) - {"b"}, (set(made), names)
-    return made
+    nodes = {node.name: node for node in cluster.nodes() if node.alive}
+    return {name: cluster.place(f"sampler {i}", Share(0.5), only=nodes[name].id) for i, name in enumerate(names)}

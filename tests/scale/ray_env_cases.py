@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ class Watched(env_hosts.EnvHosts):
         return {member.host.node.name: member for member in self.live if member.host is not None}
 
 
+def all_ended(members: list[env_hosts.Member]) -> bool:
+    return all(member.ended.done() for member in members)
+
+
 def scenarios(local: LocalCluster) -> dict[str, str]:
     seed = int(time.time())
     print("seed", seed, flush=True)
@@ -63,7 +68,7 @@ def nodes_killed_and_frozen(local: LocalCluster) -> None:
             print(how, name, len(lost), "hosts with", sum(member.instances for member in lost), "environments", flush=True)
             began = time.monotonic()
             attack(name)
-            wait_for(lambda lost=lost: all(member.ended.done() for member in lost), 60, f"that {name} is found lost")
+            wait_for(partial(all_ended, lost), 60, f"that {name} is found lost")
             noticed_s = time.monotonic() - began
             print("noticed after", round(noticed_s, 1), "s:", lost[0].ended.result(), flush=True)
             assert noticed_s < 10, noticed_s
@@ -162,4 +167,5 @@ def check_books(result: Any, tree: dict[str, Any]) -> None:
     last = result.history[-1]
     print({name: value for name, value in last.items() if name.startswith(("ledger/", "resources/Room"))}, flush=True)
     counted = sum(last[f"ledger/{name}"] for name in ("trained", "filtered", "failed", "in_flight"))
+    assert sum(value for name, value in last.items() if name.endswith("/env_hosts")) == tree["cluster"]["env_hosts"]
     assert counted == last["ledger/drawn"] == result.steps * tree["rollout"]["num_tasks"]

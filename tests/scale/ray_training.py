@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from agentfly.training.cluster import current_cluster, on_cluster
 from agentfly.training.cluster.samplers import RayLauncher
 from agentfly.training.cluster.status import show_status
 from agentfly.training.doctor import diagnose
+from agentfly.training.evaluation import evaluate_run
 from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module
 from agentfly.training.workers.engine import WorkerEngine
@@ -38,14 +42,15 @@ WORKER = "workers/worker_main.py"
 folder: Path
 
 
-def scenarios(local: LocalCluster, path: str) -> dict[str, str]:
+def scenarios(local: LocalCluster, path: str, *names: str) -> dict[str, str]:
     global folder
     folder = Path(path)
     save_tiny_model(folder / "model")
     (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     local.add("head", cpus=0)
     local.add("b", "c", "d", cpus=2)
-    return run_all(local, [sentences, driver_killed, nodes_die])
+    every = [sentences, driver_killed, evaluation, nodes_die]
+    return run_all(local, [each for each in every if not names or each.__name__ in names])
 
 
 def config_of(local: LocalCluster, name: str, **more: dict[str, Any]) -> agentfly.Config:
@@ -148,16 +153,51 @@ def driver_killed(local: LocalCluster) -> None:
     wait_for(lambda: not running(WORKER) and not running("HostActor"), 60, "that the nodes are empty")
     print(f"the nodes were empty after {time.monotonic() - began:.1f} s", flush=True)
     steps = int(list_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2]) + 4
-    result = agentfly.train(config_of(local, "killed", train={"steps": steps, "save_every": 4}, sampler=one), resume=run)
+    places: list[str] = []
+    ways: list[str] = []
+    start, sender, collect = RayLauncher.start, WorkerEngine._sender, Trainer._collect
+
+    def started(self: RayLauncher, *values: Any) -> Any:
+        process = start(self, *values)
+        places.append(f"{process.host.about['pid']} {process.node}")
+        return process
+
+    def sent(self: WorkerEngine, kind: str) -> Any:
+        ways.append(kind)
+        return sender(self, kind)
+
+    async def kill_once(self: Trainer, step: int) -> Any:
+        if step == steps - 2:
+            os.kill(running(WORKER)[0], signal.SIGKILL)
+        return await collect(self, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RayLauncher, "start", started)
+        patch.setattr(WorkerEngine, "_sender", sent)
+        patch.setattr(Trainer, "_collect", kill_once)
+        again = config_of(local, "killed", train={"steps": steps, "save_every": 4}, sampler=one)
+        result = agentfly.train(again, resume=run)
+    assert set(ways) == {"memory"}, "a worker on the trainer's machine reads the weights from memory"
+    assert len(places) == 2
+    assert len(set(places)) == 1, "a worker that died alone starts again on its host"
+    assert result.history[-1]["workers/restarts"] == 1
     assert result.steps == steps
     check_books(result, steps, 8)
     wait_for(lambda: not running(WORKER), 30, "that no worker is left")
 
 
+def evaluation(local: LocalCluster) -> None:
+    """An evaluation uses the samplers of the cluster, and leaves nothing there."""
+    config = config_of(local, "held", sampler={"replicas": 1, "place": "process"})
+    done = evaluate_run(config, num_chains=2)
+    assert len(done.trajectories) == 8
+    assert {each.outcome.value for each in done.trajectories} == {"max_turns"}
+    wait_for(lambda: not running(WORKER) and not running("HostActor"), 60, "that the nodes are empty")
+
+
 def nodes_die(local: LocalCluster) -> None:
     """One node is killed and one is frozen while a run samples ahead; weights go by broadcast, as between machines."""
     harmed: list[tuple[str, float]] = []
-    stop = threading.Event()
     original_engine, original_collect = engine_module.WorkerEngine, Trainer._collect
     engines: list[WorkerEngine] = []
     draws = random.Random(time.time_ns())
@@ -167,55 +207,50 @@ def nodes_die(local: LocalCluster) -> None:
         return engines[-1]
 
     def joined() -> bool:
-        assert engines[0].pool is not None
-        return all(each.joined for each in engines[0].pool.replicas)
+        return (pool := engines[0].pool) is None or all(each.joined for each in pool.replicas)
 
-    def busy() -> str | None:
-        """The node of a sampler that runs chains."""
-        assert engines[0].pool is not None
-        found = [name for name, chains in engines[0].pool.chains_by_node().items() if chains]
-        return draws.choice(found) if found and joined() else None
-
-    def harm() -> None:
-        for how in (local.kill, local.freeze):
-            wait_for(lambda: stop.is_set() or joined(), 120, "that all samplers have joined")
-            if stop.wait(draws.uniform(0.3, 2.0)):
-                return
-            name = wait_for(lambda: stop.is_set() or busy(), 60, "that a sampler runs chains")
-            if stop.is_set():
-                return
-            print(how.__name__, name, flush=True)
-            how(name)
-            began = time.monotonic()
-            wait_for(lambda: stop.is_set() or not joined(), 60, "that it is noticed")
-            harmed.append((name, time.monotonic() - began))
-            print(f"noticed after {harmed[-1][1]:.1f} s", flush=True)
-
-    thread = threading.Thread(target=harm)
+    def harm(how: Callable[[str], None]) -> None:
+        pool: Any = engines[0].pool
+        until = time.monotonic() + draws.uniform(0.5, 2.0)
+        while not (busy := [name for name, chains in pool.chains_by_node().items() if chains]) and time.monotonic() < until:
+            time.sleep(0.005)
+        name = draws.choice(busy or list(pool.chains_by_node()))
+        how(name)
+        began = time.monotonic()
+        wait_for(lambda: not joined(), 60, "that the loss is noticed")
+        harmed.append((name, time.monotonic() - began))
+        print(f"{how.__name__} {name}, noticed after {harmed[-1][1]:.1f} s", flush=True)
 
     async def collect(self: Trainer, step: int) -> Any:
-        if step == 1:
-            thread.start()
-        if step > 10 and len(harmed) < 2:  # the last steps come after the harm
-            await asyncio.sleep(0.3)
+        if step in (6, 14, 22):
+            async with asyncio.timeout(200):
+                while len(harmed) < (step - 6) // 8 or not joined():
+                    await asyncio.sleep(0.1)
+            if step < 22:
+                threading.Timer(draws.uniform(0, 1.0), harm, [local.kill if step == 6 else local.freeze]).start()
+        if step < 22:
+            await asyncio.sleep(0.1)
         return await original_collect(self, step)
 
     engine_module.WorkerEngine, Trainer._collect = made, collect  # type: ignore[misc, method-assign]
     try:
         result = agentfly.train(config_of(local, "harmed", rollout={"max_lag": 2, "depth": 1}, train={"steps": 30}))
     finally:
-        stop.set()
-        thread.join(60)
         engine_module.WorkerEngine, Trainer._collect = original_engine, original_collect  # type: ignore[misc, method-assign]
     assert len(harmed) == 2
     assert all(seconds < 10 for _, seconds in harmed), harmed
     check_books(result, 30, 8)
     last = result.history[-1]
-    assert last["workers/rerun_chains"] >= 1
-    assert sum(value for row in result.history for name, value in row.items() if name.endswith("/chains")) == 240
-    assert all(sum(value for name, value in row.items() if name.endswith("/samplers")) <= 2 for row in result.history)
+    shown = [
+        (name.split("/")[2], value) for row in result.history for name, value in row.items() if name.startswith("cluster/")
+    ]
+    told = sum(value for name, value in shown if name == "chains")
+    assert told == 240 - last["workers/lost_chains"], told
+    assert sum(value for name, value in shown if name == "samplers") <= 2 * 30
+    assert sum(value for name, value in shown if name == "cpus") <= 2 * 30
     assert last["workers/restarts"] >= 2
-    assert last["handover/replicas"] >= 1
+    assert last["handover/replicas"] == 2
+    assert {last["handover/replica/0/version"], last["handover/replica/1/version"]} == {last["train/version"] + 1}
     print({name: value for name, value in last.items() if name.startswith(("workers/", "handover/", "cluster/"))}, flush=True)
     print(Counter(each.outcome.value for each in stored(result.directory).values()), flush=True)
     frozen = set(local.processes(harmed[1][0]))

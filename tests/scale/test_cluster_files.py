@@ -51,9 +51,10 @@ def test_the_keys_of_its_commands_exist(path: Path) -> None:
 def test_the_number_of_machines_is_that_of_the_keys() -> None:
     text = (FOLDER / "kubernetes_verl.yaml").read_text()
     (nodes,) = re.findall(r"verl\.nodes=(\d+)", text)
-    (replicas,) = re.findall(r"^ +replicas: (\d+)", text, re.MULTILINE)
-    assert int(nodes) == int(replicas) + 1  # the head has GPUs, too
-    config = Config.load(None, ["backend=verl", f"verl.nodes={nodes}", 'verl.overrides=["+ray_kwargs.ray_init.address=auto"]'])
+    (gpus,) = re.findall(r"verl\.gpus_per_node=(\d+)", text)
+    assert f"completions: {nodes}\n" in text
+    assert f"nvidia.com/gpu: {gpus}," in text
+    config = Config.load(None, ["backend=verl", "cluster.address=auto", f"verl.nodes={nodes}", f"verl.gpus_per_node={gpus}"])
     assert config.verl.nodes == 8
 
 
@@ -68,9 +69,10 @@ def test_a_ray_cluster_has_room_for_its_ranks_and_replicas() -> None:
     assert needed <= int(nodes) * int(cpus)
 
 
-def test_the_pods_of_a_ray_cluster_wait_for_each_other_and_close_their_ports() -> None:
+@pytest.mark.parametrize("name", ["kubernetes_ray.yaml", "kubernetes_verl.yaml"])
+def test_the_pods_of_a_ray_cluster_wait_for_each_other_and_close_their_ports(name: str) -> None:
     yaml = pytest.importorskip("yaml")
-    text = (FOLDER / "kubernetes_ray.yaml").read_text()
+    text = (FOLDER / name).read_text()
     job, service, policy = yaml.safe_load_all(text)
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -81,13 +83,15 @@ def test_the_pods_of_a_ray_cluster_wait_for_each_other_and_close_their_ports() -
     count = job["spec"]["completions"]
     assert f"< {count} and" in program
     assert job["spec"]["parallelism"] == count
-    name = job["metadata"]["name"]
-    assert f"head={name}-0.{service['metadata']['name']}:6379" in script
+    own = job["metadata"]["name"]
+    assert f"head={own}-0.{service['metadata']['name']}:6379" in script
     assert pod["subdomain"] == service["metadata"]["name"]
     labels = job["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == labels
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
     assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {each["name"] for each in container["env"]}
+    if "backend=verl" in script:
+        return
     config = _config_of(script)
     assert config.learner.ranks + config.sampler.replicas == count * container["resources"]["limits"]["nvidia.com/gpu"]
 

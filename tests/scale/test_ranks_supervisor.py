@@ -33,8 +33,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def start(rank_0: str, rank_1: str, restarts: int = 2) -> tuple[int, int]:
         script = tmp_path / "rank"
+        # Rank 1 begins when rank 0 has: what it does may end both.
         script.write_text(
-            f'#!/bin/sh\ncd {tmp_path}\nif [ "$RANK" = 0 ]; then echo x >> starts; {rank_0}\nelse {rank_1}\nfi\n',
+            f'#!/bin/sh\ncd {tmp_path}\nif [ "$RANK" = 0 ]; then echo x >> starts; touch up; {rank_0}\n'
+            f"else until [ -e up ]; do sleep 0.05; done; rm up; {rank_1}\nfi\n",
             encoding="utf-8",
         )
         script.chmod(script.stat().st_mode | stat.S_IXUSR)

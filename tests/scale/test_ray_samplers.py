@@ -20,6 +20,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     [
         ("sentences", "what is wrong with a cluster is said before a run trains"),
         ("driver_killed", "a trainer that is killed leaves nothing on the nodes, and its run resumes"),
+        ("evaluation", "an evaluation uses the samplers of the cluster"),
         ("nodes_die", "a run goes on when a node is killed and another is frozen, and its books balance"),
     ],
 )

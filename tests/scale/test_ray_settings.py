@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from agentfly.config import Config
-from agentfly.errors import ConfigError
-from agentfly.ext.ray_cluster import HostActor, Node, Share
+from agentfly.errors import ConfigError, MissingExtra
+from agentfly.ext.ray_cluster import Cluster, HostActor, Node, Share
 from agentfly.training.cluster import checks
 from agentfly.training.cluster.checks import check_files, check_room, check_software, needs, sampler_share, shares_of
+from agentfly.training.cluster.status import show_status
 from agentfly.training.workers.software import software
 
 
@@ -141,3 +143,40 @@ def test_a_model_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(checks, "needs", lambda config: ([], []))
     with pytest.raises(ConfigError, match="does not see the folder .*model of agent.model as the trainer does: .* share"):
         check_files(OtherNode(sees=False), config)  # type: ignore[arg-type]
+
+
+def test_without_ray_the_extra_is_named_and_an_address_is_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else found(name, *more))
+    with pytest.raises(MissingExtra, match=r"cluster.address needs the package 'ray': pip install 'agentfly\[ray\]'"):
+        Cluster.connect("auto")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: True)
+    for address in ("ray://a:1", "a", "a:b", ":1"):
+        with pytest.raises(ConfigError, match="cluster.address is host:port of the head of a Ray cluster"):
+            Cluster.connect(address)
+    with pytest.raises(ConfigError, match="the host 'no-such-host.invalid' is not known here"):
+        Cluster.connect("no-such-host.invalid:1")
+
+
+def test_the_status_is_shown_by_node_and_by_run() -> None:
+    alive = {"alive": True, "cpus": [1, 4], "memory_gib": [2, 8], "gpus": [0, 1], "samplers": 2, "env_hosts": 1, "ranks": 0}
+    dead = {"alive": False, "cpus": [0, 4], "memory_gib": [0, 8], "gpus": [0, 0], "samplers": 0, "env_hosts": 0, "ranks": 0}
+    nodes = [{"name": "a", "address": "10.0.0.1", **alive}, {"name": "b", "address": "10.0.0.2", **dead}]
+    hosts = [{"name": f"sampler {i}", "node": "a"} for i in range(2)] + [{"name": "env host 0", "node": "a"}]
+    run = {
+        "directory": "runs/x",
+        "step": 3,
+        "chains": {"a": 5},
+        "pools": {"guess": {"allocated": 4, "idle": 1}},
+        "hosts": hosts,
+    }
+    text = show_status({"nodes": nodes, "runs": [run]})
+    assert [line.split() for line in text.splitlines()[1:3]] == [
+        ["a", "10.0.0.1", "1", "of", "4", "2", "of", "8", "0", "of", "1", "2", "samplers,", "1", "environment", "host"],
+        ["b", "10.0.0.2", "0", "of", "4", "0", "of", "8", "0", "of", "0", "dead"],
+    ]
+    assert text.split("\n\n")[1] == (
+        "run runs/x, step 3\n  samplers: 2 on a\n  environment hosts: 1 on a\n  chains: 5 on a\n"
+        "  pool guess: 4 allocated, 1 idle\n"
+    )
+    assert "no run of AgentFly has a host on this cluster" in show_status({"nodes": nodes, "runs": []})

@@ -145,6 +145,7 @@ class HostActor:
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = f" {file.read().strip()}"
         package = importlib.util.find_spec("agentfly")
+        util: Any = ray.util
         return {
             "pid": os.getpid(),
             "python": sys.executable,
@@ -152,7 +153,7 @@ class HostActor:
             "agentfly": os.path.dirname(package.origin) if package is not None and package.origin else None,
             "software": software,
             "machine": socket.gethostname() + boot,
-            "address": ray.util.get_node_ip_address(),
+            "address": util.get_node_ip_address(),
             "gpus": [str(each) for each in ray.get_gpu_ids()],
             "folder": self.folder,
         }
@@ -310,7 +311,8 @@ class Cluster:
             if not ray.is_initialized():
                 _initialize(ray, address)
             _users += 1
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        pickles: Any = ray.cloudpickle
+        pickles.register_pickle_by_value(sys.modules[__name__])
         return cls(ray, health_s=health_s, note=note)
 
     # ---- nodes

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Never
 
 from ..errors import AgentFlyError
@@ -32,7 +33,7 @@ TURN_S = 0.25
 class DriverLink(threading.Thread):
     """The connection to the driver. `on_stop` is called in its thread."""
 
-    def __init__(self, ticket: Mapping[str, Any], on_stop: Callable[[], None]) -> None:
+    def __init__(self, ticket: Mapping[str, Any], on_stop: Callable[[], Any]) -> None:
         super().__init__(name="agentfly-driver", daemon=True)
         host, port, token = ticket["driver"]
         self.turned = time.monotonic()
@@ -100,7 +101,7 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     link = None
     if "driver" in ticket:
-        link = DriverLink(ticket, lambda: loop.call_soon_threadsafe(stopped.set))
+        link = DriverLink(ticket, partial(loop.call_soon_threadsafe, stopped.set))
         link.start()
     try:
         async with HostServer(map(kind_from, ticket["kinds"]), host=ticket["bind"], token=ticket["token"]) as server:

@@ -55,7 +55,7 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
         LIVE         {chains?: {t, data: [{id, task, turn, phase, tools: [str], seconds}]},
                       leases?: {t, data: [{chain: id, kind, task?, turn?, phase?}]}}     what the run last said about now
         EVENT        {key, t, step?, kind, who?, data: {...}}; kind: phase, chain_started, chain_ended, chain_failed, note,
-                     stopped, check_failed, environment_failed, environment_recycled, environment_reaped
+                     stopped, check_failed, sandbox_limit, environment_failed, environment_recycled, environment_reaped
     /api/runs/N/events?after=KEY&kind=&limit=   [EVENT]       oldest first
     /api/runs/N/checks        {state, warnings: [{name, level: "red" "yellow", text, tips: [str], evidence: [[metric, value]],
                                step}], checks: [{name, promise, ok, failed: int, steps: int, value?, bound?, step,

@@ -14,7 +14,7 @@ from ...errors import ConfigError, WorldError
 from ...net.guard import token_from
 from ..rpc import websocket_limits
 from ..rpc.client import Worker
-from ..rpc.frames import MAX_FRAME, SANDBOXED
+from ..rpc.frames import MAX_FRAME, SANDBOXED, FrameLimits
 from .options import HttpOptions
 from .remote import RemoteBackend
 
@@ -23,7 +23,7 @@ CONNECT_S = 30.0
 
 class HttpWorker(Worker):
     kind = "server"
-    limits = SANDBOXED._replace(frame=MAX_FRAME)
+    limits: FrameLimits | None = SANDBOXED._replace(frame=MAX_FRAME)
 
     _url = ""
     _socket: Any = None

@@ -33,10 +33,23 @@ def sampler_share(config: Config, nodes: Sequence[Node]) -> Share:
     return Share(sampler.cpus, sampler.memory_gib, float(sampler.gpus) if gpus else 0.0)
 
 
+def learner_gpus(config: Config, nodes: Sequence[Node]) -> bool:
+    """Whether the trainer's own process uses a GPU, which a sampler must not be given. Ranks reserve theirs."""
+    if config.learner.ranks > 1 or not config.sampler.in_processes or not sampler_share(config, nodes).gpus:
+        return False
+    from ...engines.local.load import count_gpus  # late: torch
+
+    options = engine_options(config.agent.engine)
+    device = str(options.get("learner_device") or options.get("device") or "cuda")
+    return device.startswith("cuda") and count_gpus() > 0
+
+
 def shares_of(config: Config, nodes: Sequence[Node]) -> list[tuple[str, str, Share]]:
     """Every host of the run, as its kind, the config key that says how many there are, and what it reserves."""
     cluster = config.cluster
     found = []
+    if learner_gpus(config, nodes):
+        found.append(("learners", "learner.ranks", Share(0.0, 0.0, 1.0)))
     if config.sampler.in_processes:
         found += [("samplers", "sampler.replicas", sampler_share(config, nodes))] * config.sampler.replicas
     env_share = Share(cluster.env_cpus, cluster.env_memory_gib)

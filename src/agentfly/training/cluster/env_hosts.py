@@ -60,8 +60,8 @@ class Host(Protocol):
 class Places(Protocol):
     """The part of `ext.ray_cluster.Cluster` that is used here. `place` blocks."""
 
-    own: Any
-
+    @property
+    def own(self) -> Any: ...
     def place(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> Host: ...
 
 
@@ -242,7 +242,7 @@ class EnvHosts:
     async def _start(self, member: Member, avoid: Collection[str]) -> None:
         """Place the host, start its process and wait until it lends. Raises what makes that impossible."""
         settings = self.settings
-        name = f"environment host {member.index}"
+        name = f"env host {member.index}"  # `status` counts hosts by these names
         async with self._placing:  # one after the other, so that each counts for where the next one goes
             host = member.host = await asyncio.to_thread(self.cluster.place, name, settings.share, avoid=avoid)
         loop = asyncio.get_running_loop()

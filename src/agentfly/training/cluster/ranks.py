@@ -25,7 +25,7 @@ from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError, RankError
 from ...ext.ray_cluster import Cluster, Host, HostProcess, Node, Share
-from ..ranks.process import FROZEN, Rank, free_port, interface_variables, start_here, why_ended
+from ..ranks.process import FROZEN, QUIET, Rank, free_port, interface_variables, start_here, why_ended
 from .checks import check_files, check_room, check_software, shares_of
 
 PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
@@ -210,7 +210,7 @@ class ClusterRanks:
                 processes[number] = host.run(words, stdin=json.dumps(ticket).encode(), log=f"rank-{number}.log")
             joined = self._accept(processes, token)
             ranks += [joined[number] for number in sorted(joined)]
-            environ = {**interface_variables(own.address), **os.environ, **common, **places[0]}
+            environ = {**QUIET, **interface_variables(own.address), **os.environ, **common, **places[0]}
             ranks.insert(0, start_here(0, arguments, environ))
         except BaseException:
             for rank in ranks:

@@ -85,7 +85,10 @@ class RayLauncher:
             if last.lost is None:
                 self._cluster.doubt(last.node)
             last.close()
-        host = self._cluster.place(f"sampler {index}", self._share, avoid=avoid)
+        try:
+            host = self._cluster.place(f"sampler {index}", self._share, avoid=avoid)
+        except EngineError as error:
+            raise EngineError(f"could not be placed: {error}") from None
         try:
             check_software(host)
             self._check_reach(host, ticket["address"])

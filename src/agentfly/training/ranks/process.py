@@ -30,6 +30,8 @@ RANK_LOST = 75
 BEAT_S, SILENT_S, SILENT_UNSEEN_S = 1.0, 8.0, 60.0
 """Seconds between two signs of life; of silence until a rank is lost, with and without a look at its CPU time."""
 FROZEN = "is frozen"
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Variables of a rank, unless they are set: torch warns whenever a wait for rank 0's next command lasts some seconds."""
 CONNECT_S, UNACKNOWLEDGED_S = 15.0, 20.0
 """Seconds that a keeper tries to reach the supervisor, and that what it sends may stay unacknowledged before it gives up."""
 SIOCGIFADDR = 0x8915
@@ -185,7 +187,7 @@ class _Keeper:
 
     def __init__(self, ticket: Mapping[str, Any], connection: socket.socket) -> None:
         self._connection = connection
-        environ = {**interface_variables(ticket["node"]), **os.environ, **ticket["environ"]}
+        environ = {**QUIET, **interface_variables(ticket["node"]), **os.environ, **ticket["environ"]}
         self._rank = start_rank(
             ticket["rank"],
             [sys.executable, "-m", "agentfly", *ticket["arguments"]],

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 from ...config import Config
 from ...errors import AgentFlyError, RankError
-from .process import BEAT_S, RANK_LOST, SOCKET, LocalRank, Rank, free_port, start_here
+from .process import BEAT_S, QUIET, RANK_LOST, SOCKET, LocalRank, Rank, free_port, start_here
 
 END_S = 5.0
 """Seconds that rank 0 has to end by itself after another rank has failed."""
@@ -177,10 +177,9 @@ def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path 
                 return None, directory
             if any(rank.why_lost() is not None for rank in group):
                 rank, why = _cause(group)
-                if rank.number and (rank.status or 0) > 0 and group[0].status is None:
-                    _wait(lambda: group[0].status is not None, END_S)  # it may have lost rank 0, which is about to end
-                    if group[0].status is not None:
-                        continue
+                failed = rank.number and (rank.status or 0) > 0 and group[0].status is None
+                if failed and _wait(lambda: group[0].status is not None, END_S):
+                    continue  # it had lost rank 0, which was about to end
                 return f"rank {rank.number} {why}", directory
 
 
@@ -225,11 +224,14 @@ def _why_failed(group: list[Rank]) -> str | None:
     return f"rank {found[0].number} {found[0].why_lost()}" if found else None
 
 
-def _wait(over: Callable[[], bool], limit_s: float) -> None:
-    """Wait until it is over, at most so long."""
+def _wait(over: Callable[[], bool], limit_s: float) -> bool:
+    """Wait until it is over, at most so long. Returns whether it is."""
     deadline = time.monotonic() + limit_s
-    while not over() and time.monotonic() < deadline:
+    while not over():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
+    return True
 
 
 class LocalRanks:
@@ -240,6 +242,7 @@ class LocalRanks:
 
     def start(self, arguments: Sequence[str]) -> list[Rank]:
         environ = {
+            **QUIET,
             **os.environ,
             "WORLD_SIZE": f"{self._ranks}",
             "LOCAL_WORLD_SIZE": f"{self._ranks}",

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ...agents.base import BaseAgent
 from ...config import Config
@@ -180,7 +180,7 @@ class WorkerEngine:
         )
         self.pool, self._loop = pool, asyncio.get_running_loop()
         try:
-            async with open_env_hosts(config, plan.agent, note, pool.tell_hosts), pool:
+            async with open_env_hosts(config, cast(BaseAgent, plan.agent), note, pool.tell_hosts), pool:
                 admission = Admission(pool.room, config.rollout.max_concurrency)
                 pool.on_room(admission.wake)
                 yield replace(plan, runner=pool, admission=admission)

@@ -532,11 +532,11 @@ class WorkerPool:
         finally:
             replica.chains.pop(name, None)
         replica.stats = stats
-        if replica.process is not None and replica.process.node:
-            self._by_node[replica.process.node] += 1
         # Weights that were loaded meanwhile may have drawn its last tokens: they count once they are proven.
         while (proving := replica.proving) is not None:
             await asyncio.shield(proving)
+        if replica.process is not None and replica.process.node:  # counted last: a failed proof runs the chain again
+            self._by_node[replica.process.node] += 1
         return decode(data)
 
     # ---- figures

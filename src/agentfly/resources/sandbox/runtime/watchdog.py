@@ -207,9 +207,8 @@ class WatchdogProcess:
                         os.kill(pid, signal.SIGKILL)
 
     def kill(self, watched: Watched, why: str, limit: str | None) -> None:
-        self.say(
-            "offender", id=watched.number, why=why, limit=limit
-        )  # before the kill: the fork server must know why when it reaps
+        # Before the kill: the fork server must know why when it reaps.
+        self.say("offender", id=watched.number, why=why, limit=limit)
         for pid in watched.pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,5 +1,5 @@
 // Keyboard: a page registers what its keys do while it is shown.
-import { signal, useEffect } from "./lib.js";
+import { signal, useLayoutEffect } from "./lib.js";
 
 /** [keys, meaning] of every key, for the help. */
 export const KEYS = [
@@ -13,7 +13,8 @@ const layers = [];
 
 /** While the component is shown, `map[key]` is called for a key. The higher level wins: frame 0, page 1, dialog 2. */
 export function useKeys(map, level = 1) {
-  useEffect(() => {
+  // Not useEffect, which waits for the next frame: a key that is pressed before it would do what the page before does with it.
+  useLayoutEffect(() => {
     const layer = { map, level };
     layers.push(layer);
     layers.sort((a, b) => a.level - b.level);

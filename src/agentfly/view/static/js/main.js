@@ -1,5 +1,5 @@
 // The frame: sidebar, navigation, help, and which module shows the page of the present address.
-import { html, render, useEffect, useRef, useState } from "./lib.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { connected, follow, listen, runApi, useData } from "./api.js";
 import { address, catchLinks, go, place, runPath } from "./router.js";
 import { Card, Empty, Failure, Loading, StateDot } from "./parts.js";
@@ -80,7 +80,7 @@ const skip = () => document.getElementById("main").focus();
 
 function Help() {
   const close = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const before = document.activeElement;
     close.current.focus();
     return () => before?.isConnected && before.focus();

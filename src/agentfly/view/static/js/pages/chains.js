@@ -61,7 +61,7 @@ export default function Chains({ run, about, query }) {
     return kept.current.get(row);
   };
   const pick = (from, to, last) => refine(from === null ? { low: null, high: null, below: null } : { low: from, high: last ? to : null, below: last ? null : to });
-  return html`<header class="page-head"><div><h1>Chains</h1><p class="sub tnum" aria-live="polite">${rows.total === null ? " " : `${rows.exact ? "" : "more than "}${count(rows.total, "chain")}`}${Object.keys(filter).length ? " match the filter" : ""}</p></div>
+  return html`<header class="page-head"><div><h1>Chains</h1><p class="sub tnum" aria-live="polite">${total.total === null ? " " : `${total.exact ? "" : "more than "}${count(total.total, "chain")}`}${Object.keys(filter).length ? " match the filter" : ""}</p></div>
       <div class="tools bottom">${!query.in && html`<${Jump} top=${top.current} first=${rows.first} total=${total} onRow=${jump} />`}<${Select} label="Sort" value=${sort} options=${query.in === "body" ? SORTS.slice(0, 2) : SORTS} onPick=${(next) => refine({ sort: next === "-added" ? null : next })} />
         ${Object.keys(filter).length > 0 && html`<a class="button" href=${runPath(run, "chains")}>Clear filter</a>`}
         <a class="button" href=${apiUrl(runApi(run, "export"), { ...filter, format: "jsonl" })} download>Export JSONL</a></div></header>
@@ -72,7 +72,7 @@ export default function Chains({ run, about, query }) {
         ${rows.error ? html`<${Failure} error=${rows.error} retry=${rows.reload} />` : rows.list.length === 0 && rows.done && rows.first ? html`<${Empty} title=${`There is no row ${num(rows.first + 1)}.`}>${total.total === null ? "" : `The list has ${total.exact ? "" : "more than "}${count(total.total, "row")}.`}<//>`
           : rows.list.length === 0 && rows.done ? html`<${Empty} title="No chain matches.">${Object.keys(filter).length ? "Loosen or clear the filter." : "Chains appear here as they end."}<//>`
           : html`<div class="chain-row chain-head" aria-hidden="true"><span>Task</span><span class="wide-only n">Step</span><span>Outcome</span><span>Reward</span><span class="n wide-only">Advantage</span><span class="wide-only">Prediction</span><span class="n wide-only">Turns</span><span class="n wide-only">Tokens</span><span class="n wide-only">Time</span></div>
-            <${VirtualList} total=${rows.list.length} height=${44} cursor=${rows.current ? cursor : null} reset=${place} above=${rows.above} label="Chains" className="chain-list"
+            <${VirtualList} total=${rows.list.length} height=${44} cursor=${rows.current ? cursor : null} reset=${rows.key} above=${rows.above} label="Chains" className="chain-list"
               row=${(index) => drawn(rows.list[index], index === cursor)}
               onRange=${(first, last, row) => {
                 seen.current = [first, last];
