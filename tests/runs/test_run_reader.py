@@ -7,6 +7,7 @@ import sqlite3
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,25 @@ def test_a_chain_is_found_by_the_tools_that_it_called(tmp_path: Path) -> None:
                         assert found.count(chosen).value == len(wanted)
                         scores = [score(each) for _, _, each in CHAINS if each.id in set(wanted)]
                         check_histogram(found.histogram(chosen, bins=6), [each for each in scores if each is not None])
+
+
+def test_a_histogram_that_takes_too_long_is_a_sample_of_all_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunStore(tmp_path / "run.db") as store:
+        for step in range(1, 65):
+            chains = [replace(each, id=f"{step}-{place}", reward=step / 64) for place, (_, _, each) in enumerate(CHAINS[:20])]
+            store.add_trajectories(step, "train", chains)
+    chosen = ChainFilter(text="task")
+    with RunReader(tmp_path) as found:
+        whole = found.histogram(chosen, bins=4)
+        monkeypatch.setattr("agentfly.runs.query.SAMPLE_PARTS", 10)
+        assert found.histogram(chosen, bins=4) == whole
+        # Every look at the clock costs a fifteenth of the time.
+        clock = (0.02 * tick for tick in range(10**6))
+        monkeypatch.setattr("agentfly.runs.query.time.monotonic", clock.__next__)
+        part = found.histogram(chosen, bins=4)
+    assert 0.05 < part.sampled < 0.3
+    assert sum(part.counts) == pytest.approx(sum(whole.counts), rel=0.01)
+    assert min(part.counts) > 0, "the sample has chains of every quarter of the run"
 
 
 def test_a_search_in_whole_chains_goes_on_where_its_time_was_up(reader: RunReader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,13 @@ NEWEST_STEPS = 20
 """Steps to which a query that takes too long is proposed to be narrowed."""
 SAMPLE_ABOVE = 1_000_000
 """A histogram of more chains reads every second, third, ... of them."""
+SAMPLE_PARTS = 200_000
+HISTOGRAM_S = 0.3
 _RANGE = 20_000  # keys of the first part of a search or a count; each further part is twice as large
 _SCAN = 512  # chains whose bodies are searched in the first part
 _MAX_SCAN = 8_192
 _READ = 16  # chains whose bodies one statement reads
+_STRATA = 64  # ranges of keys that a histogram of a part of the chains is read from
 _LOOK = 10_000  # instructions of SQLite between two looks at the clock
 Point = tuple[int, float | None, float | None]
 """Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
@@ -343,34 +346,53 @@ class RunReader(Displayed):
             newest, size = newest - size, 2 * size
 
     def histogram(self, filter: ChainFilter | None = None, bins: int = 20) -> Histogram:  # noqa: A002
-        """The rewards of the scored chains that match. Empty if there are none; one bin if all are equal."""
+        """The rewards of the scored chains that match. Empty if there are none; one bin if all are equal.
+
+        In a run of more than SAMPLE_PARTS chains, those with a tool or a text are read for HISTOGRAM_S, from all over the run.
+        """
         bins = max(1, min(bins, 200))
         chosen = filter or ChainFilter()
         if chosen.text and chosen.in_body:
             raise ConfigError("a search in whole chains has no histogram: search without in_body")
         # The chains that called a tool are in the order of their keys.
         source = self._source(chosen, Order.parse("reward" if chosen.tool is None else "added"), BY_REWARD)
-        every = 1 + (self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0) // SAMPLE_ABOVE
-        some = [f"trajectories.key % {every} = 0"] if every > 1 else []
-        condition = _all(["score IS NOT NULL", *source.where, *some])
+        newest = self._fetch("SELECT max(key) FROM trajectories")[0][0] or 0
+        where = ["score IS NOT NULL", *source.where]
         if source.index == BY_REWARD:  # in the order of the rewards
+            every = 1 + newest // SAMPLE_ABOVE
+            condition = _all([*where, f"trajectories.key % {every} = 0"] if every > 1 else where)
             statement = f"SELECT score, count(*) FROM {source.tables} WHERE {condition} GROUP BY score"
-            found = dict(self._fetch(statement, source.values))
-        else:  # SQLite would sort all rows to group them
-            statement = f"SELECT score FROM {source.tables} WHERE {condition}"
-            found = Counter(chain.from_iterable(self._iterate(statement, source.values)))
+            found, share = Counter(dict(self._fetch(statement, source.values))), 1 / every
+        else:
+            found, share = self._scores(source, where, newest)
         if not found:
             return Histogram([], [])
         low, high = min(found), max(found)
         if not math.isfinite(high - low):
             raise ConfigError(f"rewards from {low} to {high} have no histogram")
         if low == high:
-            return Histogram([low, high], [every * found[low]], 1 / every)
+            return Histogram([low, high], [round(found[low] / share)], share)
         counts, scale = [0] * bins, bins / (high - low)
         for score, count in found.items():
-            counts[min(bins - 1, int((score - low) * scale))] += every * count
+            counts[min(bins - 1, int((score - low) * scale))] += round(count / share)
         width = (high - low) / bins
-        return Histogram([*(low + width * index for index in range(bins)), high], counts, 1 / every)
+        return Histogram([*(low + width * index for index in range(bins)), high], counts, share)
+
+    def _scores(self, source: Source, where: Sequence[str], newest: int) -> tuple[Counter[float], float]:
+        """The scores of a source that is not in their order, and the share of the chains that was read."""
+        statement = f"SELECT score FROM {source.tables} WHERE {_all(where)}"
+        if not source.parts or newest <= SAMPLE_PARTS:
+            return Counter(chain.from_iterable(self._iterate(statement, source.values))), 1.0
+        found, size = Counter[float](), -(-newest // _STRATA)
+        ends = time.monotonic() + min(HISTOGRAM_S, self.timeout_s)
+        # The halves of the run, then its quarters, and so on: a part of them is a fair sample of all steps.
+        for number, place in enumerate(sorted(range(_STRATA), key=lambda place: f"{place:06b}"[::-1]), 1):
+            bounds = (place * size + 1, (place + 1) * size)
+            rows = self._iterate(f"{statement} AND {source.key} BETWEEN ? AND ?", (*source.values, *bounds))
+            found.update(chain.from_iterable(rows))
+            if time.monotonic() > ends:
+                return found, number / _STRATA
+        return found, 1.0
 
     def groups(self, step: int, split: str = "train") -> list[GroupRow]:
         """The groups of a step, in the order of their first chain."""
