@@ -125,7 +125,7 @@ function Filters({ about, query }) {
   const box = (name, label, width) => html`<label class="field"><span>${label}</span><input type="text" class=${width} inputmode=${name === "task" ? undefined : "decimal"} value=${query[name] ?? ""} onChange=${(event) => refine({ [name]: event.target.value.trim() || null })} /></label>`;
   return html`<div class="filter-bar">
     <label class="field grow"><span>Text</span><input type="search" data-search placeholder="task, prediction or error" value=${text} onInput=${(event) => type(event.target.value)} /></label>
-    <label class="toggle" title="Search all messages, calls and results. Slower; sorts by time."><input type="checkbox" checked=${query.in === "body"} onChange=${(event) => refine({ in: event.target.checked ? "body" : null, sort: null })} />Whole chains</label>
+    <label class="toggle" title="Search all messages, calls and results, from the beginning of a word. Sorts by time."><input type="checkbox" checked=${query.in === "body"} onChange=${(event) => refine({ in: event.target.checked ? "body" : null, sort: null })} />Whole chains</label>
     ${box("step", "Step", "w-step")}
     <${Select} label="Split" value=${query.split} options=${choices(about.splits, "all")} onPick=${(split) => refine({ split })} />
     <${Select} label="Outcome" value=${query.outcome} options=${choices(about.outcomes, "all")} onPick=${(outcome) => refine({ outcome })} />
