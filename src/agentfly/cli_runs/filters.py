@@ -21,7 +21,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tool", metavar="NAME", help="only chains that called this tool")
     parser.add_argument("--min-reward", type=float, metavar="R", help="only with at least this total reward")
     parser.add_argument("--max-reward", type=float, metavar="R", help="only with at most this total reward")
-    parser.add_argument("--text", metavar="WORDS", help="only chains that hold this text in any message, from the beginning of a word")
+    parser.add_argument("--text", metavar="WORDS", help="only with this text in any message, from the beginning of a word")
 
 
 def has_filters(arguments: argparse.Namespace) -> bool:
