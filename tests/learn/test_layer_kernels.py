@@ -115,7 +115,8 @@ def test_layers_on_a_processor_compute_what_torch_computes(family: str) -> None:
         out.backward(torch.sin(torch.arange(out.numel())).view_as(out))
         found.append([out.detach(), *(parameter.grad for parameter in replica.parameters())])
     for got, want in zip(*found, strict=True):
-        assert float((got - want).norm()) <= 1e-5 * float(want.norm())
+        # Sums are rounded in another order, how far depends on the processor; a wrong term would be off by a hundredth.
+        assert float((got - want).norm()) <= 5e-5 * float(want.norm())
 
 
 def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ class Cluster:
             self._doubts[node.id] = time.monotonic() + DOUBT_S
 
     def _rooms(self) -> str:
-        alive = [node for node in self.nodes() if node.alive]
+        alive = sorted((node for node in self.nodes() if node.alive), key=lambda node: node.name)
         return "; ".join(
             f"node {node.name} has {Share(node.free_cpus, round(node.free_memory_gib, 1), node.free_gpus)} free of "
             f"{Share(node.cpus, round(node.memory_gib, 1), node.gpus)}"

@@ -72,6 +72,7 @@ def check_cluster(cluster: Cluster, config: Config, note: Callable[[str], None] 
 
 def check_room(nodes: Sequence[Node], shares: Sequence[tuple[str, str, Share]]) -> None:
     """Raises ConfigError if the hosts do not fit the nodes even if these were empty."""
+    nodes = sorted(nodes, key=lambda node: node.name)
     free = [[node.cpus, node.memory_gib, node.gpus] for node in nodes]
     placed: dict[str, int] = {}
     for kind, key, share in sorted(shares, key=lambda each: (-each[2].gpus, -each[2].cpus, -each[2].memory_gib)):
