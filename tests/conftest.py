@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so started by a shell in the background: tests send it to themselves
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes depends on how busy the machine is.
 settings.register_profile("agentfly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("agentfly")
