@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from agentfly.resources.backends.hosts import on_hosts
 from agentfly.resources.hosts import HostDirectory
 from agentfly.training.cluster.env_hosts import EnvHosts, Settings
 
+from .test_env_hosts import run, until
 from .worlds import Board, Worker, task
 
 WAIT_S = 120
@@ -103,19 +104,6 @@ class LocalCluster:
 
     def pids(self) -> list[int]:
         return [process.popen.pid for host in self.hosts for process in host.processes if process.popen.poll() is None]
-
-
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(WAIT_S):
-            await main()
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

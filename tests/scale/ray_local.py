@@ -50,7 +50,7 @@ def why_not() -> str:
 
 
 def inside(program: str, *values: Any, timeout_s: float = 240.0) -> Any:
-    """Run `function(cluster, *values)` of "module:function" in a namespace of its own. Returns what it returns.
+    """Run `function(cluster, *values)` of "module:function" in a new network namespace. Returns what it returns.
 
     The calling test is skipped if that is not possible here, and fails with what the program printed if it raises.
     """
@@ -189,7 +189,7 @@ def _loopback_up() -> None:
 def _main() -> None:
     program, values, result = sys.argv[1:]
     interfaces = [name for _, name in socket.if_nameindex()]
-    assert interfaces == ["lo"], f"not in a network namespace of its own: {interfaces}"
+    assert interfaces == ["lo"], f"the network namespace has more than loopback: {interfaces}"
     _loopback_up()
     os.makedirs(os.environ["RAY_TMPDIR"], exist_ok=True)
     module, _, name = program.partition(":")

@@ -37,9 +37,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class HostActor:
-    """One host, in a process that Ray started on its node. Calls run in several threads; `beat` has one of its own.
+    """One host, in a process that Ray started on its node.
 
-    Uses nothing of AgentFly: the node may have another version of it, or none.
+    Calls run in up to 16 threads, so `beat` is answered while another call waits. The class uses nothing of AgentFly: the node
+    may have another version of it, or none.
     """
 
     def __init__(self, path: list[str], folder: str) -> None:

@@ -14,16 +14,16 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
 from ..errors import AgentFlyError
 from .rpc.frames import BadFrame, FrameReader, pack_message
 from .rpc.host_server import HostServer, kind_from
+from .rpc.worker_main import die
 
 CONNECT_S = 30.0
 TURN_S = 0.25
@@ -83,14 +83,6 @@ class DriverLink(threading.Thread):
         die(f"the driver was silent for {10 * self._health_s:g} s")
 
 
-def die(why: str) -> Never:
-    """End this process and its group at once."""
-    print(why, file=sys.stderr, flush=True)
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
 def serve(ticket: Mapping[str, Any]) -> None:
     """Lend instances until the driver says "stop". Does not return."""
     asyncio.run(_serve(ticket))
@@ -106,9 +98,9 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
     try:
         async with HostServer(map(kind_from, ticket["kinds"]), host=ticket["bind"], token=ticket["token"]) as server:
             if link is None:
-                print(f"lending {', '.join(server.kinds)} at {server.url}", flush=True)
                 with contextlib.suppress(NotImplementedError):
                     loop.add_signal_handler(signal.SIGTERM, stopped.set)
+                print(f"lending {', '.join(server.kinds)} at {server.url}", flush=True)  # from now on SIGTERM ends it in order
                 await stopped.wait()
                 return
             link.send("ready", {"url": server.url})

@@ -74,7 +74,7 @@ class HostDirectory:
         self._surplus = {host: more for host, more in above.items() if more > max(1, share // 10)}
 
     def fail(self, error: ConfigError) -> None:
-        """No host will come: whoever waits for one gets this error, which ends the run. A host that comes takes it back."""
+        """Pools that wait for a host raise this error, which ends the run. A host that joins later clears it."""
         self._failure = str(error)
         self._tell()
 

@@ -8,17 +8,17 @@ in flight fail with a WorldError, and the pool starts other instances on the hos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError, WorldError
 from ..hosts import HostAddress, HostDirectory
 from ..rpc import websocket_limits
-from ..rpc.frames import DROP, GET, NEW, Reply
+from ..rpc.frames import DROP, NEW, Reply
 from ..spec import Spec, importable, ready_of, spec_of
 from .base import Backend, Instance
 from .http import CONNECT_S, HttpWorker, open_socket
 from .options import HostsOptions
+from .remote import WorkerInstance
 
 PING_S = 20.0
 """The driver notices a frozen host within seconds. The pings find a network that carries the driver's traffic alone."""
@@ -102,13 +102,14 @@ class HostWorker(HttpWorker):
         return f"the connection ({self._ended_by or 'it is gone'}): {self._url}"
 
 
-class HostInstance(Instance):
+class HostInstance(WorkerInstance):
     """An instance on a host. Its number names it on the connection."""
+
+    _worker: HostWorker | None = None
 
     def __init__(self, backend: HostsBackend, number: int) -> None:
         super().__init__(backend.spec, number)
         self._backend = backend
-        self._worker: HostWorker | None = None
 
     async def start(self) -> None:
         """Start on the host with the fewest instances. If that host is lost meanwhile, start on another."""
@@ -133,26 +134,6 @@ class HostInstance(Instance):
                     return
                 failed.add(worker.host)
                 self._leave()
-
-    async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if name[:1] == "@":
-            raise AttributeError(f"{self.spec.name} has no method {name!r}")
-        return await self._send(name, args, kwargs)
-
-    async def get(self, name: str) -> Any:
-        return await self._send(GET, (name,))
-
-    async def _send(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if self._worker is None:
-            raise WorldError(f"{self.spec.name} has not been started")
-        return await self._worker.call(self.number, method, args, kwargs)
-
-    def died(self, why: str) -> None:
-        """The environment or its host ended."""
-        if self.alive:
-            self.alive, self.why = False, why
-            if self.on_death is not None:
-                self.on_death()
 
     async def close(self, timeout_s: float) -> None:
         worker = self._worker

@@ -20,26 +20,10 @@ from .base import Backend, Instance
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20) if hasattr(os, "sysconf") else 0.0
 
 
-class RemoteInstance(Instance):
-    def __init__(self, backend: RemoteBackend, number: int) -> None:
-        super().__init__(backend.spec, number)
-        self._backend = backend
-        self._worker: Worker | None = None
+class WorkerInstance(Instance):
+    """An instance whose calls go over the connection of a worker, under its number."""
 
-    @property
-    def pid(self) -> int | None:
-        return self._worker.pid if self._worker is not None and self._worker.alive else None
-
-    async def start(self) -> None:
-        await self._backend.prepare()
-        worker = self._worker = self._backend.assign(self)
-        if len(worker.instances) == 1:
-            await worker.start(self.number)
-            self._backend.check(worker.about)
-        else:
-            await asyncio.shield(worker.ready)
-        await worker.call(self.number, NEW)
-        self.alive = True
+    _worker: Worker | None = None
 
     async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if name[:1] == "@":
@@ -55,11 +39,32 @@ class RemoteInstance(Instance):
         return await self._worker.call(self.number, method, args, kwargs)
 
     def died(self, why: str) -> None:
-        """The worker ended."""
+        """The instance or its worker ended."""
         if self.alive:
             self.alive, self.why = False, why
             if self.on_death is not None:
                 self.on_death()
+
+
+class RemoteInstance(WorkerInstance):
+    def __init__(self, backend: RemoteBackend, number: int) -> None:
+        super().__init__(backend.spec, number)
+        self._backend = backend
+
+    @property
+    def pid(self) -> int | None:
+        return self._worker.pid if self._worker is not None and self._worker.alive else None
+
+    async def start(self) -> None:
+        await self._backend.prepare()
+        worker = self._worker = self._backend.assign(self)
+        if len(worker.instances) == 1:
+            await worker.start(self.number)
+            self._backend.check(worker.about)
+        else:
+            await asyncio.shield(worker.ready)
+        await worker.call(self.number, NEW)
+        self.alive = True
 
     def abandon(self) -> None:
         worker = self._worker

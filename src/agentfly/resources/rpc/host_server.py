@@ -6,8 +6,8 @@
               <--reply -7----- instance 7 ended by itself: the reason
 
 Frames are those of `rpc.frames`. Frames that are sent in one tick of the event loop share a WebSocket message. If a connection
-ends, so do its instances. Unlike `env_server`, it has no limits of its own: the pools of the trainer have them, and the token
-is known to no one else.
+ends, so do its instances. Unlike `env_server`, the server does not limit the number of instances: the trainer's pools do, and
+only the processes of the run have the token.
 """
 
 from __future__ import annotations

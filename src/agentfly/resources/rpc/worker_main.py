@@ -26,7 +26,7 @@ import stat
 import struct
 import sys
 import threading
-from typing import Any
+from typing import Any, Never
 
 PR_SET_PDEATHSIG = 1
 F_SETSIG = 10
@@ -45,6 +45,14 @@ def tie_to(parent: int, life: int) -> None:
         threading.Thread(target=_watch, args=(life,), daemon=True).start()
     if os.getppid() != parent:
         os._exit(1)  # the trainer ended before the ties were made
+
+
+def die(why: str) -> Never:
+    """Print why, and end this process and its group at once."""
+    print(why, file=sys.stderr, flush=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _kill_group(*_: object) -> None:

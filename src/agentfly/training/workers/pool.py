@@ -343,7 +343,7 @@ class WorkerPool:
             self.restarts += 1
             self._note(f"{replica.name} {why}; its chains run again in another process, and it is started again")
             quick = loop.time() - began < 30
-            await asyncio.sleep(min(30.0, 0.2 * 2**attempt) if quick else 0.2)
+            await asyncio.sleep(min(30.0, 0.2 * 2 ** min(attempt, 10)) if quick else 0.2)
 
     async def _start(self, replica: Replica) -> None:
         """Start the process, open it and bring it to the present weights. Raises what makes that impossible."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, Never
+from typing import Any
 
 from ... import codec
 from ...agents.base import BaseAgent
@@ -34,6 +33,7 @@ from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
 from ...resources.hosts import HostDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
+from ...resources.rpc.worker_main import die
 from ...rollout import Activities, Plan, open_environments, open_task, run_chain
 from ...rollout.chain import Opening
 from ...rollout.scheduler import admission_timeout_s, fewer_collections, make_ready
@@ -93,14 +93,6 @@ class Connection(threading.Thread):
             await asyncio.sleep(pause)
             self._link.silent_s += pause
         die(f"the trainer was silent for {10 * health_s:g} s")
-
-
-def die(why: str) -> Never:
-    """End this process and its group at once."""
-    print(why, file=sys.stderr, flush=True)
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
 
 
 class RolloutWorker:
