@@ -17,6 +17,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import secrets
 import signal
@@ -32,6 +33,7 @@ from ..errors import ConfigError, EngineError
 from ..plugins import missing_extra
 from .ray_host import HostActor
 
+log = logging.getLogger(__name__)
 NAMESPACE = "agentfly"
 GIB = float(1 << 30)
 SUSPECT_S, DOUBT_S = 60.0, 15.0
@@ -348,8 +350,10 @@ class Cluster:
             thread.start()
         for thread in closing:
             thread.join(3.0)
-        with contextlib.suppress(Exception):
+        try:
             self._kv().delete(f"agentfly|{self.run}".encode())
+        except Exception as error:  # noqa: BLE001 - the head may be gone; `told` then says it too long
+            log.debug("the status of this run could not be removed: %s", error)
         self._closed.set()
         self._thread.join(5.0)
         with _using, _kept_signals():
@@ -440,8 +444,10 @@ class Host:
                 self._call("end", timeout_s=1.0)
         self.lose("was closed")
         if self.actor is not None:
-            with contextlib.suppress(Exception):
+            try:
                 ray.kill(self.actor)
+            except Exception as error:  # noqa: BLE001 - the connection may be gone; Ray then ends the actor with this process
+                log.debug("%s could not be ended: %s", self.name, error)
         self._cluster.forget(self._number)
 
 
