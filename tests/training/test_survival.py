@@ -20,7 +20,7 @@ import agentfly
 from agentfly.config import TrainSettings
 from agentfly.errors import ConfigError, InvariantError, StorageError
 from agentfly.learn.model import storage
-from agentfly.runs import RunStore
+from agentfly.runs import RunStore, StoreWriter
 from agentfly.training import checkpoint as checkpoints
 from agentfly.training import saving
 from agentfly.training.checkpoint import MANIFEST, broken_files, find_checkpoint, latest_checkpoint, list_checkpoints, sweep
@@ -472,6 +472,23 @@ def test_a_store_that_cannot_be_written_ends_the_run_in_a_sentence_and_the_weigh
     monkeypatch.setattr(RunStore, "add_metrics", full_at_two)
     with pytest.raises(StorageError, match=r"the run store .*run.db cannot be used: database or disk is full"):
         train(model, tmp_path, steps=3)
+    assert broken_files(latest_checkpoint(tmp_path / "run")) == []
+
+
+def test_a_store_that_fails_while_the_learner_updates_costs_no_step(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = StoreWriter.add_tokens
+
+    def full_at_two(self: StoreWriter, step: int, records: Any) -> None:
+        if step == 2:
+            raise StorageError("the run store is full")
+        add(self, step, records)
+
+    monkeypatch.setattr(StoreWriter, "add_tokens", full_at_two)
+    with pytest.raises(StorageError, match="the run store is full"):
+        train(model, tmp_path, steps=3)
+    assert names(tmp_path / "run") == ["step-000002"]
     assert broken_files(latest_checkpoint(tmp_path / "run")) == []
 
 

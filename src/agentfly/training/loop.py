@@ -50,6 +50,7 @@ from ..types import (
     RecordingLearner,
     ReplicatedEngine,
     Task,
+    TokenRecord,
     TrainableEngine,
     Trajectory,
 )
@@ -296,7 +297,7 @@ class Trainer:
         self._batch_at = now
         reply = await self.probe.reply()
         self.sound = False
-        learned = await finish_in_thread(self._learn, groups, reply, metrics)
+        learned, tokens = await finish_in_thread(self._learn, groups, reply, metrics)
         with timed(metrics, "time/ledger_s"):
             self.ledger.check_published(self.engine, self.learner)
         if self.overlaps:
@@ -314,8 +315,12 @@ class Trainer:
         if self.workers is not None:
             metrics |= self.workers.handover_metrics()
         self.step, self.sound = step, True
+        if tokens:
+            self.recorder.tokens(step, tokens)
 
-    def _learn(self, groups: list[list[Trajectory]], reply: Completion | None, metrics: dict[str, float]) -> dict[str, float]:
+    def _learn(
+        self, groups: list[list[Trajectory]], reply: Completion | None, metrics: dict[str, float]
+    ) -> tuple[dict[str, float], list[TokenRecord]]:
         """Update the weights and publish them. Runs in a thread while the event loop goes on.
 
         `reply` is that of a probe: the weights that it is compared with are still there.
@@ -343,9 +348,7 @@ class Trainer:
                 # Publishing drops the caches of all chains, so a version that the engine has is not published again.
                 if not self.overlaps or self.engine.version != self.learner.version:
                     self.engine.publish(self.learner.version)
-        if isinstance(self.learner, RecordingLearner):
-            self.recorder.tokens(self.step + 1, self.learner.token_records())
-        return learned
+        return learned, self.learner.token_records() if isinstance(self.learner, RecordingLearner) else []
 
     @asynccontextmanager
     async def _saved_at_the_end(self) -> AsyncIterator[None]:
