@@ -19,8 +19,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +31,14 @@ from torch import Tensor
 from ...kernels import find_kernels
 from .cuda_graphs import GraphSizes, capture, new_stream, spending
 from .page_allocator import PAGE_SIZE, PagedSequence
-from .paged_attention import DecodeMetadata, KVPools
+from .paged_attention import DecodeMetadata, KVPools, runs
 from .sampler import draw_batch
-from .scheduler import SequenceState
+from .scheduler import UNIFORMS, SequenceState, uniform_numbers
 
 FINE_SIZES = (2, 4, 16, 24, 48, 96, 160, 192, 224, 320, 384, 448, 640, 768)
 COARSE_SIZES = (1, 8, 32, 64, 128, 256, 512, 1024)
 MAX_STEPS = 8  # per launch
 MAX_STOPS = 16  # stop ids that a row holds; a sequence with more is ended by the host
-UNIFORMS = 64  # uniform numbers uploaded per row at a time
 IntArray = npt.NDArray[Any]
 TOKEN, POSITION, LEFT, TOP_K, DRAWN, STOPS = range(6)  # columns of `ints`; the stop ids are the last columns
 COLUMNS = (TOKEN, POSITION, LEFT, DRAWN)
@@ -183,7 +183,8 @@ class DecodeBatch:
         """The entries that need pages for that many steps, each with the number of tokens that its pages must hold."""
         length = self._position[rows] + np.minimum(self._launched[rows] + steps, self._left[rows])
         lacking = length > self._page_room[rows]
-        return [(self._entry(row), int(end)) for row, end in zip(rows[lacking], length[lacking], strict=True)]
+        found = zip(rows[lacking].tolist(), length[lacking].tolist(), strict=True)
+        return [(self._entry(row), end) for row, end in found]
 
     def launch(self, rows: IntArray, steps: int) -> InFlight:
         """Launch `steps` steps. Nothing here waits for the device."""
@@ -219,7 +220,7 @@ class DecodeBatch:
             return rows  # a row that was never launched has not been uploaded, so there is nothing to move on the device
         near = np.array([heapq.heappop(self._free) for _ in far], np.int64)
         self._upload_removals()
-        source, target = self._to_device(far.tolist()), self._to_device(near.tolist())
+        source, target = self._to_device(far), self._to_device(near)
         for tensor in (self.ints, self.floats, self.uniforms, self.table):
             tensor.index_copy_(0, target, tensor.index_select(0, source))
         self.ints[:, LEFT].index_fill_(0, source, 0)
@@ -287,57 +288,88 @@ class DecodeBatch:
             self._sampled_logprobs = np.concatenate([self._sampled_logprobs, np.zeros_like(self._sampled_logprobs)], axis=1)
 
     def _upload_changes(self, rows: IntArray, steps: int) -> None:
-        added = [entry for entry in self._added if not entry.removed]
-        self._added = []
-        pages: list[tuple[int, int]] = []
+        new = [entry for entry in self._added if not entry.removed]
+        taken = {entry.row for entry in new}  # a row that was removed and given to another sequence is only added
+        removed = np.array([row for row in self._removed if row not in taken], np.int32)
+        self._added, self._removed = [], []
+        changes = Changes(self._added_rows(new), self._new_windows(rows, steps), self._new_pages(rows, steps), removed)
+        if self._kernels is not None:
+            rows_of = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            uploaded = self._uploads.upload(changes)
+            self._kernels.apply_changes(*uploaded, rows_of, self.step_index, left=LEFT, drawn=DRAWN)
+        else:
+            self._apply_changes(changes)
+
+    def _added_rows(self, entries: list[DecodeEntry]) -> IntArray:
+        block = np.zeros((len(entries), 1 + self.ints.shape[1] + self.floats.shape[1]), np.int32)
+        if entries:
+            rows = block[:, 0] = [entry.row for entry in entries]
+            seqs = [entry.seq for entry in entries]
+            ints, floats = block[:, 1 : 1 + self.ints.shape[1]], block[:, 1 + self.ints.shape[1] :]
+            ints[:, TOKEN] = [seq.tokens[-1] for seq in seqs]
+            ints[:, POSITION], ints[:, LEFT] = self._position[rows], self._left[rows]
+            ints[:, TOP_K] = [seq.sampling.top_k for seq in seqs]
+            ints[:, STOPS:] = [_padded(seq.stop_ids) for seq in seqs]
+            sampling = [(each.temperature, each.top_p, each.min_p) for each in (seq.sampling for seq in seqs)]
+            floats[:] = np.array(sampling, np.float32).view(np.int32)
+        return block
+
+    def _new_windows(self, rows: IntArray, steps: int) -> IntArray:
+        """Uniform numbers for the rows whose uploaded ones do not last for this launch."""
+        short = rows[self._launched[rows] + steps > self._uniforms_end[rows]]
+        block = np.zeros((len(short), 1 + UNIFORMS), np.int32)
+        if len(short):
+            entries = [self._entry(row) for row in short.tolist()]
+            unused = [entry.seq for entry in entries if not len(entry.seq.ahead)]
+            for seq, drawn in zip(unused, uniform_numbers([seq.rng for seq in unused], UNIFORMS), strict=True):
+                seq.ahead = drawn
+            # A sequence counts from the last token that it collected.
+            firsts = [launched - each.collected for launched, each in zip(self._launched[short].tolist(), entries, strict=True)]
+            numbers = [each.seq.uniforms(at + UNIFORMS)[at:][:UNIFORMS] for at, each in zip(firsts, entries, strict=True)]
+            block[:, 0], block[:, 1:] = short, np.array(numbers, np.float32).view(np.int32)
+            self._uniforms_end[short] = self._launched[short] + UNIFORMS
+        return block
+
+    def _new_pages(self, rows: IntArray, steps: int) -> IntArray:
+        pages: list[int] = []
+        places: list[int] = []  # of the first new page of each row
+        counts: list[int] = []
         for entry, _ in self.lacking_pages(rows, steps):
-            held = entry.kv.pages
-            where = entry.row * self.width
-            pages += [(where + at, held[at]) for at in range(entry.uploaded_pages, len(held))]
+            held, known = entry.kv.pages, entry.uploaded_pages
+            pages += held[known:]
+            places.append(entry.row * self.width + known)
+            counts.append(len(held) - known)
             entry.uploaded_pages = len(held)
             self._page_room[entry.row] = len(held) * PAGE_SIZE
-        windows: list[tuple[int, list[float]]] = []
-        for row in rows[self._launched[rows] + steps > self._uniforms_end[rows]].tolist():
-            entry = self._entry(row)
-            ahead = int(self._launched[row]) - entry.collected  # the sequence counts from the last token that it collected
-            windows.append((row, entry.seq.uniforms(ahead + UNIFORMS)[ahead:]))
-            self._uniforms_end[row] = self._launched[row] + UNIFORMS
-        sampling = [(s.temperature, s.top_p, s.min_p) for s in (entry.seq.sampling for entry in added)]
-        ints = [self._first_ints(entry) for entry in added]
-        if self._kernels is not None:
-            new = {entry.row for entry in added}  # a row that was removed and given to another sequence is only added
-            removed, self._removed = [row for row in self._removed if row not in new], []
-            changes, counts = self._uploads.upload([entry.row for entry in added], ints, sampling, windows, pages, removed)
-            rows_of = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
-            self._kernels.apply_changes(changes, counts, rows_of, self.step_index, left=LEFT, drawn=DRAWN)
-            return
-        self._upload_removals()
-        if added:
-            where_added = self._to_device([entry.row for entry in added])
-            self.ints.index_copy_(0, where_added, self._to_device(ints))
-            self.floats.index_copy_(0, where_added, self._to_device(sampling, torch.float32))
-        if windows:
-            where_new = self._to_device([row for row, _ in windows])
-            self.uniforms.index_copy_(0, where_new, self._to_device([numbers for _, numbers in windows], torch.float32))
-            self.ints[:, DRAWN].index_fill_(0, where_new, 0)
+        block = np.zeros((len(pages), 2), np.int32)
         if pages:
-            place, page = self._to_device(pages).unbind(1)
-            self.table.view(-1).index_copy_(0, place, page.to(torch.int32))
+            block[:, 0] = runs(np.array(places), np.array(counts))
+            block[:, 1] = pages
+        return block
+
+    def _apply_changes(self, changes: Changes) -> None:
+        """What the kernel of this name does, for devices without Triton."""
+
+        def put(target: Tensor, where: IntArray, values: IntArray) -> None:
+            target.index_copy_(0, self._to_device(where).long(), self._to_device(values).to(target.dtype))
+
+        added, windows, pages, removed = changes
+        columns = 1 + self.ints.shape[1]
+        put(self.ints, added[:, 0], added[:, 1:columns])
+        put(self.floats, added[:, 0], np.ascontiguousarray(added[:, columns:]).view(np.float32))
+        put(self.uniforms, windows[:, 0], np.ascontiguousarray(windows[:, 1:]).view(np.float32))
+        put(self.ints[:, DRAWN], windows[:, 0], np.zeros(len(windows)))
+        put(self.table.view(-1), pages[:, 0], pages[:, 1])
+        put(self.ints[:, LEFT], removed, np.zeros(len(removed)))
         self.step_index.fill_(-1)
 
     def _upload_removals(self) -> None:
         if self._removed:
-            self.ints[:, LEFT].index_fill_(0, self._to_device(self._removed), 0)
+            self.ints[:, LEFT].index_fill_(0, self._to_device(np.array(self._removed)), 0)
             self._removed = []
 
-    def _first_ints(self, entry: DecodeEntry) -> list[int]:
-        seq = entry.seq
-        stops = sorted(seq.stop_ids) if len(seq.stop_ids) <= MAX_STOPS else []
-        position, left = int(self._position[entry.row]), int(self._left[entry.row])
-        return [seq.tokens[-1], position, left, seq.sampling.top_k, 0, *stops, *[-1] * (MAX_STOPS - len(stops))]
-
-    def _to_device(self, numbers: Iterable[Any], dtype: torch.dtype = torch.int64) -> Tensor:
-        tensor = torch.tensor(numbers, dtype=dtype)
+    def _to_device(self, numbers: IntArray) -> Tensor:
+        tensor = torch.tensor(numbers)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     # ---- the step --------------------------------------------------------------------------------------------------------
@@ -423,6 +455,15 @@ class DecodeBatch:
         results[-1] = left
 
 
+class Changes(NamedTuple):
+    """Changes of rows, each an int32 array with a line per change."""
+
+    added: IntArray  # row, the values of `ints`, the bits of `floats`
+    windows: IntArray  # row, the bits of its uniform numbers
+    pages: IntArray  # place in the table, page
+    removed: IntArray  # row
+
+
 class ChangeBuffers:
     """Uploads the changes of a launch in one copy: pinned buffers in turn, and one on the device."""
 
@@ -433,37 +474,20 @@ class ChangeBuffers:
         self._host: Any = None
         self._target: Tensor | None = None
 
-    def upload(
-        self,
-        rows: list[int],
-        ints: list[list[int]],
-        floats: Sequence[tuple[float, ...]],
-        windows: list[tuple[int, list[float]]],
-        pages: list[tuple[int, int]],
-        removed: list[int],
-    ) -> tuple[Tensor, tuple[int, int, int, int]]:
+    def upload(self, changes: Changes) -> tuple[Tensor, tuple[int, ...]]:
         """Returns the changes on the device, as `kernels.decode.apply_changes` reads them, and their four counts."""
-        counts = len(rows), len(windows), len(pages), len(removed)
-        parts: list[IntArray] = [np.array(counts, np.int32)]
-        if rows:
-            parts += [np.column_stack((rows, ints, np.array(floats, np.float32).view(np.int32))).astype(np.int32)]
-        if windows:
-            numbers = np.array([each for _, each in windows], np.float32).view(np.int32)
-            parts += [np.column_stack(([row for row, _ in windows], numbers)).astype(np.int32)]
-        if pages:
-            parts += [np.array(pages, np.int32)]
-        if removed:
-            parts += [np.array(removed, np.int32)]
-        if len(parts) == 1:
+        counts = tuple(map(len, changes))
+        if not any(counts):
             if self._none is None:
                 self._none = torch.zeros(4, dtype=torch.int32, device=self._device)
             return self._none, counts
-        total = sum(part.size for part in parts)
+        parts = [np.array(counts, np.int32), *(part.ravel() for part in changes)]
+        total = sum(map(len, parts))
         if total > self._capacity:
             self._grow(total)
         assert self._target is not None
         array, views = next(self._host)
-        np.concatenate([part.ravel() for part in parts], out=array[:total])
+        np.concatenate(parts, out=array[:total])
         source, target = views[(total - 1).bit_length()]
         target.copy_(source, non_blocking=True)
         return self._target, counts
@@ -478,6 +502,12 @@ class ChangeBuffers:
             views = {power: (host[: 1 << power], self._target[: 1 << power]) for power in range(bits + 1)}
             pairs.append((host.numpy(), views))
         self._host = itertools.cycle(pairs)
+
+
+@lru_cache(maxsize=256)
+def _padded(stop_ids: frozenset[int]) -> list[int]:
+    stops = sorted(stop_ids) if len(stop_ids) <= MAX_STOPS else []
+    return [*stops, *[-1] * (MAX_STOPS - len(stops))]
 
 
 def _pinned(shape: Iterable[int], device: torch.device) -> Tensor:

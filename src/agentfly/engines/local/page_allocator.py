@@ -142,7 +142,7 @@ class PageAllocator:
             kept = shared_prefix_length(own.tokens, tokens, limit)
             whole = kept == limit
             self._truncate(seq, kept)
-            self.audit.reuse(map(self._stamps.__getitem__, seq.pages), seq.cached, PAGE_SIZE)
+            self.audit.reuse([*map(self._stamps.__getitem__, seq.pages)], seq.cached, PAGE_SIZE)
         seq.tokens, seq.busy, seq.used, seq.publication = tokens, True, self._clock, self.publication
         self._index.add(seq, want)
         source, count = (None, 0) if whole else self._index.find(seq)
@@ -157,7 +157,7 @@ class PageAllocator:
             return 0
         self._free_pages(seq, 0)
         seq.pages = source.pages[:full]
-        self.audit.reuse(map(self._stamps.__getitem__, seq.pages), full * PAGE_SIZE, PAGE_SIZE)
+        self.audit.reuse([*map(self._stamps.__getitem__, seq.pages)], full * PAGE_SIZE, PAGE_SIZE)
         for page in seq.pages:
             self._refcounts[page] += 1
         seq.cached = full * PAGE_SIZE

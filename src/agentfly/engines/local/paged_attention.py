@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,6 +26,7 @@ from .page_allocator import PAGE_SIZE
 
 NAME = "agentfly_pages"
 TILE = 64  # new tokens of one sequence that one kernel program computes
+IntArray = npt.NDArray[np.int64]
 
 
 class KVPools:
@@ -78,36 +82,47 @@ class PrefillMetadata:
     @classmethod
     def of(cls, pools: KVPools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> PrefillMetadata:
         """Build the metadata of sequences given as (page table, cached tokens, new tokens)."""
-        width = max(len(pages) for pages, _, _ in rows)
-        table = torch.zeros(len(rows), width, dtype=torch.int32)
-        places: list[int] = []
-        positions: list[int] = []
-        starts: list[int] = [0]
-        tile_rows: list[int] = []
-        tile_queries: list[int] = []
-        for number, (pages, past, count) in enumerate(rows):
-            table[number, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-            places += [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for at in range(past, past + count)]
-            positions += range(past, past + count)
-            starts.append(starts[-1] + count)
-            tiles = range(0, count, TILE)
-            tile_rows += [number] * len(tiles)
-            tile_queries += tiles
-
-        def short(numbers: list[int]) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.int32, device=device)
-
-        return cls(
-            pools,
-            table.to(device),
-            torch.tensor(places, device=device),
-            torch.tensor(positions, device=device),
-            short(starts),
-            short([past for _, past, _ in rows]),
-            short(tile_rows),
-            short(tile_queries),
-            rows=[(past, count) for _, past, count in rows],
+        found = Layout.of(rows, max(len(pages) for pages, _, _ in rows))
+        places, positions = (torch.from_numpy(each).to(device) for each in (found.places, found.positions))
+        table, starts, past, tile_rows, tile_queries = (
+            torch.from_numpy(each.astype(np.int32)).to(device)
+            for each in (found.table, found.starts, found.past, found.tile_rows, found.tile_queries)
         )
+        old_and_new = [(past, count) for _, past, count in rows]
+        return cls(pools, table, places, positions, starts, past, tile_rows, tile_queries, rows=old_and_new)
+
+
+class Layout(NamedTuple):
+    """The tensors of `PrefillMetadata` as arrays on the host."""
+
+    table: IntArray
+    places: IntArray
+    positions: IntArray
+    starts: IntArray
+    past: IntArray
+    tile_rows: IntArray
+    tile_queries: IntArray
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[Sequence[int], int, int]], width: int) -> Layout:
+        """Of sequences given as (page table, cached tokens, new tokens). `width` is the length of the padded page tables."""
+        past, count = np.array([row[1] for row in rows], np.int64), np.array([row[2] for row in rows], np.int64)
+        held = np.array([len(row[0]) for row in rows], np.int64)
+        numbers = np.arange(len(rows))
+        table = np.zeros((len(rows), width), np.int64)
+        table.ravel()[runs(numbers * width, held)] = list(chain.from_iterable(row[0] for row in rows))
+        positions = runs(past, count)
+        places = table[np.repeat(numbers, count), positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        tiles = -(-count // TILE)
+        starts = np.concatenate(([0], np.cumsum(count)))
+        return cls(table, places, positions, starts, past, np.repeat(numbers, tiles), TILE * runs(0 * tiles, tiles))
+
+
+def runs(starts: IntArray, counts: IntArray) -> IntArray:
+    """start, start + 1, ... for each start, `counts` numbers each, one run after another."""
+    ends = np.cumsum(counts)
+    found: IntArray = np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
+    return found
 
 
 def attention(

@@ -344,14 +344,14 @@ class PagedScheduler(BatchScheduler):
     def _grow(self, seq: SequenceState, length: int) -> bool:
         """Allocate pages for `length` tokens, preempting younger sequences. Returns False if `seq` itself was preempted."""
         while not self.allocator.grow(_kv(seq), length):
-            victim = self.running[-1]
+            victim = next(reversed(self.running))
             self._preempt()
             if victim is seq:
                 return False
         return True
 
     def _preempt(self) -> None:
-        self._detach(self.running[-1])  # also in the middle of its prefill
+        self._detach(next(reversed(self.running)))  # also in the middle of its prefill
         super()._preempt()
         # Admit fewer for a while: otherwise the sequence would return at once, be prefilled again and be preempted again.
         self._max_running = max(1, len(self.running))

@@ -12,8 +12,8 @@ Without a GPU a pass is an ordinary forward pass of the exact size, finished whe
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from .cuda_graphs import GraphSizes, capture, new_stream, spending
 from .page_allocator import PAGE_SIZE
-from .paged_attention import TILE, KVPools, PrefillMetadata
+from .paged_attention import TILE, KVPools, Layout, PrefillMetadata
 
 MAX_SEQUENCES = 64
 """Sequences in one pass."""
@@ -79,7 +79,7 @@ class Prefiller:
         """Start the pass over these chunks. Returns None if it has finished already."""
         if self.device.type != "cuda":
             rows = [(pages, past, len(ids)) for ids, pages, past in chunks]
-            ids = torch.tensor([[token for ids, _, _ in chunks for token in ids]])
+            ids = torch.tensor([list(chain.from_iterable(ids for ids, _, _ in chunks))])
             self.forward(ids, PrefillMetadata.of(self.pools, rows, self.device))
             return None
         size = self.sizes.choose(sum(len(ids) for ids, _, _ in chunks))
@@ -128,10 +128,11 @@ class _PrefillGraph:
         self.tiles = size // TILE + MAX_SEQUENCES
         rows = MAX_SEQUENCES + 1
         sizes = [rows * self.width, rows + 1, rows, self.tiles, self.tiles]
+        self._bounds = np.cumsum(sizes)[:-1].tolist()
         # One buffer, so that one copy uploads all: ids, positions, places as int64, then the parts in `sizes` as int32.
         self._buffer = torch.zeros(6 * size + sum(sizes), dtype=torch.int32, device=self.device)
         int64s, int32s = self._buffer[: 6 * size].view(torch.int64).view(3, size), self._buffer[6 * size :]
-        self._uploads = itertools.cycle([_Upload(len(self._buffer)) for _ in range(2)])
+        self._uploads = cycle([_Upload(len(self._buffer)) for _ in range(2)])
         table, starts, past, tile_rows, tile_queries = torch.split(int32s, sizes)
         metadata = PrefillMetadata(
             prefiller.pools,
@@ -157,22 +158,14 @@ class _PrefillGraph:
         upload.wait()
         upload.array[:] = 0
         int64s = upload.array[: 6 * self.size].view(np.int64).reshape(3, self.size)
-        table = np.zeros((MAX_SEQUENCES + 1, self.width), np.int32)
-        starts = np.zeros(MAX_SEQUENCES + 2, np.int32)
-        past = np.zeros(MAX_SEQUENCES + 1, np.int32)
-        tile_rows, tile_queries = np.full(self.tiles, MAX_SEQUENCES, np.int32), np.zeros(self.tiles, np.int32)
-        token = tile = 0
-        for number, (ids, pages, cached) in enumerate(chunks):
-            end, at = token + len(ids), np.arange(cached, cached + len(ids))
-            table[number, : len(pages)] = pages
-            int64s[0, token:end], int64s[1, token:end] = ids, at
-            int64s[2, token:end] = table[number, at // PAGE_SIZE].astype(np.int64) * PAGE_SIZE + at % PAGE_SIZE
-            past[number] = cached
-            first = np.arange(0, len(ids), TILE)
-            tile_rows[tile : tile + len(first)], tile_queries[tile : tile + len(first)] = number, first
-            token, tile = end, tile + len(first)
-            starts[number + 1 :] = token
-        np.concatenate([table.ravel(), starts, past, tile_rows, tile_queries], out=upload.array[6 * self.size :])
+        table, starts, past, tile_rows, tile_queries = np.split(upload.array[6 * self.size :], self._bounds)
+        found = Layout.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], self.width)
+        tokens, tiles = len(found.positions), len(found.tile_rows)
+        int64s[0, :tokens] = list(chain.from_iterable(ids for ids, _, _ in chunks))
+        int64s[1, :tokens], int64s[2, :tokens] = found.positions, found.places
+        table[: found.table.size], past[: len(chunks)] = found.table.ravel(), found.past
+        starts[: len(found.starts)], starts[len(found.starts) :] = found.starts, tokens
+        tile_rows[:tiles], tile_rows[tiles:], tile_queries[:tiles] = found.tile_rows, MAX_SEQUENCES, found.tile_queries
         upload.copy_to(self._buffer)
 
 

@@ -23,12 +23,28 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ...types import Request, Sampling
 from ..text import TextStream
 from .page_allocator import PageAllocator, PagedSequence
 from .slot_allocator import Slot, SlotAllocator
+
+UNIFORMS = 64
+"""Uniform numbers that a sequence draws at a time."""
+Numbers = npt.NDArray[np.float64]
+
+
+def uniform_numbers(generators: Sequence[Random], count: int) -> Numbers:
+    """The next `count` numbers of each generator, a row for each: those that as many calls of its `random` would return."""
+    drawn = b"".join([each.getrandbits(64 * count).to_bytes(8 * count, "little") for each in generators])
+    words = np.frombuffer(drawn, "<u4").reshape(len(generators), count, 2)
+    return ((words[..., 0] >> 5) * 2.0**26 + (words[..., 1] >> 6)) * 2.0**-53
+
+
+_NO_NUMBERS: Numbers = np.zeros(0)
 
 
 class SequenceState:
@@ -52,7 +68,7 @@ class SequenceState:
         self.num_prompt = len(self.tokens)
         self.stop_ids = stop_ids.union(request.sampling.stop_ids) if request.sampling.stop_ids else stop_ids
         self.rng = Random(request.sampling.seed)
-        self.ahead: list[float] = []
+        self.ahead = _NO_NUMBERS  # drawn and not yet consumed
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.stream = TextStream(decode, request.sampling.stop) if request.on_text or request.sampling.stop else None
@@ -65,14 +81,15 @@ class SequenceState:
         self.finished: Literal["stop", "length"] | None = None
         self.error: str | None = None
 
-    def uniforms(self, count: int) -> list[float]:
+    def uniforms(self, count: int) -> Numbers:
         """The uniform numbers of the next `count` draws.
 
         A number is consumed when its token is accepted. A draw that is discarded (weights changed, preemption) is repeated with
         the same number, so a seeded reply does not depend on what else the engine does.
         """
-        draw = self.rng.random
-        self.ahead += [draw() for _ in range(count - len(self.ahead))]
+        if len(self.ahead) < count:
+            more = uniform_numbers([self.rng], max(UNIFORMS, count - len(self.ahead)))
+            self.ahead = np.concatenate((self.ahead, more[0]))
         return self.ahead[:count]
 
     def accept(self, token: int, logprob: float, version: int, max_context: int) -> None:
@@ -80,7 +97,7 @@ class SequenceState:
         if logprob != logprob:
             self.error = "the model's logits are not numbers (NaN): its weights are damaged, or training has diverged"
             return
-        del self.ahead[0]
+        self.ahead = self.ahead[1:]
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
@@ -114,7 +131,7 @@ class SequenceState:
         if not self.stop_ids.isdisjoint(tokens[:count]):
             count = 1 + next(at for at, token in enumerate(tokens) if token in self.stop_ids)
             self.finished = "stop"
-        del self.ahead[:count]
+        self.ahead = self.ahead[count:]
         self.tokens += tokens[:count]
         self.logprobs += logprobs[:count]
         self.versions += [version] * count
@@ -140,7 +157,7 @@ class BatchScheduler(ABC):
         self.max_context = max_context
         self.device = device
         self.queue: deque[SequenceState] = deque()
-        self.running: list[SequenceState] = []  # in order of admission
+        self.running: dict[SequenceState, None] = {}  # in order of admission
         names = ("steps", "prefilled_tokens", "sampled_tokens", "reused_tokens", "shared_tokens", "preempted")
         self.counts = dict.fromkeys(names, 0)
         self.times = {"prefill_s": 0.0, "decode_s": 0.0, "prepared_s": 0.0}  # see `engines.options.COUNTERS`
@@ -205,7 +222,7 @@ class BatchScheduler(ABC):
         if seq.kv is not None:
             self.allocator.finish(seq.kv)
             seq.kv = None
-            self.running.remove(seq)
+            del self.running[seq]
         elif seq in self.queue:
             self.queue.remove(seq)
 
@@ -218,11 +235,11 @@ class BatchScheduler(ABC):
         seq.kv, seq.started = kv, True
         seq.source = (source, source.tokens, count) if source is not None else None
         self.counts["reused_tokens"] += kv.cached
-        self.running.append(seq)
+        self.running[seq] = None
 
     def _preempt(self) -> None:
         """Send the youngest sequence back to the front of the queue; it is computed again when there is room."""
-        seq = self.running.pop()
+        seq, _ = self.running.popitem()
         self.allocator.drop(seq.kv)
         seq.kv = seq.source = None
         self.queue.appendleft(seq)
@@ -236,7 +253,7 @@ class BatchScheduler(ABC):
     def clear(self) -> list[SequenceState]:
         """Remove and return every sequence, queued or running."""
         seqs = [*self.running, *self.queue]
-        self.running, self.queue = [], deque()
+        self.running, self.queue = {}, deque()
         return seqs
 
     def drain(self) -> None:  # noqa: B027  only launches in flight need it

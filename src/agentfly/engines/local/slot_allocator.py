@@ -8,7 +8,7 @@ returns False and the scheduler preempts.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import TypeVar
 
 from .slot_attention import SlotCache
@@ -55,10 +55,11 @@ class ReuseAudit:
     def __init__(self) -> None:
         self.publication = self.stale_tokens = 0
 
-    def reuse(self, stamps: Iterable[int], tokens: int, per_stamp: int) -> None:
+    def reuse(self, stamps: Sequence[int], tokens: int, per_stamp: int) -> None:
         """Reuse `tokens` tokens, `per_stamp` of them under each stamp."""
-        stale = sum([stamp < self.publication for stamp in stamps])
-        self.stale_tokens += min(tokens, stale * per_stamp)
+        if min(stamps, default=self.publication) < self.publication:
+            stale = sum([stamp < self.publication for stamp in stamps])
+            self.stale_tokens += min(tokens, stale * per_stamp)
 
 
 class Slot(CacheEntry):

@@ -57,7 +57,7 @@ class SlotScheduler(BatchScheduler):
         self.counts["prefilled_tokens"] += len(ids) - len(drawing)
         self.counts["sampled_tokens"] += len(drawing)
         if drawing:
-            drawn = draw(logits, [seq.sampling for seq in drawing], [seq.uniforms(1)[0] for seq in drawing])
+            drawn = draw(logits, [seq.sampling for seq in drawing], [float(seq.uniforms(1)[0]) for seq in drawing])
             for seq, token, logprob in zip(drawing, *drawn, strict=True):
                 seq.accept(token, logprob, version, self.max_context)
         news = [seq for seq in drawing if seq.finished or seq.error or seq.new_text]
