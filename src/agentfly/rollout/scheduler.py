@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256
 """Concurrent chains if neither the caller nor the engine sets a number."""
 
-YOUNG_OBJECTS = 20_000
+YOUNG_OBJECTS = 200_000
+"""New objects after which Python's cyclic collector looks for cycles while chains run."""
 TIMEOUT_S = 3600.0
 """Seconds that a chain may wait for admission; at least twice the time that a chain may take."""
 

@@ -186,9 +186,9 @@ class DecodeBatch:
         found = zip(rows[lacking].tolist(), length[lacking].tolist(), strict=True)
         return [(self._entry(row), end) for row, end in found]
 
-    def launch(self, rows: IntArray, steps: int) -> InFlight:
-        """Launch `steps` steps. Nothing here waits for the device."""
-        rows = self._compact(rows)
+    def launch(self, rows: IntArray, steps: int, joining: int = 0) -> InFlight:
+        """Launch `steps` steps. Nothing here waits for the device. `joining` sequences will soon take free rows."""
+        rows = self._compact(rows, joining)
         step = self._graph(1 + int(rows[-1]), bool(self._truncates[rows].any()))
         self._upload_changes(rows, steps)
         cuda = self.device.type == "cuda"
@@ -207,16 +207,18 @@ class DecodeBatch:
         self._inflight.add(inflight)
         return inflight
 
-    def _compact(self, rows: IntArray) -> IntArray:
+    def _compact(self, rows: IntArray, joining: int) -> IntArray:
         """Move rows from the far end into free rows if a smaller graph then serves all. Returns the active rows.
 
         before   [A . C . . F G]      graph of 8 rows
         after    [A F C G . . .]      graph of 4 rows; steps in flight are told that F and G moved
         """
-        size = self._fit(len(rows))
+        size = self._fit(min(len(rows) + joining, len(self.entries)))
+        if size >= self._fit(1 + int(rows[-1])):
+            return rows
         far = rows[rows >= size]
-        free = [row for row in self._free if row < size]
-        if size >= self._fit(1 + int(rows[-1])) or len(free) < len(far) or not self._launched[far].all():
+        free = [row for row in self._free if row < size]  # a row whose last steps are in flight is neither active nor free
+        if len(free) < len(far) or not self._launched[far].all():
             return rows  # a row that was never launched has not been uploaded, so there is nothing to move on the device
         near = np.array([heapq.heappop(self._free) for _ in far], np.int64)
         self._upload_removals()

@@ -15,7 +15,6 @@ there are. Only sequences whose keys and values are all of the current weights a
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Container, Iterable
 
 from .slot_allocator import MIN_SHARED, CacheEntry, ReuseAudit, shared_prefix_length
@@ -46,16 +45,25 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._holders: dict[int, dict[PagedSequence, None]] = {}
+        self._last_prompt: list[int] = []
+        self._last_hashes: list[int] = []  # those of the last sequence that was added whole
 
     def add(self, seq: PagedSequence, length: int) -> None:
         """List the sequence with the full pages of its first `length` tokens. Pages listed before stay."""
         known = len(seq.hashes)
-        seq.hashes += page_hashes(seq.tokens[known * PAGE_SIZE : length], seq.hashes[-1] if known else 0)
+        if not known and seq.tokens[:length] == self._last_prompt:  # siblings come one after another
+            seq.hashes = self._last_hashes.copy()
+        else:
+            seq.hashes += page_hashes(seq.tokens[known * PAGE_SIZE : length], seq.hashes[-1] if known else 0)
+            if not known:
+                self._last_prompt, self._last_hashes = seq.tokens[:length], seq.hashes.copy()
         self._list(seq, known)
 
     def truncate(self, seq: PagedSequence, length: int) -> None:
         """List the sequence with no more than the full pages of its first `length` tokens."""
         first = length // PAGE_SIZE
+        if first >= len(seq.hashes):
+            return
         for number in seq.hashes[first:]:
             holders = self._holders.get(number, {})
             holders.pop(seq, None)
@@ -86,11 +94,9 @@ class PrefixIndex:
 
 def page_hashes(tokens: list[int], parent: int) -> list[int]:
     """The chained hashes of the full pages of these tokens, which follow the page whose hash is `parent`."""
-    ids = array("q", tokens)
-    data, width = ids.tobytes(), PAGE_SIZE * ids.itemsize
     hashes = []
-    for start in range(0, len(data) - width + 1, width):
-        parent = hash((parent, data[start : start + width]))
+    for start in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
+        parent = hash((parent, *tokens[start : start + PAGE_SIZE]))
         hashes.append(parent)
     return hashes
 
@@ -211,6 +217,7 @@ class PageAllocator:
         self.publication = publication
         for seq in list(self._seqs):
             if not seq.busy:
+                seq.hashes = []  # the index forgets all but the running sequences at the end
                 self.drop(seq)
             elif seq not in keep:
                 self._free_pages(seq, 0)

@@ -39,6 +39,9 @@ PREFILL_TOKENS = 1024
 starts when the waiting sequences have together lost PREFILL_STEPS steps per decoding sequence, or when PREFILL_TOKENS tokens
 wait. One pass runs at a time, so that sequences which arrive meanwhile share the next one."""
 
+SPARE_TOKENS = 2 * PAGE_SIZE
+"""Tokens for which a sequence gets pages in advance while there are many: a request for pages costs the host's time."""
+
 LAUNCHES_AHEAD = {"cuda": 1}
 """Unfinished launches when `step` returns, by device type. A CPU computes a launch synchronously and gains nothing from one."""
 
@@ -195,19 +198,19 @@ class PagedScheduler(BatchScheduler):
                 break
             if seq.kv is None or (seq.source is not None and not self._share(seq)):
                 continue
-            kv = _kv(seq)
-            count = min(len(seq.tokens) - 1 - kv.cached, room)
-            if count > 0 and self._grow(seq, kv.cached + count):
+            cached = _kv(seq).cached
+            count = min(len(seq.tokens) - 1 - cached, room)
+            if count > 0 and self._grow(seq, cached + count):
                 chosen.append((seq, count))
                 room -= count
+        # `_grow` for a later sequence may have preempted an earlier one.
+        parts = [(_kv(seq), seq.tokens, count) for seq, count in chosen if seq.kv is not None]
         chunks: list[PrefillChunk] = []
-        for seq, count in chosen:
-            if seq.kv is not None:  # `_grow` for a later sequence may have preempted this one
-                kv = _kv(seq)
-                chunks.append((seq.tokens[kv.cached : kv.cached + count], kv.pages, kv.cached))
-                kv.cached += count
-                self.counts["prefilled_tokens"] += count
+        for kv, tokens, count in parts:
+            chunks.append((tokens[kv.cached : kv.cached + count], kv.pages, kv.cached))
+            kv.cached += count
         if chunks:
+            self.counts["prefilled_tokens"] += sum([count for _, _, count in parts])
             self.counts["steps"] += 1
             if self.device.type == "cuda":
                 started = self._prefiller.run(chunks)
@@ -228,8 +231,9 @@ class PagedScheduler(BatchScheduler):
         if self._passes:
             return True
         lost = self._lost_steps + self._steps_per_launch() * len(self._prefilling)
-        pending = sum([len(seq.tokens) - 1 - _kv(seq).cached for seq in self._prefilling if seq.source is None])
-        return lost < PREFILL_STEPS * len(self._entries) and pending < PREFILL_TOKENS
+        if lost >= PREFILL_STEPS * len(self._entries):
+            return False
+        return sum([len(seq.tokens) - 1 - _kv(seq).cached for seq in self._prefilling if seq.source is None]) < PREFILL_TOKENS
 
     def _share(self, seq: SequenceState) -> bool:
         """Share the pages of its prefix source. Returns False while the source has not computed them."""
@@ -250,17 +254,20 @@ class PagedScheduler(BatchScheduler):
         """Launch a few steps of the sequences that can decode. Returns None if none can."""
         if not len(self._decode.active_rows()):
             self._wait_for_prefill()
-        for seq in list(self._prefilling):
-            ready = self._awaited_pass.get(seq, 0) <= self._passes_done
-            if ready and seq.source is None and len(seq.tokens) - _kv(seq).cached == 1:
-                self._awaited_pass.pop(seq, None)
+        awaited, done = self._awaited_pass, self._passes_done
+        ready = [seq for seq in self._prefilling if seq.source is None and awaited.get(seq, 0) <= done]
+        for seq in ready:
+            cached = _kv(seq).cached
+            if len(seq.tokens) - cached == 1:
+                awaited.pop(seq, None)
                 left = min(seq.sampling.max_tokens - len(seq.logprobs), self.max_context - len(seq.tokens))
-                self._entries[seq] = self._decode.add(seq, _kv(seq).cached, left, version)
+                self._entries[seq] = self._decode.add(seq, cached, left, version)
                 del self._prefilling[seq]
         rows, steps = self._decode.active_rows(), self._steps_per_launch()
+        spare = SPARE_TOKENS if self.allocator.num_free > SPARE_TOKENS // PAGE_SIZE * len(self.running) else 0
         for entry, length in self._decode.lacking_pages(rows, steps):
             if not entry.removed:  # `_grow` for another sequence may have preempted this one
-                self._grow(entry.seq, length)
+                self._grow(entry.seq, min(length + spare, self.max_context))
         rows = self._decode.active_rows()
         if not len(rows):
             return None
@@ -270,7 +277,7 @@ class PagedScheduler(BatchScheduler):
         self.counts["steps"] += steps
         self._lost_steps += steps * len(self._prefilling)
         if self.device.type == "cuda":  # its time is counted when it is finished
-            return self._decode.launch(rows, steps)
+            return self._decode.launch(rows, steps, len(self._prefilling) + len(self.queue))
         with spending(self.times, "decode_s"):
             return self._decode.launch(rows, steps)
 
