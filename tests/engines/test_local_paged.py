@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import os
 import random
 import subprocess
@@ -16,6 +17,7 @@ import torch
 
 from agentfly.engines.local import decode_batch, paged_attention, paged_scheduler, prefill
 from agentfly.engines.local.page_allocator import PAGE_SIZE, PageAllocator
+from agentfly.engines.local.paged_attention import TILE, Layout
 from agentfly.engines.local.sampler import draw, draw_batch
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
@@ -176,6 +178,52 @@ def test_rows_at_the_far_end_move_into_free_rows(monkeypatch: pytest.MonkeyPatch
     ours = run(work, model, cache="pages", stop_ids=[])
     assert max(sizes) >= 6 and sizes[-16:] == [3] * 16
     assert ours == run(work, model, stop_ids=[])
+
+
+@pytest.mark.usefixtures("ahead", "slow")
+def test_a_launch_is_short_and_moves_no_row_while_others_wait_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[tuple[int, int, int]] = []
+    launch = decode_batch.DecodeBatch.launch
+
+    def record(self: Any, rows: Any, steps: int, joining: int) -> Any:
+        launches.append((len(rows), steps, joining))
+        return launch(self, rows, steps, joining)
+
+    monkeypatch.setattr(decode_batch.DecodeBatch, "launch", record)
+
+    async def work(engine: Any) -> Any:
+        with engine.hold():
+            asked = [
+                asyncio.ensure_future(ask(engine, prompt_of(120, number), f"{number}", temperature=0, max_tokens=40))
+                for number in range(6)
+            ]
+            await until(lambda: len(engine._inbox) == 6)
+        return [completion.token_ids for completion in await asyncio.gather(*asked)]
+
+    sizes = {"cache": "pages", "stop_ids": [], "max_step_tokens": 150}  # one prompt a pass
+    said = run(work, **sizes)
+    waiting = [(rows, steps, joining) for rows, steps, joining in launches if joining]
+    full = max(steps for _, steps, joining in launches if not joining)
+    assert waiting and all(steps == -(-full * rows // (rows + joining)) for rows, steps, joining in waiting[:3])
+    assert said == run(work, stop_ids=[])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_layout_of_a_pass_places_every_token(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(rng.randint(1, 9)):
+        past, count = rng.randint(0, 70), rng.randint(1, 150)
+        rows.append((rng.sample(range(1, 999), -(-(past + count) // PAGE_SIZE)), past, count))
+    found = Layout.of(rows, 20)
+    tokens = [(pages, at) for pages, past, count in rows for at in range(past, past + count)]
+    assert found.positions.tolist() == [at for _, at in tokens]
+    assert found.places.tolist() == [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for pages, at in tokens]
+    assert found.table.tolist() == [pages + [0] * (20 - len(pages)) for pages, _, _ in rows]
+    assert found.past.tolist() == [past for _, past, _ in rows]
+    assert found.starts.tolist() == [0, *itertools.accumulate(count for _, _, count in rows)]
+    tiles = [(number, first) for number, (_, _, count) in enumerate(rows) for first in range(0, count, TILE)]
+    assert list(zip(found.tile_rows.tolist(), found.tile_queries.tolist(), strict=True)) == tiles
 
 
 @pytest.mark.usefixtures("ahead")

@@ -106,3 +106,33 @@ def test_the_index_is_empty_when_all_sequences_are_gone() -> None:
     pages.renew(1)
     assert not pages._index._holders
     assert pages.num_free == 199
+
+
+def test_siblings_that_come_one_after_another_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    monkeypatch.setattr(
+        page_allocator, "page_hashes", lambda tokens, parent: hashed.append(len(tokens)) or page_hashes(tokens, parent)
+    )
+    pages = PageAllocator(100)
+    prompt = list(range(4 * PAGE_SIZE))
+    alone, *others = [pages.allocate(list(prompt), f"{number}") for number in range(4)]
+    assert hashed == [len(prompt) - 1]
+    assert alone[1] is None and all(source is alone[0] and count == 3 * PAGE_SIZE for _, source, count in others)
+    other = pages.allocate([*prompt[:-PAGE_SIZE], *[7] * PAGE_SIZE], "other")
+    assert len(hashed) == 2 and other[2] == 3 * PAGE_SIZE
+    pages.allocate(prompt[: 2 * PAGE_SIZE], "shorter")
+    assert len(hashed) == 3
+
+
+def test_after_new_weights_nothing_of_the_ended_chains_is_found() -> None:
+    pages = PageAllocator(100)
+    prompt = list(range(4 * PAGE_SIZE))
+    play(pages, list(prompt), "ended")
+    running, _, _ = pages.allocate(list(prompt), "running")
+    pages.renew(1)
+    seq, source, count = pages.allocate(list(prompt), "new")
+    assert source is running and count == 3 * PAGE_SIZE
+    for each in (seq, running):
+        pages.drop(each)
+    assert pages.allocate(list(prompt), "last")[1] is None
+    check_pages(pages)

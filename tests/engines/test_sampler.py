@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.engines.local.sampler import draw
-from agentfly.types import Sampling
+from agentfly.engines.local.scheduler import SequenceState, uniform_numbers
+from agentfly.types import Request, Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
@@ -94,3 +95,23 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform):
     ids, logprobs = draw(logits, [Sampling()], [uniform])
     assert ids[0] in (1, 3)
     assert math.isfinite(logprobs[0])
+
+
+@pytest.mark.parametrize("count", [1, 64, 100])
+def test_numbers_drawn_together_are_those_drawn_one_by_one(count: int) -> None:
+    seeds = [0, 7, 2**32 - 1]
+    rows = uniform_numbers([random.Random(seed) for seed in seeds], count)
+    for seed, row in zip(seeds, rows, strict=True):
+        one_by_one = random.Random(seed)
+        assert row.tolist() == [one_by_one.random() for _ in range(count)]
+
+
+def test_a_sequence_consumes_its_numbers_in_order_however_many_are_asked_for() -> None:
+    seq = SequenceState(Request([1, 2], Sampling(seed=5, max_tokens=200)), frozenset(), lambda _: "")
+    rng = random.Random(5)
+    expected = [rng.random() for _ in range(150)]
+    at = 0
+    for asked, taken in [(1, 1), (70, 0), (70, 60), (64, 9), (80, 80)]:
+        assert seq.uniforms(asked).tolist() == expected[at : at + asked]
+        seq.extend([3] * taken, [-1.0] * taken, 0, 1000)
+        at += taken

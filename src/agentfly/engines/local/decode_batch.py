@@ -173,7 +173,7 @@ class DecodeBatch:
 
     def active_rows(self) -> IntArray:
         """The rows that have steps left to launch."""
-        return np.flatnonzero(self._launched < self._left)
+        return (self._launched < self._left).nonzero()[0]
 
     def max_remaining(self, rows: IntArray) -> int:
         """The largest number of steps that any of these rows has left."""

@@ -252,7 +252,8 @@ class PagedScheduler(BatchScheduler):
 
     def _launch(self, version: int) -> InFlight | None:
         """Launch a few steps of the sequences that can decode. Returns None if none can."""
-        if not len(self._decode.active_rows()):
+        rows = self._decode.active_rows()
+        if not len(rows):
             self._wait_for_prefill()
         awaited, done = self._awaited_pass, self._passes_done
         ready = [seq for seq in self._prefilling if seq.source is None and awaited.get(seq, 0) <= done]
@@ -263,23 +264,28 @@ class PagedScheduler(BatchScheduler):
                 left = min(seq.sampling.max_tokens - len(seq.logprobs), self.max_context - len(seq.tokens))
                 self._entries[seq] = self._decode.add(seq, cached, left, version)
                 del self._prefilling[seq]
-        rows, steps = self._decode.active_rows(), self._steps_per_launch()
+        if ready:
+            rows = self._decode.active_rows()
+        steps, preempted = self._steps_per_launch(), self.counts["preempted"]
         spare = SPARE_TOKENS if self.allocator.num_free > SPARE_TOKENS // PAGE_SIZE * len(self.running) else 0
         for entry, length in self._decode.lacking_pages(rows, steps):
             if not entry.removed:  # `_grow` for another sequence may have preempted this one
                 self._grow(entry.seq, min(length + spare, self.max_context))
-        rows = self._decode.active_rows()
+        if self.counts["preempted"] > preempted:
+            rows = self._decode.active_rows()
         if not len(rows):
             return None
         if self._orphaned:
             self._wait_for_prefill()
-        steps = min(steps, self._decode.max_remaining(rows))
+        # The more sequences wait to join, the sooner the launch has to end.
+        waiting = len(self._prefilling) + len(self.queue)
+        steps = min(-(-steps * len(rows) // (len(rows) + waiting)), self._decode.max_remaining(rows))
         self.counts["steps"] += steps
         self._lost_steps += steps * len(self._prefilling)
         if self.device.type == "cuda":  # its time is counted when it is finished
-            return self._decode.launch(rows, steps, len(self._prefilling) + len(self.queue))
+            return self._decode.launch(rows, steps, waiting)
         with spending(self.times, "decode_s"):
-            return self._decode.launch(rows, steps)
+            return self._decode.launch(rows, steps, waiting)
 
     def _wait_for_prefill(self) -> None:
         """Make later launches start after every unfinished pass. The host does not wait."""
