@@ -278,7 +278,7 @@ class PagedScheduler(BatchScheduler):
         if self._orphaned:
             self._wait_for_prefill()
         # The more sequences wait to join, the sooner the launch has to end.
-        waiting = len(self._prefilling) + len(self.queue)
+        waiting = len(self._prefilling)
         steps = min(-(-steps * len(rows) // (len(rows) + waiting)), self._decode.max_remaining(rows))
         self.counts["steps"] += steps
         self._lost_steps += steps * len(self._prefilling)
