@@ -154,13 +154,26 @@ class WorkerThread:
             value = fn()
             if not inspect.isawaitable(value):
                 return value
-            if self._runner is None:
-                self._runner = asyncio.Runner()
+            runner = self._open_runner()
         except Abandoned:
             if inspect.iscoroutine(value):
                 value.close()  # abandoned before its first step
             raise
-        return self._runner.run(_await(value))
+        return runner.run(_await(value))
+
+    def _open_runner(self) -> asyncio.Runner:
+        """Returns the thread's runner, with its event loop.
+
+        It is made with the lock: `abandon` must not interrupt that, because half an event loop does not close its descriptors.
+        """
+        with self._lock:
+            if self._abandoned and self._running is not None:
+                raise Abandoned
+            if self._runner is None:
+                runner = asyncio.Runner()
+                runner.get_loop()
+                self._runner = runner
+            return self._runner
 
     def _end(self) -> None:
         try:
@@ -168,6 +181,8 @@ class WorkerThread:
                 pass  # an exception that `abandon` has set may be pending: a few instructions let it arrive here
         except Abandoned:
             log.debug("%s was abandoned", self._thread.name)
+        with self._lock:
+            self._running = None
         if self._final is not None:
             _, error = _outcome(partial(self._complete, self._final))
             if error is not None:
