@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import random
 import threading
 import time
 from typing import Any
@@ -95,3 +97,28 @@ def test_cancelling_a_finished_call_does_not_stop_the_next_call_of_its_thread() 
             await asyncio.gather(quick, return_exceptions=True)
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no list of descriptors")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_calls_abandoned_at_their_very_start_leave_no_descriptor_open() -> None:
+    async def linger() -> None:
+        await asyncio.sleep(60)
+
+    async def main() -> list[WorkerThread]:
+        rng = random.Random(0)
+        threads = [WorkerThread("test") for _ in range(200)]
+        for thread in threads:
+            call = asyncio.ensure_future(thread.run(linger))
+            await asyncio.sleep(0)
+            time.sleep(rng.uniform(0.0, 0.0008))  # noqa: ASYNC251  the thread is anywhere between its first line and the wait
+            thread.abandon()
+            call.cancel()
+        for thread in threads:
+            assert await thread.join(60)
+        return threads
+
+    before = len(os.listdir("/proc/self/fd"))
+    threads = asyncio.run(main())
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not any(thread.usable for thread in threads)
