@@ -1,8 +1,8 @@
 """What the host adds to a training step: chains, tools, scheduling and the store are real, the GPU is a timetable.
 
-In: nothing (the bundled model's tokenizer; its weights are never computed). A launch of the local engine takes the time that an
-H200 was measured to take for SmolLM2-135M, and returns prepared replies: two calls of a tool (about 35 tokens each), then an
-answer. Learning is a pause.
+In: nothing (the bundled model's tokenizer; its weights are never computed). A decode step of the local engine takes the time
+that an H200 was measured to take for SmolLM2-135M with 8 to 512 rows; the times of prefill and of launching are estimates. The
+replies are prepared: two calls of a tool (about 35 tokens each), then an answer. Learning is a pause.
 Out: a table with one row per number of chains, or with --json the figures by name.
 
     python benchmarks/host.py --json out.json
@@ -10,7 +10,7 @@ Out: a table with one row per number of chains, or with --json the figures by na
 `device_s` is how long the device works in a step, and `share` that time divided by the rollout's: 1 means that the device never
 waits for the host. `row_share` compares the sampled tokens/s of the rollout with those of a batch that is always full.
 `main_ms`, `engine_ms` and `store_ms` are the processor time of the event loop's, the engine's and the store's thread in one
-step. They share one interpreter, so their sum is a lower limit of the step.
+step. They share one interpreter, so most of that is spent one after the other.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from agentfly.types import Message, ToolCall
 from agentfly.watch.progress import Progress
 
 TOOLS = (add, subtract, multiply)
-ROWS = (1, 8, 32, 64, 128, 256, 512)
-STEP_MS = (1.05, 1.1, 1.2, 1.35, 1.66, 2.3, 3.7)  # one decode step of so many rows
-PASS_MS, PASS_MS_PER_TOKEN, PASS_SLOWS_MS = 1.5, 0.001, 1.0  # a prefill pass, and what it costs the decode steps beside it
-CALL_S = 25e-6  # a call that launches something: the interpreter is free meanwhile
+ROWS = (8, 128, 256, 512)
+STEP_MS = (1.1, 1.66, 2.3, 3.7)  # one decode step of so many rows, measured; others are interpolated
+PASS_MS, PASS_MS_PER_TOKEN, PASS_SLOWS_MS = 1.5, 0.001, 1.0  # estimates: a prefill pass, and its cost to decode steps beside it
+CALL_S = 25e-6  # estimate: a call that launches something; the interpreter is free meanwhile
 SCRIPTS = 300  # different replies of each kind
 THREADS = {"MainThread": "main_ms", "agentfly-engine": "engine_ms", "agentfly-store": "store_ms"}
 

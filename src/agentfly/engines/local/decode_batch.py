@@ -327,7 +327,7 @@ class DecodeBatch:
                 seq.ahead = drawn
             # A sequence counts from the last token that it collected.
             firsts = [launched - each.collected for launched, each in zip(self._launched[short].tolist(), entries, strict=True)]
-            numbers = [each.seq.uniforms(at + UNIFORMS)[at:][:UNIFORMS] for at, each in zip(firsts, entries, strict=True)]
+            numbers = [each.seq.uniforms(at + UNIFORMS)[at:] for at, each in zip(firsts, entries, strict=True)]
             block[:, 0], block[:, 1:] = short, np.array(numbers, np.float32).view(np.int32)
             self._uniforms_end[short] = self._launched[short] + UNIFORMS
         return block
