@@ -470,9 +470,9 @@ def ended(pid: int, within_s: float = 30.0) -> bool:
     while time.monotonic() < until:
         try:
             os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z":
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return True
-        except ProcessLookupError:
+        except (ProcessLookupError, FileNotFoundError):
             return True
         time.sleep(0.05)
     return False
