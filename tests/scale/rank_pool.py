@@ -30,6 +30,8 @@ def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: s
     words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
     more = [f"{_free_ports(len(sizes))}", device, pattern, *map(str, sizes)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
+        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     logs = [folder / f"rank-{rank}.log" for rank in range(max(sizes))]
     pool = []
     for rank, log in enumerate(logs):
