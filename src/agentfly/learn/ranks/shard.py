@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 from ...errors import ConfigError
@@ -162,5 +163,14 @@ def whole(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Returns the full tensor: a collective for a sharded one. `dtype` converts the shards, before they are gathered."""
     tensor = tensor.detach()
     tensor = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found
+    if not hasattr(tensor, "to_local"):
+        plain: Tensor = tensor
+        return plain
+    # Not `full_tensor`: its functional collective crashes the process with gloo on a GPU (torch 2.11).
+    own, rows, ranks = tensor.to_local(), tensor.shape[0], tensor.device_mesh.size()
+    each = -(-rows // ranks)
+    if len(own) < each:
+        own = torch.cat([own, own.new_zeros(each - len(own), *own.shape[1:])])
+    found: Tensor = own.new_empty(each * ranks, *own.shape[1:])
+    torch.distributed.all_gather_into_tensor(found, own.contiguous(), tensor.device_mesh.get_group())
+    return found[:rows]
