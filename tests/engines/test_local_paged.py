@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import os
 import random
@@ -22,6 +21,7 @@ from agentfly.engines.local.sampler import draw, draw_batch
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
 
+from ..needs import has_interpreter
 from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, full_logprobs, make_model, prompt_of, run, until
 
 DRAWS: list[dict[str, Any]] = [
@@ -585,7 +585,7 @@ print("equal")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@has_interpreter
 def test_the_kernels_compute_what_torch_computes() -> None:
     """In Triton's interpreter, which needs no GPU; in a separate process, because it is chosen at the first import."""
     done = subprocess.run(
@@ -645,7 +645,7 @@ print("equal")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@has_interpreter
 def test_the_kernels_of_the_rows_do_what_torch_does() -> None:
     """A whole engine in Triton's interpreter: changes are applied, steps begun and ended as without kernels."""
     done = subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import subprocess
 import sys
@@ -21,10 +20,9 @@ from agentfly.kernels.merged_linear import merge_linears
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings
 
+from ..needs import has_interpreter, has_triton
 from ..plain_kernels import Plain
 from .tiny import FAMILIES, make_model, prompt_of
-
-has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
 @torch.no_grad()
@@ -446,7 +444,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
     print(done.stdout)
 
 
-@has_triton
+@has_interpreter
 @pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_fused_parts_compute_what_torch_computes(script: str) -> None:
     run_script(script, "cpu", interpreted=True)

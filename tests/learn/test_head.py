@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 
-import pytest
+from tests.needs import has_interpreter
 
 CHECK = """
 import torch
@@ -39,7 +38,7 @@ print("equal")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@has_interpreter
 def test_the_heads_kernels_compute_what_torch_computes() -> None:
     """In Triton's interpreter, which needs no GPU; in a separate process, because it is chosen at the first import."""
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -22,9 +21,9 @@ from agentfly.learn.settings import LoraSettings, OptimSettings
 from tests.engines.tiny import make_model
 from tests.learn.chains import tiny_llama
 from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups
+from tests.needs import has_interpreter, has_triton
 from tests.plain_kernels import Plain
 
-has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 
 
@@ -325,7 +324,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
     assert done.stdout.strip().endswith("equal"), done.stdout + done.stderr
 
 
-@has_triton
+@has_interpreter
 @pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_the_layers_kernels_compute_what_torch_computes(script: str) -> None:
     run_script(script, "cpu", interpreted=True)
