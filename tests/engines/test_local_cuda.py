@@ -92,3 +92,42 @@ def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights_on_the_
         assert completion.versions[-1] == 1
         first = completion.versions.index(1)
         assert mean_gap(model, prompt_of(20, number), completion, first) < 2e-3
+
+
+def test_a_reply_does_not_wait_for_what_another_thread_has_launched():
+    model = make_model().to("cuda")
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    ended = torch.cuda.Event()
+
+    async def work(engine):
+        alone = await ask(engine, prompt_of(20), "alone", seed=3, max_tokens=16)
+        for _ in range(3000):  # some seconds of work, as a learner launches it
+            torch.mm(matrix, matrix)
+        ended.record()
+        beside = await ask(engine, prompt_of(20), "beside", seed=3, max_tokens=16)
+        return alone, beside, ended.query()
+
+    alone, beside, has_ended = run(work, model)
+    assert not has_ended
+    assert beside.token_ids == alone.token_ids
+    assert beside.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+def test_weights_that_were_changed_by_kernels_still_running_are_those_of_the_next_reply():
+    model = make_model().to("cuda")
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+    async def work(engine):
+        await ask(engine, prompt_of(20), "before", seed=3, max_tokens=4)
+        for _ in range(300):
+            torch.mm(matrix, matrix)
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                generator = torch.Generator("cuda").manual_seed(number)
+                parameter.add_(0.05 * torch.randn(parameter.shape, device="cuda", generator=generator))
+        engine.publish(1)
+        return await ask(engine, prompt_of(20), "after", seed=3, max_tokens=16)
+
+    after = run(work, model)
+    assert set(after.versions) == {1}
+    assert mean_gap(model, prompt_of(20), after) < 2e-3

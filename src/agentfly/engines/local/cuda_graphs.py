@@ -77,8 +77,11 @@ class GraphSizes:
 
 
 def new_stream(device: torch.device) -> Any:
-    """A new stream on a GPU; None elsewhere."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    """A new stream on a GPU; None elsewhere.
+
+    Its kernels, also those captured on it, go first: they are small, and a learner's large ones fill the device meanwhile.
+    """
+    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def capture(work: Callable[[], None], device: torch.device, pool: Any, side: Any) -> tuple[Callable[[], None], Any]:

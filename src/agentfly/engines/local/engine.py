@@ -3,7 +3,8 @@
 Requests come from any event loop through an inbox; results go back with `call_soon_threadsafe`, one call per step and loop. No
 event loop waits for a forward pass. The learner changes the weights of `model` in place, inside `hold` if chains are sampled
 meanwhile; `publish` then makes sure that no new request uses a key or value computed before. After a failure every request
-fails with the same sentence.
+fails with the same sentence. On a GPU the thread has its own stream, so that kernels of the learner run beside those of the
+engine; both meet in `hold` and `publish`.
 
     event loops     generate -> inbox "add"      cancelled -> "remove"      release -> "release"         <- _deliver
     engine thread   _work: empty the inbox -> if published: renew the caches -> scheduler.step -> _send
@@ -24,7 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from ...errors import ConfigError, DeadlineError, EngineError
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, room_for
+from .cuda_graphs import new_stream
 from .load import context_of, copy_weights, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools
@@ -115,6 +117,7 @@ class LocalEngine:
             )
             self._scheduler = SlotScheduler(self._replica, slots, **sizes)
         self._addresses = addresses(model)
+        self._stream = new_stream(self.device)
         self._source: Callable[[], Iterable[Sequence[tuple[str, torch.Tensor]]]] | None = None
         self._prove: Callable[[int], Proof] | None = None
         self._inbox: deque[tuple[Literal["add", "remove", "release", "prepare"], Any]] = deque()
@@ -178,6 +181,8 @@ class LocalEngine:
         and discards what it sampled. Its keys and values may be of a mix of weights, so "keep" holds inside of `hold` only.
         """
         held = self._owner == threading.get_ident()
+        if not held:  # `hold` waits when it is left
+            self._synchronize()
         rebuilt = not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses
         with self._hold(600.0) if rebuilt or self.at_update == "finish" else nullcontext():
             if rebuilt:
@@ -353,9 +358,12 @@ class LocalEngine:
     def _run(self) -> None:
         """The thread's function. Returns when the engine is closed, fails, or has been idle for IDLE_S."""
         try:
+            stream: AbstractContextManager[Any] = nullcontext()
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)  # a new thread starts on device 0
-            with torch.no_grad():
+                self._stream.wait_stream(torch.cuda.default_stream(self.device))  # what the constructor launched
+                stream = torch.cuda.stream(self._stream)
+            with torch.no_grad(), stream:
                 while self._wait():
                     self._work()
         except Exception as error:  # noqa: BLE001  any failure must reach the requests that wait
