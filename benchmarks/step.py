@@ -36,6 +36,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -208,7 +209,9 @@ def write_tasks(work: Path, count: int, seed: int) -> dict[str, str]:
 
 def sides_of(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Rows to measure: their names, and the settings that differ. Only those of TRL have a `sampler`."""
-    chosen = [("agentfly", {})] + [(f"agentfly, max_lag {lag}", {"max_lag": lag}) for lag in options.max_lag]
+    chosen: list[tuple[str, dict[str, Any]]] = [("agentfly", {})]
+    chosen += [(f"agentfly, max_lag {lag}", {"max_lag": lag}) for lag in options.max_lag]
+    chosen += [(f"agentfly, {key}", {"set": [*options.set, key]}) for key in options.also]
     samplers = {"off": [], "both": ["vllm", "generate"], "auto": [_best_sampler(options)]}.get(options.trl, [options.trl])
     return chosen + [(f"TRL, {sampler}", {"sampler": sampler}) for sampler in samplers]
 
@@ -241,7 +244,7 @@ def measure(options: argparse.Namespace, work: Path, command: str) -> dict[str, 
         flush=True,
     )
     for name, own in sides_of(options):
-        label = name.replace(", ", "_").replace(" ", "_")
+        label = re.sub(r"[^\w.]+", "_", name)
         if "sampler" in own:
             found = run_trl(settings | own, work, label, python=options.trl_python, timeout_s=options.timeout_s)
         else:
@@ -283,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens-per-batch", type=int, default=16384, help="of our learner")
     parser.add_argument("--warm-start", type=int, metavar="STEPS", help="supervised steps first; without: 60, for pocket 0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a config key of ours")
+    parser.add_argument("--also", action="append", default=[], metavar="KEY=VALUE", help="a further row of ours with this key")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep weights, runs and logs here; without: they are removed")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="seconds that one side may take")

@@ -170,6 +170,17 @@ def test_the_command_that_is_kept_names_no_place_of_this_machine() -> None:
     assert step.command_of(words) == "python benchmarks/step.py --chains 16 --steps 3 --set train.lr=1e-5"
 
 
+def test_further_rows_of_ours_keep_the_other_keys() -> None:
+    import step
+
+    words = ["--set", "train.lr=1e-5", "--max-lag", "1", "--also", "sampler.place=process", "--trl", "off", "--device", "cpu"]
+    assert step.sides_of(step.read_options(words)) == [
+        ("agentfly", {}),
+        ("agentfly, max_lag 1", {"max_lag": 1}),
+        ("agentfly, sampler.place=process", {"set": ["train.lr=1e-5", "sampler.place=process"]}),
+    ]
+
+
 def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path: Path, monkeypatch) -> None:
     import step
 
