@@ -36,6 +36,7 @@ from .packed import PackedLayout, packed_replica, run_packed
 
 # Sharing saves (rows - 1) x prefix tokens and costs a second, short run: not worth it below this fraction of the batch.
 WORTH_SHARING = 0.1
+GRAPHS = "CUDA graphs"
 _KINDS = {"norms": "RMSNorm", "gates": "gated MLP", "rotary": "rotary"}
 _OTHER_MODEL = (AttributeError, ConfigError, IndexError, RuntimeError, TypeError, ValueError)
 """What a model of another kind raises in a probe."""
@@ -92,13 +93,16 @@ class Backbone:
         elif attention == "torch flash":
             self._graphs = Graphs(replica)
             if self._graphs.usable:
-                self._notes.append(f"CUDA graphs for lines of up to {MAX_TOKENS:,} tokens")
+                self._notes.append(f"{GRAPHS} for lines of up to {MAX_TOKENS:,} tokens")
 
     def keep_one_tree(self, owner: nn.Module, name: str, *, packed: bool) -> None:
         """Run the module or its replica only; `owner.name` becomes it. A sharded model swaps the tensors of one tree.
 
-        Without packing every row is computed alone: FSDP's hooks see outputs, not the keys and values of a shared prefix.
+        Without packing every row is computed alone: FSDP's hooks see outputs, not the keys and values of a shared prefix. Graphs
+        would bypass its hooks, so there are none.
         """
+        self._graphs = None
+        self._notes = [note for note in self._notes if not note.startswith(GRAPHS)]
         if packed:
             assert self._replica is not None
             setattr(owner, name, self._replica)
