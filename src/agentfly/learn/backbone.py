@@ -98,8 +98,8 @@ class Backbone:
     def keep_one_tree(self, owner: nn.Module, name: str, *, packed: bool) -> None:
         """Run the module or its replica only; `owner.name` becomes it. A sharded model swaps the tensors of one tree.
 
-        Without packing every row is computed alone: FSDP's hooks see outputs, not the keys and values of a shared prefix. Graphs
-        would bypass its hooks, so there are none.
+        Without packing every row is computed alone: FSDP's hooks see outputs, not the keys and values of a shared prefix.
+        There are no graphs, which would bypass these hooks.
         """
         self._graphs = None
         self._notes = [note for note in self._notes if not note.startswith(GRAPHS)]
