@@ -372,6 +372,7 @@ class LocalEngine:
             self._fail_all(self._failure)
             with suppress(RuntimeError):  # a failed device raises again, but then nothing runs on it any more
                 self._scheduler.drain()
+                self._synchronize()
 
     def _wait(self) -> bool:
         """Block until there is work. Returns False if the thread must end."""
