@@ -148,7 +148,8 @@ def _check_devices(config: Config) -> None:
 
 def _check_cpus(config: Config, nodes: int, per_node: int) -> None:
     """Raises ConfigError if a Ray of this machine alone has too few CPUs for what verl reserves: it would wait for ever."""
-    needed = CPUS_PER_GPU * nodes * per_node + STORAGE_UNITS * nodes + 2  # two: TransferQueue's controller, an actor at its start
+    # Two more: TransferQueue's controller, and an actor at its start.
+    needed = CPUS_PER_GPU * nodes * per_node + STORAGE_UNITS * nodes + 2
     given = _overridden(config, "ray_kwargs.ray_init.num_cpus")
     found = int(given) if given and given.isdigit() else os.cpu_count() or 1
     if needed > found:
