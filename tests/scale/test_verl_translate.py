@@ -318,12 +318,13 @@ def test_another_release_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if verl 0.9.1 were installed, on a machine with two GPUs."""
+    """As if verl 0.9.1 were installed, on a machine with two GPUs and 16 CPUs."""
     from agentfly.engines.local import load
 
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(launch.importlib.metadata, "version", lambda name: "0.9.1")
     monkeypatch.setattr(load, "count_gpus", lambda: 2)
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 16)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
@@ -336,6 +337,17 @@ def test_more_gpus_than_the_machine_has_are_refused_before_the_run(installed: No
         launch.check_verl(config_of("verl.gpus_per_node=4"))
     with pytest.raises(ConfigError, match=sentence):
         launch.check_verl(config_of('verl.overrides=["trainer.n_gpus_per_node=4"]'))
+
+
+def test_fewer_cpus_than_verl_reserves_are_refused_before_the_run(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl would wait for ever: 3 CPUs with each GPU, 2 storage units, TransferQueue's controller, and one to start actors."""
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 7)
+    launch.check_verl(config_of())
+    with pytest.raises(ConfigError, match=r"^verl reserves 10 CPUs in Ray, and this machine has 7: .*num_cpus=10"):
+        launch.check_verl(config_of("verl.gpus_per_node=2"))
+    launch.check_verl(config_of("verl.gpus_per_node=2", 'verl.overrides=["ray_kwargs.ray_init.num_cpus=10"]'))
+    with pytest.raises(ConfigError, match="this machine has 4"):
+        launch.check_verl(config_of('verl.overrides=["ray_kwargs.ray_init.num_cpus=4"]'))
 
 
 def test_more_gpus_than_the_cluster_has_are_refused_before_the_run(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +433,10 @@ def test_a_row_that_cannot_be_encoded_is_named(tmp_path: Path) -> None:
 
 
 def test_a_warm_start_runs_first_and_verl_starts_from_its_weights(tmp_path: Path) -> None:
-    config = config_of("warm_start.demos=arithmetic", "warm_start.steps=1", "warm_start.num_demos=2", "warm_start.count=4")
+    config = config_of(
+        "warm_start.demos=arithmetic", "warm_start.steps=1", "warm_start.num_demos=2", "warm_start.count=4",
+        "agent.engine={kind='vllm', eager=true, dtype='float16'}",
+    )  # fmt: skip
     directory = RunDirectory.create(tmp_path / "r")
     overrides = launch.write_run(config, directory, Progress(1), resumes=False)
     (path,) = (each.value for each in overrides if each.name == "actor_rollout_ref.model.path")

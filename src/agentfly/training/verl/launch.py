@@ -17,6 +17,8 @@ must stop the run, and the launcher ends verl then.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
 import importlib.metadata
 import importlib.util
 import json
@@ -32,6 +34,7 @@ from typing import Any
 from ...codec import NotEncodable, encode
 from ...config import Config
 from ...data import row_of
+from ...engines import engine_options
 from ...errors import ConfigError, DataError, InvariantError, StorageError
 from ...ext.ray_cluster import Cluster
 from ...ext.verl_chains import SPLIT, TASK
@@ -43,12 +46,14 @@ from ..build import build_agent, open_directory
 from ..loop import TrainResult
 from ..stopping import StopSignals
 from ..supervised import warm_start
-from .table import TABLE
-from .translate import Override, Prepared, make_job, open_copy, translate
+from .table import STORAGE_UNITS, TABLE
+from .translate import RENDERING, Override, Prepared, make_job, open_copy, translate
 from .worker import STOPPED, write_settings
 
 VERSIONS = ("0.9.",)
 """The releases of verl whose keys and agent loops are known here."""
+CPUS_PER_GPU = 3
+"""CPUs that verl reserves with each GPU."""
 END_S = 60.0
 """Seconds that verl gets to end after a signal, before it is killed."""
 LOOP_YAML = """\
@@ -125,6 +130,7 @@ def _check_devices(config: Config) -> None:
             raise ConfigError(
                 f"{asked}, and PyTorch sees {found} on this machine: lower verl.gpus_per_node, or set cluster.address"
             )
+        _check_cpus(config, nodes, per_node)
         return
     if "://" in address:  # Ray's client, which needs another connection than a node has: verl's own error must do
         return
@@ -137,6 +143,19 @@ def _check_devices(config: Config) -> None:
         raise ConfigError(
             f"{asked}, {per_node} of them on one node each time, and the nodes of the cluster at {address} have room for {fit} "
             f"of {nodes}: lower verl.gpus_per_node"
+        )
+
+
+def _check_cpus(config: Config, nodes: int, per_node: int) -> None:
+    """Raises ConfigError if a Ray of this machine alone has too few CPUs for what verl reserves: it would wait for ever."""
+    # Two more: TransferQueue's controller, and an actor at its start.
+    needed = CPUS_PER_GPU * nodes * per_node + STORAGE_UNITS * nodes + 2
+    given = _overridden(config, "ray_kwargs.ray_init.num_cpus")
+    found = int(given) if given and given.isdigit() else os.cpu_count() or 1
+    if needed > found:
+        raise ConfigError(
+            f"verl reserves {needed} CPUs in Ray, and this machine has {found}: use a larger machine or a cluster "
+            f'(cluster.address), or tell Ray that it has more: verl.overrides = ["ray_kwargs.ray_init.num_cpus={needed}"]'
         )
 
 
@@ -186,14 +205,31 @@ def _write_model(config: Config, prepared: Prepared, folder: Path, progress: Pro
         from ...engines.local.load import save_model
         from ..loop import trainable_engine
 
-        agent = build_agent(config)
+        agent = build_agent(_learns_here(config))
         warm_start(config, agent, progress)
         engine = trainable_engine(agent)
         save_model(engine.model, engine.tokenizer, target)
+        del agent, engine
+        _release_devices()
         return translate(make_job(config, folder.parent, model=str(target)).job)
     if prepared.job.model == str(target):
         open_copy(config).save(target)
     return None
+
+
+def _learns_here(config: Config) -> Config:
+    """The config with the local engine: the other options of agent.engine are those of verl's servers."""
+    options = {name: value for name, value in engine_options(config.agent.engine).items() if name in RENDERING}
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, engine={"kind": "local", **options}))
+
+
+def _release_devices() -> None:
+    """Give the memory of a dropped model back to its GPU, where verl's processes need it while this one waits for them."""
+    import torch  # late
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def write_parquet(prepared: Prepared, folder: Path) -> None:

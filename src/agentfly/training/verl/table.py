@@ -101,6 +101,8 @@ AGGREGATIONS = {
     "sequence_sum": "seq-mean-token-sum-norm",
 }
 LOGGERS = {"jsonl": "file", "tensorboard": "tensorboard", "wandb": "wandb"}
+STORAGE_UNITS = 2
+"""Storage units of TransferQueue per node; each reserves a CPU."""
 CRITIC_MINIBATCHES, CRITIC_EPOCHS, CRITIC_LR, CRITIC_WARMUP = 8, 2, 2.5, 7
 
 
@@ -346,7 +348,8 @@ def strategy(value: str, job: Job) -> Mapping[str, Any]:
 
 def nodes(value: int, job: Job) -> Mapping[str, Any]:
     # verl's 8 storage units take a core each, and wait for ever on a machine with fewer.
-    return {"trainer.nnodes": value, "transfer_queue.backend.SimpleStorage.num_data_storage_units": 2 * value}
+    units = STORAGE_UNITS * value
+    return {"trainer.nnodes": value, "transfer_queue.backend.SimpleStorage.num_data_storage_units": units}
 
 
 def offload(value: bool, job: Job) -> Mapping[str, Any]:
@@ -377,6 +380,7 @@ def data_files(value: str, job: Job) -> Mapping[str, Any]:
         "data.val_files": str(job.folder / "verl" / "validation.parquet"),
         "data.return_raw_chat": True,
         "data.filter_overlong_prompts": False,  # prompts are checked when the files are written
+        "data.dataloader_num_workers": 0,  # the rows are small: verl's 8 processes for each file would cost more than they save
         f"{ROLLOUT}.agent.agent_loop_config_path": str(job.folder / "verl" / "loop.yaml"),
         f"{ROLLOUT}.agent.default_agent_loop": "agentfly",
         f"{ROLLOUT}.calculate_log_probs": True,
