@@ -129,7 +129,7 @@ class ChainRunner(Protocol):
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None) -> Trajectory:
     """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped.
 
-    `until` is the deadline of its group, on the event loop's clock, `time.monotonic`. It ends the chain as `limits.chain_timeout_s` does.
+    `until` is the deadline of its group, by `time.monotonic`. It ends the chain as `limits.chain_timeout_s` does.
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     trajectory.started = time.time()
