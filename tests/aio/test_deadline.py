@@ -9,7 +9,7 @@ import time
 import pytest
 
 from agentfly.aio import deadline
-from agentfly.aio.deadline import Expired, within
+from agentfly.aio.deadline import Expired, TimeLimit, within
 
 
 async def forever() -> None:
@@ -172,3 +172,56 @@ def test_a_coroutine_that_ignores_cancellation_is_left_behind(monkeypatch, caplo
 
     asyncio.run(main())
     assert "stubborn ignored its deadline and was closed" in caplog.text
+
+
+def test_a_time_limit_ends_its_body_and_leaves_no_cancellation():
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with TimeLimit(time.monotonic() + 0.02) as limit:
+                await forever()
+        task = asyncio.current_task()
+        assert limit.expired() and task is not None and not task.cancelling()
+        async with TimeLimit(time.monotonic() + 60) as limit:
+            await asyncio.sleep(0)
+        assert not limit.expired()
+
+    asyncio.run(main())
+
+
+def test_a_time_limit_counts_from_the_time_that_was_set_last():
+    async def main() -> None:
+        async with TimeLimit(time.monotonic() + 0.02) as limit:
+            limit.reschedule(time.monotonic() + 60)
+            await asyncio.sleep(0.1)
+        assert not limit.expired()
+        with pytest.raises(TimeoutError):
+            async with TimeLimit(time.monotonic() + 60) as limit:
+                limit.reschedule(time.monotonic() + 0.02)
+                await forever()
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_from_outside_passes_a_time_limit():
+    async def limited() -> None:
+        async with TimeLimit(time.monotonic() + 60):
+            await forever()
+
+    async def main() -> None:
+        task = asyncio.create_task(limited())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_the_limits_of_ended_bodies_do_not_stay_in_the_heap():
+    async def main() -> None:
+        for _ in range(1000):
+            async with TimeLimit(time.monotonic() + 60):
+                await asyncio.sleep(0)
+        assert len(deadline.deadlines_of(asyncio.get_running_loop())) < 200
+
+    asyncio.run(main())

@@ -337,6 +337,49 @@ def test_a_device_that_fails_again_at_shutdown_leaves_no_request_waiting(monkeyp
     run(work, cache="pages")
 
 
+def test_event_loops_wait_for_the_host_work_of_a_launch_and_not_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": 1, "cuda": 1})
+    seen: dict[str, set[bool]] = {"launch": set(), "wait": set()}
+    launch, wait = decode_batch.DecodeBatch.launch, paged_scheduler.PagedScheduler._finish
+
+    async def work(engine: Any) -> None:
+        def launched(*args: Any) -> Any:
+            seen["launch"].add(engine._turn.locked())
+            return launch(*args)
+
+        def finished(scheduler: Any, each: Any, changed: Any) -> None:
+            device_wait = each.inflight.wait
+            calls = iter(["first", "second"])
+
+            def waited() -> Any:
+                if next(calls) == "first":
+                    seen["wait"].add(engine._turn.locked())
+                return device_wait()
+
+            each.inflight.wait = waited
+            wait(scheduler, each, changed)
+
+        monkeypatch.setattr(decode_batch.DecodeBatch, "launch", launched)
+        monkeypatch.setattr(paged_scheduler.PagedScheduler, "_finish", finished)
+        reply = await ask(engine, prompt_of(20, 1), max_tokens=20)
+        assert reply.token_ids
+
+    run(work, cache="pages")
+    assert seen == {"launch": {True}, "wait": {False}}
+
+
+def test_an_event_loop_waits_for_a_long_launch_for_a_limited_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": 1, "cuda": 1})
+
+    async def work(engine: Any) -> None:
+        with engine._turn:  # as if the engine's thread captured a graph
+            asked = asyncio.create_task(ask(engine, prompt_of(20, 1), max_tokens=4))
+            await until(lambda: engine.stats()["requests"] == 1)
+        assert (await asked).token_ids
+
+    run(work, cache="pages")
+
+
 def test_siblings_are_admitted_by_the_pages_that_they_share() -> None:
     prompt = prompt_of(20 * PAGE_SIZE)
 

@@ -1,4 +1,4 @@
-"""Deadlines: `await within(coroutine, timeout_s)` returns its value or raises `Expired`; `Deadlines` is the heap behind it.
+"""Deadlines: `await within(coroutine, timeout_s)` returns its value or raises `Expired`; `TimeLimit` is a context with one.
 
 `within` differs from `asyncio.timeout` in two ways. It drives the first step of the coroutine itself and sets a deadline only
 if the coroutine suspends, so a call that never waits costs no timer. And it does not wait forever for a coroutine that
@@ -107,6 +107,68 @@ def deadlines_of(loop: asyncio.AbstractEventLoop) -> Deadlines:
             _by_loop.pop(closed, None)
         found = _by_loop[loop] = Deadlines(loop)
     return found
+
+
+class TimeLimit:
+    """`async with TimeLimit(when) as limit:` cancels the body at `when`, by `time.monotonic`, and raises TimeoutError.
+
+    The same as `asyncio.timeout_at`, for the many limits of chains: they are in the heap of the event loop.
+    """
+
+    __slots__ = ("_alarm", "_cancelling", "_deadlines", "_expired", "_task", "_when")
+
+    def __init__(self, when: float) -> None:
+        self._when = when
+        self._expired = False
+
+    def when(self) -> float:
+        return self._when
+
+    def expired(self) -> bool:
+        """Whether the body was cancelled because its time was over."""
+        return self._expired
+
+    def reschedule(self, when: float) -> None:
+        """Set another time, inside the context."""
+        self._when = when
+        if self._alarm.wanted:
+            self._deadlines.cancel(self._alarm)
+            self._alarm = _LimitAlarm(self)
+            self._deadlines.add(when, self._alarm)
+
+    def expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
+
+    async def __aenter__(self) -> TimeLimit:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        if task is None:
+            raise RuntimeError("a time limit must be entered in a task")
+        self._task, self._cancelling = task, task.cancelling()
+        self._deadlines, self._alarm = deadlines_of(loop), _LimitAlarm(self)
+        self._deadlines.add(self._when, self._alarm)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if self._alarm.wanted:
+            self._deadlines.cancel(self._alarm)
+        # A cancellation from outside stays a CancelledError.
+        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+
+class _LimitAlarm:
+    """The entry of a `TimeLimit` in the heap; a new one for each time that is set."""
+
+    __slots__ = ("_limit", "wanted")
+
+    def __init__(self, limit: TimeLimit) -> None:
+        self._limit = limit
+        self.wanted = True
+
+    def expire(self) -> None:
+        self._limit.expire()
 
 
 class Expired(Exception):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..aio.deadline import TimeLimit
 from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError
 from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward
@@ -128,7 +129,7 @@ class ChainRunner(Protocol):
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None) -> Trajectory:
     """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped.
 
-    `until` is the deadline of its group, on the event loop's clock. It ends the chain as `limits.chain_timeout_s` does.
+    `until` is the deadline of its group, by `time.monotonic`. It ends the chain as `limits.chain_timeout_s` does.
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     trajectory.started = time.time()
@@ -137,7 +138,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     activity = None if plan.activities is None else plan.activities.add(trajectory)
     started = time.perf_counter()
     chain_ends, of_group = _deadline(plan.limits, until)
-    limit, phase = asyncio.timeout_at(chain_ends), "environment"
+    limit, phase = TimeLimit(chain_ends), "environment"
     _tell(plan, trajectory, "chain_started")
     try:
         async with limit:
@@ -157,7 +158,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
                 activity.enter("scoring", time.perf_counter())
             since = time.perf_counter()
             try:
-                async with asyncio.timeout(plan.limits.score_timeout_s):
+                async with TimeLimit(time.monotonic() + plan.limits.score_timeout_s):
                     await score(plan.reward, trajectory, context)
             finally:
                 trajectory.scored_s = time.perf_counter() - since
@@ -196,7 +197,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
 
 def _deadline(limits: Limits, until: float | None) -> tuple[float, bool]:
     """Returns when a chain that starts now must end, and whether that is the deadline of its group."""
-    ends = asyncio.get_running_loop().time() + limits.chain_timeout_s
+    ends = time.monotonic() + limits.chain_timeout_s
     return (ends, False) if until is None or ends <= until else (until, True)
 
 
@@ -206,7 +207,7 @@ async def play(
     context: Context,
     first_ids: Sequence[int],
     activity: Activity | None,
-    limit: asyncio.Timeout,
+    limit: TimeLimit,
     started: float,
     read: Sequence[int] | None = None,
 ) -> Outcome:
@@ -229,8 +230,8 @@ async def play(
         request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text)
         if task is not None and task.cancelling():
             _check(limit)
-        if limits.turn_timeout_s is not None and chain_ends is not None:
-            limit.reschedule(min(chain_ends, asyncio.get_running_loop().time() + limits.turn_timeout_s))
+        if limits.turn_timeout_s is not None:
+            limit.reschedule(min(chain_ends, time.monotonic() + limits.turn_timeout_s))
         since = clock()
         if activity is not None:
             activity.enter("sampling", since)
@@ -349,7 +350,7 @@ class _EndedLate(TimeoutError):
     """The turn ended after its deadline, because a tool or the engine swallowed the cancellation."""
 
 
-def _check(limit: asyncio.Timeout) -> None:
+def _check(limit: TimeLimit) -> None:
     if limit.expired():
         raise _EndedLate
 

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
+from ..aio.deadline import TimeLimit
 from ..data import check_fields
 from ..errors import ConfigError, DataError, DeadlineError, InvariantError, RolloutError
 from ..resources import Lease
@@ -174,7 +175,7 @@ class ChatSession:
             first_ids, read = self._prepare(text, forked)
             if len(first_ids) + len(read or ()) >= limits.max_context:
                 raise ConfigError(f"the conversation fills the context of {limits.max_context} tokens: start another one")
-            async with asyncio.timeout(limits.chain_timeout_s) as limit:
+            async with TimeLimit(time.monotonic() + limits.chain_timeout_s) as limit:
                 outcome = await play(
                     replace(plan, limits=limits), trajectory, self._context, first_ids, None, limit, self._started, read
                 )

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -239,7 +240,7 @@ class GroupStream:
             if group.version is None:
                 group.version = plan.engine.version
                 if self.pace.group_timeout_s is not None:
-                    group.deadline = asyncio.get_running_loop().time() + self.pace.group_timeout_s
+                    group.deadline = time.monotonic() + self.pace.group_timeout_s
             if group.opening is None:
                 group.opening = open_task(plan, group.task, group.draw)
             name = f"t{group.step}-{group.position}-{chain}"

@@ -21,6 +21,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -322,13 +323,17 @@ class DecodeBatch:
         block = np.zeros((len(short), 1 + UNIFORMS), np.int32)
         if len(short):
             entries = [self._entry(row) for row in short.tolist()]
-            unused = [entry.seq for entry in entries if not len(entry.seq.ahead)]
-            for seq, drawn in zip(unused, uniform_numbers([seq.rng for seq in unused], UNIFORMS), strict=True):
-                seq.ahead = drawn
             # A sequence counts from the last token that it collected.
             firsts = [launched - each.collected for launched, each in zip(self._launched[short].tolist(), entries, strict=True)]
-            numbers = [each.seq.uniforms(at + UNIFORMS)[at:] for at, each in zip(firsts, entries, strict=True)]
-            block[:, 0], block[:, 1:] = short, np.array(numbers, np.float32).view(np.int32)
+            new = [not first and not len(each.seq.ahead) for first, each in zip(firsts, entries, strict=True)]
+            numbers = np.zeros((len(short), UNIFORMS))
+            numbers[new] = uniform_numbers([each.seq.rng for each in compress(entries, new)], UNIFORMS)
+            for index, (first, entry, is_new) in enumerate(zip(firsts, entries, new, strict=True)):
+                if is_new:
+                    entry.seq.ahead = numbers[index]
+                else:
+                    numbers[index] = entry.seq.uniforms(first + UNIFORMS)[first:]
+            block[:, 0], block[:, 1:] = short, numbers.astype(np.float32).view(np.int32)
             self._uniforms_end[short] = self._launched[short] + UNIFORMS
         return block
 

@@ -49,6 +49,7 @@ from .slot_scheduler import SlotScheduler
 IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
 QUIET_S = 0.25  # idle for this long, the thread captures graphs that were missing
 SWITCH_S, DEFAULT_SWITCH_S = 2e-4, 5e-3  # seconds that a thread may keep the interpreter from others: ours, and Python's
+TURN_S = 0.01  # seconds that an event loop waits for the engine's thread: more than a launch takes, unless it captures a graph
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
@@ -125,6 +126,10 @@ class LocalEngine:
         self._wake = threading.Condition(self._lock)
         self._waits = False  # whether the thread waits for work
         self._forward = threading.Lock()
+        # See `_take_turn`. A scheduler that computes in `step` would make event loops wait for its forward passes.
+        self._turn: Any = threading.Lock() if self._scheduler.launches_ahead else None
+        if self._turn is not None:
+            self._scheduler.while_waiting = self._give_turn
         self._holders = 0  # threads that wait for `_forward`
         self._drains = 0  # threads that hold the engine, or wait to, until the replies in progress have ended
         self._owner: int | None = None  # the thread that holds the engine
@@ -145,6 +150,7 @@ class LocalEngine:
         seq = SequenceState(request, self.stop_ids, self._decode_tail)
         seq.loop = asyncio.get_running_loop()
         seq.future = seq.loop.create_future()
+        self._take_turn()
         self._post("add", seq)
         try:
             completion: Completion = await seq.future
@@ -234,7 +240,9 @@ class LocalEngine:
             try:
                 self._owner = threading.get_ident()
                 self._synchronize()  # launched kernels have ended, too
-                self._send(self._scheduler.settle())
+                with self._turn or nullcontext():
+                    news = self._scheduler.settle()
+                self._send(news)
                 yield
                 self._synchronize()  # the learner may have launched its kernels on another stream
             finally:
@@ -305,6 +313,7 @@ class LocalEngine:
         """Nothing to free: the learner trains the weights that this engine samples from."""
 
     def release(self, session: str) -> None:
+        self._take_turn()
         with self._lock:
             if self._failure is None:
                 self._inbox.append(("release", session))
@@ -404,7 +413,8 @@ class LocalEngine:
             self._empty_inbox()
             news: list[SequenceState] = []
             if self._scheduler.busy:
-                news = self._step()
+                with self._turn or nullcontext():
+                    news = self._step()
             elif quiet:
                 self._scheduler.refine()
         if self._drains:
@@ -412,6 +422,24 @@ class LocalEngine:
                 self._wake.notify_all()
         if news:
             self._send(news)
+
+    @contextmanager
+    def _give_turn(self) -> Iterator[None]:
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+
+    def _take_turn(self) -> None:
+        """In an event loop: wait while the engine's thread prepares a launch, for at most TURN_S.
+
+        Both threads need the interpreter. If they competed for it, each of the calls that make up a launch could give it away
+        for a switch interval, and the device would run out of work. So the engine's thread holds `_turn` except while it waits
+        for the device, and a chain passes here once in each of its turns.
+        """
+        if self._turn is not None and self._turn.acquire(timeout=TURN_S):
+            self._turn.release()
 
     def _empty_inbox(self) -> None:
         scheduler, inbox = self._scheduler, self._inbox

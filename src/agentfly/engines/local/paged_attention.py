@@ -110,7 +110,8 @@ class Layout(NamedTuple):
         held = np.array([len(row[0]) for row in rows], np.int64)
         numbers = np.arange(len(rows))
         table = np.zeros((len(rows), width), np.int64)
-        table.ravel()[runs(numbers * width, held)] = list(chain.from_iterable(row[0] for row in rows))
+        pages = chain.from_iterable([row[0] for row in rows])
+        table.ravel()[runs(numbers * width, held)] = np.fromiter(pages, np.int64, int(held.sum()))
         positions = runs(past, count)
         places = table[np.repeat(numbers, count), positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         tiles = -(-count // TILE)

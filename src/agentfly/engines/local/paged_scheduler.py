@@ -94,6 +94,10 @@ class PagedScheduler(BatchScheduler):
     def in_progress(self) -> bool:
         return super().in_progress or bool(self._launches)
 
+    @property
+    def launches_ahead(self) -> bool:
+        return self.ahead > 0
+
     def memory(self) -> dict[str, float]:
         return {
             "pages": self.allocator.num_pages,
@@ -317,6 +321,8 @@ class PagedScheduler(BatchScheduler):
             for entry in self._decode.still_present(launch.inflight):
                 self._restart(entry.seq)
             return
+        with self.while_waiting():
+            launch.inflight.wait()
         ended, sampled, took = self._decode.finish(launch.inflight)
         if took is not None:
             self.times["decode_s"] += took * launch.inflight.steps / 1000.0

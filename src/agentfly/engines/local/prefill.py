@@ -161,7 +161,7 @@ class _PrefillGraph:
         table, starts, past, tile_rows, tile_queries = np.split(upload.array[6 * self.size :], self._bounds)
         found = Layout.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], self.width)
         tokens, tiles = len(found.positions), len(found.tile_rows)
-        int64s[0, :tokens] = list(chain.from_iterable(ids for ids, _, _ in chunks))
+        int64s[0, :tokens] = np.fromiter(chain.from_iterable([ids for ids, _, _ in chunks]), np.int64, tokens)
         int64s[1, :tokens], int64s[2, :tokens] = found.positions, found.places
         table[: found.table.size], past[: len(chunks)] = found.table.ravel(), found.past
         starts[: len(found.starts)], starts[len(found.starts) :] = found.starts, tokens

@@ -21,6 +21,7 @@ from _random import Random  # the generator of `random.Random`, without its Pyth
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -128,9 +129,9 @@ class SequenceState:
         if count >= room:
             self.finished = "length"
             count = room
-        if not self.stop_ids.isdisjoint(tokens[:count]):
-            count = 1 + next(at for at, token in enumerate(tokens) if token in self.stop_ids)
-            self.finished = "stop"
+        for stop in self.stop_ids:
+            if stop in tokens and (end := 1 + tokens.index(stop)) <= count:
+                count, self.finished = end, "stop"
         self.ahead = self.ahead[count:]
         self.tokens += tokens[:count]
         self.logprobs += logprobs[:count]
@@ -162,6 +163,8 @@ class BatchScheduler(ABC):
         self.counts = dict.fromkeys(names, 0)
         self.times = {"prefill_s": 0.0, "decode_s": 0.0, "prepared_s": 0.0}  # see `engines.options.COUNTERS`
         self.allocator: Any = allocator
+        self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while `step` waits for the device."""
         self.draining = False
         """If true, no queued sequence starts; running and preempted sequences go on."""
 
@@ -174,6 +177,11 @@ class BatchScheduler(ABC):
     def busy(self) -> bool:
         """Whether `step` has work to do."""
         return self.in_progress or self._may_start()
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether `step` computes on another device and waits for it in `while_waiting` only."""
+        return False
 
     @abstractmethod
     def step(self, version: int, valid: Callable[[], bool]) -> list[SequenceState]:
