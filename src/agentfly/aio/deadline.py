@@ -146,7 +146,8 @@ class TimeLimit:
         if task is None:
             raise RuntimeError("a time limit must be entered in a task")
         self._task, self._cancelling = task, task.cancelling()
-        self._deadlines, self._alarm = deadlines_of(loop), _LimitAlarm(self)
+        self._deadlines = deadlines_of(loop)
+        self._alarm: _LimitAlarm = _LimitAlarm(self)
         self._deadlines.add(self._when, self._alarm)
         return self
 
