@@ -116,6 +116,7 @@ class TimeLimit:
     """
 
     __slots__ = ("_alarm", "_cancelling", "_deadlines", "_expired", "_task", "_when")
+    _alarm: _LimitAlarm
 
     def __init__(self, when: float) -> None:
         self._when = when
@@ -147,7 +148,7 @@ class TimeLimit:
             raise RuntimeError("a time limit must be entered in a task")
         self._task, self._cancelling = task, task.cancelling()
         self._deadlines = deadlines_of(loop)
-        self._alarm: _LimitAlarm = _LimitAlarm(self)
+        self._alarm = _LimitAlarm(self)
         self._deadlines.add(self._when, self._alarm)
         return self
 
