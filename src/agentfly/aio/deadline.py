@@ -116,6 +116,7 @@ class TimeLimit:
     """
 
     __slots__ = ("_alarm", "_cancelling", "_deadlines", "_expired", "_task", "_when")
+    _alarm: _LimitAlarm
 
     def __init__(self, when: float) -> None:
         self._when = when
@@ -146,7 +147,8 @@ class TimeLimit:
         if task is None:
             raise RuntimeError("a time limit must be entered in a task")
         self._task, self._cancelling = task, task.cancelling()
-        self._deadlines, self._alarm = deadlines_of(loop), _LimitAlarm(self)
+        self._deadlines = deadlines_of(loop)
+        self._alarm = _LimitAlarm(self)
         self._deadlines.add(self._when, self._alarm)
         return self
 
