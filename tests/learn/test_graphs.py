@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly.learn.graphs import WASTE, Sizes, SurplusTake, pad_rows
+from agentfly.learn.graphs import NEXT, ROOM, WASTE, Sizes, SurplusTake, _beginning, pad_rows
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
 from tests.engines.tiny import make_model
 
@@ -48,6 +48,29 @@ def test_a_line_that_would_waste_too_much_is_not_held() -> None:
     assert not sizes.hold(line._replace(tokens=sizes.tokens + 1))
     assert not sizes.hold(line._replace(longest=sizes.longest + 1))
     assert not sizes.hold(line._replace(keys=sizes.keys))
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=40))
+def test_neighbours_are_captured_with_the_beginning_of_a_line(rows: list[tuple[int, int]]) -> None:
+    layout = line_of(rows)
+    line = Sizes.of(layout)
+    longer, shorter = (line.with_room(ROOM * factor) for factor in (NEXT, 1 / NEXT))
+    assert _beginning(layout, longer) is layout
+    part = _beginning(layout, shorter)
+    if part is not None:
+        assert part.lengths == layout.lengths[: len(part.lengths)]
+        assert shorter.can_run(Sizes.of(part))
+        lengths, keys = pad_rows(part, shorter)
+        assert (sum(lengths), len(lengths)) == (shorter.tokens, shorter.rows)
+        assert sum(map(len, keys)) <= shorter.keys
+
+
+def test_lines_around_the_first_one_have_a_graph() -> None:
+    line = Sizes(4000, 5000, 20, 400, 500)
+    sizes = [line.with_room(ROOM * factor) for factor in (1 / NEXT, 1.0, NEXT)]
+    for tokens in range(2600, 5900, 100):
+        each = line._replace(tokens=tokens, keys=tokens * 5 // 4, rows=tokens // 200)
+        assert any(graph.hold(each) for graph in sizes), tokens
 
 
 def test_padding_changes_neither_hidden_states_nor_gradients() -> None:

@@ -6,8 +6,9 @@ A graph has fixed sizes, so a line is padded to the sizes of a graph that was ca
     rows      4       2   3     6           0 0   rows of length 0 fill up the number of rows
     keys      4       2   5     6           - -   surplus keys belong to no row; their gradients are dropped
 
-A graph is captured for the second line that would fit it, and at most MAX_GRAPHS are; other lines run without one. All graphs
-use one memory pool: each is replayed forward and then backward before the next one is.
+With the second line the first graph is captured, and with it those for lines that are somewhat longer and shorter: a capture
+takes as long as several updates. Later ones are captured for lines that come again and again, at most MAX_GRAPHS in all; other
+lines run without one. All graphs use one memory pool: each is replayed forward and then backward before the next one is.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ MAX_GRADIENT_BYTES = 2**30
 MAX_MOVES = 3
 ROOM, WASTE = 1.15, 1.4
 """A graph is captured with ROOM times the tokens of the line, and used for lines with at least 1 / WASTE of its tokens."""
+NEXT = 1.3
+"""The tokens of a graph over those of the next shorter one: less than WASTE, because sizes are rounded up."""
+AGAIN = 6
+"""Earlier lines without a graph that would fit one, before it is captured later in a run."""
 
 
 class Sizes(NamedTuple):
@@ -54,19 +59,22 @@ class Sizes(NamedTuple):
     def of(cls, layout: PackedLayout) -> Sizes:
         return cls(sum(layout.lengths), sum(layout.key_lengths), len(layout.lengths), layout.longest, layout.longest_key)
 
-    def with_room(self) -> Sizes:
+    def with_room(self, room: float = ROOM) -> Sizes:
         """The sizes of a new graph for such lines."""
-        tokens, longest = _up(ROOM * self.tokens, 256), _up(self.longest, 256)
+        tokens, longest = _up(room * self.tokens, 256), _up(self.longest, 256)
         padding = tokens - int(tokens / WASTE)
-        rows = _up(ROOM * self.rows + padding / longest + 1, 16)
-        return Sizes(tokens, _up(ROOM * self.keys, 512) + padding, rows, longest, max(longest, _up(self.longest_key, 256)))
+        rows = _up(room * self.rows + padding / longest + 1, 16)
+        return Sizes(tokens, _up(room * self.keys, 512) + padding, rows, longest, max(longest, _up(self.longest_key, 256)))
 
     def hold(self, line: Sizes) -> bool:
         """Whether a graph of these sizes can run a line without computing much in vain."""
+        return self.tokens <= WASTE * line.tokens and self.can_run(line)
+
+    def can_run(self, line: Sizes) -> bool:
+        """Whether a graph of these sizes can run a line."""
         padding = self.tokens - line.tokens
         return (
             padding >= 0
-            and self.tokens <= WASTE * line.tokens
             and self.keys >= line.keys + padding
             and self.rows >= line.rows + -(-padding // self.longest)
             and self.longest >= line.longest
@@ -76,6 +84,16 @@ class Sizes(NamedTuple):
 
 def _up(number: float, step: int) -> int:
     return -(-int(np.ceil(number)) // step) * step
+
+
+def _beginning(layout: PackedLayout, sizes: Sizes) -> PackedLayout | None:
+    """As many of a line's first rows as fit these sizes; None if none do. Rows share tokens with rows before them only."""
+    for count in range(len(layout.lengths), 0, -1):
+        lengths, keys = layout.lengths[:count], layout.keys[:count]
+        part = Sizes(sum(lengths), sum(map(len, keys)), count, max(lengths), max(map(len, keys)))
+        if sizes.can_run(part):
+            return layout if count == len(layout.lengths) else PackedLayout(lengths, layout.positions.device, keys)
+    return None
 
 
 def pad_rows(layout: PackedLayout, sizes: Sizes) -> tuple[list[int], list[NDArray[np.int64]]]:
@@ -116,10 +134,13 @@ class Graphs:
         graph = min((graph for graph in self._made if graph.sizes.hold(line)), key=lambda graph: graph.sizes, default=None)
         if graph is None:
             sizes = line.with_room()
-            comes_again = any(sizes.hold(earlier) for earlier in self._unserved)
+            seen = sum(sizes.hold(earlier) for earlier in self._unserved) if self._made else len(self._unserved)
+            enough = seen >= (AGAIN if self._made else 1)
             self._unserved.append(line)
-            if not comes_again or len(self._made) == MAX_GRAPHS:
+            if not enough or len(self._made) == MAX_GRAPHS:
                 return None
+            if not self._made:
+                self._capture_neighbours(line, input_ids, layout)
             graph = self._capture(sizes, input_ids, layout)
             if graph is None:
                 return None
@@ -140,6 +161,14 @@ class Graphs:
             self._moves += 1
             self._usable = self._moves <= MAX_MOVES
         return self._usable
+
+    def _capture_neighbours(self, line: Sizes, input_ids: Tensor, layout: PackedLayout) -> None:
+        """Capture the graphs for the next longer and the next shorter lines. The longer one comes first: it reserves memory."""
+        for factor in (NEXT, 1 / NEXT):
+            sizes = line.with_room(ROOM * factor)
+            part = _beginning(layout, sizes)
+            if sizes.tokens <= NEXT * MAX_TOKENS and part is not None and self._usable:
+                self._capture(sizes, input_ids[:, : sum(part.lengths)], part)
 
     def _capture(self, sizes: Sizes, input_ids: Tensor, layout: PackedLayout) -> _Graph | None:
         torch.cuda.empty_cache()  # a graph cannot use blocks that the allocator keeps for others
