@@ -187,8 +187,8 @@ class LocalEngine:
         and discards what it sampled. Its keys and values may be of a mix of weights, so "keep" holds inside of `hold` only.
         """
         held = self._owner == threading.get_ident()
-        if not held:  # `hold` waits when it is left
-            self._synchronize()
+        if not held and self.device.type == "cuda":  # `hold` waits when it is left. Another thread may capture a graph now,
+            torch.cuda.current_stream(self.device).synchronize()  # and a wait for the whole device would break it.
         rebuilt = not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses
         with self._hold(600.0) if rebuilt or self.at_update == "finish" else nullcontext():
             if rebuilt:
@@ -381,7 +381,8 @@ class LocalEngine:
             self._fail_all(self._failure)
             with suppress(RuntimeError):  # a failed device raises again, but then nothing runs on it any more
                 self._scheduler.drain()
-                self._synchronize()
+                if self._stream is not None:
+                    self._stream.synchronize()
 
     def _wait(self) -> bool:
         """Block until there is work. Returns False if the thread must end."""
