@@ -16,7 +16,7 @@ import pytest
 
 from agentfly.errors import ConfigError, StorageError
 from agentfly.runs import MetricRow, RunStore, decode, import_jsonl
-from agentfly.types import Completion, Message, Outcome, Task, Trajectory, Turn
+from agentfly.types import Completion, Message, Outcome, Task, TokenRecord, Trajectory, Turn
 
 
 def chain(id: str, *, task: str = "t1", outcome: Outcome = Outcome.FINISHED, reward: float | None = 1.0) -> Trajectory:
@@ -221,3 +221,41 @@ def test_a_kill_in_the_middle_of_writing_leaves_whole_steps(tmp_path: Path, afte
         store.add_metrics(999, {"a": 1.0})
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_many_rows_are_written_whatever_number_of_variables_a_statement_may_have(store: RunStore) -> None:
+    store._db.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 70)
+    store.add_trajectories(1, "train", [chain(f"c{number}") for number in range(300)])
+    store.add_events((float(number), 1, "note", None, {"text": f"{number}"}) for number in range(600))
+    assert [row.id for row in store.rows(limit=300)] == [f"c{number}" for number in range(300)]
+    assert [t for (t,) in store._db.execute("SELECT t FROM events ORDER BY key")] == list(map(float, range(600)))
+
+
+@pytest.mark.parametrize("version", [sqlite3.sqlite_version_info, (3, 32, 0)], ids=str)
+def test_tokens_reach_the_newest_chain_of_their_id_also_in_a_store_that_was_closed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
+) -> None:
+    path = tmp_path / "run.db"
+    with RunStore(path) as first:
+        first.add_trajectories(1, "train", [chain("a"), chain("b")])
+        first.add_trajectories(2, "train", [chain("a")])
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    with RunStore(path) as second:
+        second.add_trajectories(1, "train", [chain("a")])  # a step that is played again
+        second.add_tokens(1, [TokenRecord("a", 0.5, 2, {"trained": ("B", b"\1\0")}), TokenRecord("b", -0.25, 1)])
+        found = second._db.execute("SELECT key, id, step, advantage, num_trained FROM trajectories ORDER BY key").fetchall()
+        assert found == [(1, "a", 1, None, None), (2, "b", 1, -0.25, 1), (3, "a", 2, None, None), (4, "a", 1, 0.5, 2)]
+        assert second._db.execute("SELECT key, name FROM tokens").fetchall() == [(4, "trained")]
+
+
+def test_keys_of_chains_that_were_rolled_back_are_forgotten(store: RunStore) -> None:
+    def add_and_fail() -> None:
+        with store.transaction():
+            store.add_trajectories(1, "train", [chain("a")])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        add_and_fail()
+    store.add_trajectories(1, "train", [chain("b")])
+    store.add_tokens(1, [TokenRecord("a", 0.5, 2), TokenRecord("b", 0.25, 1)])
+    assert store._db.execute("SELECT id, advantage FROM trajectories").fetchall() == [("b", 0.25)]

@@ -349,3 +349,24 @@ def test_a_kill_loses_only_what_was_added_after_the_last_flush(tmp_path: Path, a
             assert len([row for row in store.metrics() if row.step == step]) == 5
         assert store.count() - 8 * len(steps) in (0, 8)
         assert store.trajectory("1-0") == chain("1-0")
+
+
+def test_calls_that_follow_one_another_share_a_transaction(store: SlowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "LINGER_S", WAIT_S)
+    monkeypatch.setattr(writer_module, "BATCH", 3)
+    store.gate.set()
+
+    async def work() -> None:
+        with StoreWriter(store) as writer:
+            for name in "ab":
+                await writer.add_trajectories(1, "train", chains(name))
+            await asyncio.sleep(0.05)
+            assert store.calls == []
+            await writer.add_trajectories(1, "train", chains("c"))
+            while writer.pending:
+                await asyncio.sleep(0.01)
+            assert store.calls == [["a", "b", "c"]]
+            await writer.add_trajectories(1, "train", chains("d"))
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S / 2))
+    assert store.calls == [["a", "b", "c"], ["d"]]

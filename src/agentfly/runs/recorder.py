@@ -228,5 +228,4 @@ def _set_live(store: RunStore, now: float, running: list[Any], leases: list[Any]
 
 
 def _add_events(store: RunStore, events: Sequence[_Event]) -> None:
-    for event in events:
-        store.add_event(event.t, event.step, event.kind, event.who, event.data)
+    store.add_events((event.t, event.step, event.kind, event.who, event.data) for event in events)

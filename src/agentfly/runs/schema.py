@@ -16,11 +16,12 @@ on all formats. `migrate` rewrites the file when a run is resumed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,10 @@ CREATE INDEX events_by_kind ON events (kind, step);
 WHOLE_RUN = -1
 """The step of the rows of `tools` that count all steps."""
 INSERT_CHAIN = f"INSERT INTO trajectories (key, {', '.join(CHAIN_COLUMNS)}) VALUES (?{', ?' * len(CHAIN_COLUMNS)})"
+INSERT_EVENT = "INSERT INTO events (t, step, kind, who, data) VALUES (?, ?, ?, ?, ?)"
+INSERT_TOKENS = "INSERT OR REPLACE INTO tokens (key, name, dtype, blob) VALUES (?, ?, ?, ?)"
+MAX_ROWS = 256
+"""Rows of one statement."""
 INSERT_BODY = "INSERT INTO bodies (key, body) VALUES (?, ?)"
 INSERT_TEXT = "INSERT INTO texts (rowid, text) VALUES (?, ?)"
 # The texts of a summary that a search looks through (`filters.SEARCHED`), as one document. Not by a trigger: SQLite would write
@@ -151,6 +156,34 @@ INSERT_TOOL = (
 INSERT_STATS = (
     "INSERT OR REPLACE INTO step_stats (step, split, chains, scored, mean, quantiles, outcomes) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+
+
+def insert(db: sqlite3.Connection, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+    """As `executemany`, with many rows in one statement.
+
+    sqlite3 gives the interpreter away for each row, and gets it back late while other threads compute in Python.
+    """
+    head, _, places = statement.rpartition(" VALUES ")
+    num = min(MAX_ROWS, db.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // places.count("?"))
+    left = list(rows)
+    while left:
+        part, left = left[:num], left[num:]
+        db.execute(f"{head} VALUES {', '.join([places] * len(part))}", tuple(itertools.chain.from_iterable(part)))
+
+
+def set_trained(db: sqlite3.Connection, rows: Sequence[tuple[int, float | None, int]]) -> None:
+    """Set the advantage and the number of trained tokens of chains; a row is (key, advantage, number)."""
+    if sqlite3.sqlite_version_info < (3, 33):  # no UPDATE FROM
+        statement = "UPDATE trajectories SET advantage = ?2, num_trained = ?3 WHERE key = ?1"
+        db.executemany(statement, rows)
+        return
+    for start in range(0, len(rows), MAX_ROWS):
+        part = rows[start : start + MAX_ROWS]
+        db.execute(
+            "UPDATE trajectories SET advantage = new.column2, num_trained = new.column3 "
+            f"FROM (VALUES {', '.join(['(?, ?, ?)'] * len(part))}) AS new WHERE key = new.column1",
+            tuple(itertools.chain.from_iterable(part)),
+        )
 
 
 def create(db: sqlite3.Connection) -> None:

@@ -14,6 +14,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
@@ -33,8 +34,10 @@ from .schema import (
     INSERT_BODY,
     INSERT_CALLS,
     INSERT_CHAIN,
+    INSERT_EVENT,
     INSERT_STATS,
     INSERT_TEXT,
+    INSERT_TOKENS,
     INSERT_TOOL,
     READABLE,
     WHOLE_RUN,
@@ -42,13 +45,17 @@ from .schema import (
     chain_values,
     create,
     indexes_texts,
+    insert,
     migrate,
     open_readonly,
+    set_trained,
     stats_values,
 )
 
 StoredSplit = Literal["train", "validation"]
 SPLITS: tuple[StoredSplit, ...] = ("train", "validation")
+MAX_ADDED = 1024
+"""Calls of `add_trajectories` whose keys are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ class RunStore:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._opened: Opened | None = None
+        self._added: deque[tuple[int, dict[str, int]]] = deque(maxlen=MAX_ADDED)  # step, and keys of its chains by id
         if readonly:
             self._opened = open_readonly(self.path)
             self._db = self._opened.db
@@ -146,7 +154,7 @@ class RunStore:
         now = time.time()
         rows = [(name, step, float(value), now) for name, value in metrics.items()]
         with self.transaction() as db:
-            db.executemany("INSERT OR REPLACE INTO metrics (name, step, value, time) VALUES (?, ?, ?, ?)", rows)
+            insert(db, "INSERT OR REPLACE INTO metrics (name, step, value, time) VALUES (?, ?, ?, ?)", rows)
             db.execute(
                 "INSERT INTO steps (step, ended, phase, whole) VALUES (?, ?, 'done', 1) "
                 "ON CONFLICT (step) DO UPDATE SET ended = COALESCE(ended, excluded.ended), phase = 'done', whole = 1",
@@ -166,39 +174,44 @@ class RunStore:
         texts = [texts_of(trajectory) for trajectory in trajectories] if self._texts else []
         with self.transaction() as db:
             if replace:
+                self._added.clear()
                 _add_tools(db, WHOLE_RUN, split, _tools(db, step, split), sign=-1)
                 db.execute("DELETE FROM trajectories WHERE step = ? AND split = ?", (step, split))
                 db.execute("DELETE FROM tools WHERE step = ? AND split = ?", (step, split))
             db.execute("DELETE FROM step_stats WHERE step = ? AND split = ?", (step, split))
             first = (db.execute("SELECT max(key) FROM trajectories").fetchone()[0] or 0) + 1
             keys = range(first, first + len(rows))
-            db.executemany(INSERT_CHAIN, map(chain_values, keys, rows))
-            db.executemany(INSERT_BODY, zip(keys, bodies, strict=True))
+            insert(db, INSERT_CHAIN, map(chain_values, keys, rows))
+            insert(db, INSERT_BODY, zip(keys, bodies, strict=True))
             if self._texts:
                 db.execute(INDEX_SUMMARIES, (first,))
-                db.executemany(INSERT_TEXT, zip(keys, texts, strict=True))
+                insert(db, INSERT_TEXT, zip(keys, texts, strict=True))
             named = [(name, key, each) for key, found in zip(keys, counts, strict=True) for name, each in found.items()]
-            db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, key, each in named])
+            insert(db, INSERT_CALLS, [(name, key, each.calls, each.errors) for name, key, each in named])
             called = sum_tools(counts)
             _add_tools(db, step, split, called)
             _add_tools(db, WHOLE_RUN, split, called)
+        self._added.append((step, {row["id"]: key for row, key in zip(rows, keys, strict=True)}))
 
     def add_tokens(self, step: int, records: Iterable[TokenRecord]) -> None:
         """Adds what the learner did with the chains of a step. A record of a chain that is not stored is left out."""
         with self.transaction() as db:
-            for record in records:
-                statement = "SELECT key FROM trajectories WHERE id = ? AND step = ? ORDER BY key DESC LIMIT 1"
-                found = db.execute(statement, (clean_text(record.trajectory), step)).fetchone()
-                if found is None:
-                    continue
-                db.execute(
-                    "UPDATE trajectories SET advantage = ?, num_trained = ? WHERE key = ?",
-                    (record.advantage, record.num_trained, found[0]),
-                )
-                db.executemany(
-                    "INSERT OR REPLACE INTO tokens (key, name, dtype, blob) VALUES (?, ?, ?, ?)",
-                    [(found[0], name, dtype, blob) for name, (dtype, blob) in record.series.items()],
-                )
+            named = {clean_text(record.trajectory): record for record in records}
+            keys = self._keys_of(db, step, named)
+            known = [(keys[name], record) for name, record in named.items() if name in keys]
+            set_trained(db, [(key, record.advantage, record.num_trained) for key, record in known])
+            series = [(key, name, *values) for key, record in known for name, values in record.series.items()]
+            insert(db, INSERT_TOKENS, series)
+
+    def _keys_of(self, db: sqlite3.Connection, step: int, ids: Iterable[str]) -> dict[str, int]:
+        """Returns the newest keys of the chains of a step, by their ids."""
+        found: dict[str, int] = {}
+        for at, keys in self._added:
+            if at == step:
+                found |= keys
+        if any(name not in found for name in ids):  # added long ago, or before the store was opened
+            found = dict(db.execute("SELECT id, key FROM trajectories WHERE step = ? ORDER BY key", (step,)))
+        return found
 
     def set_meta(self, values: Mapping[str, Any]) -> None:
         """Replaces what the run says about itself; the values are JSON."""
@@ -228,11 +241,16 @@ class RunStore:
 
     def add_event(self, at: float, step: int | None, kind: str, who: str | None = None, data: Any = None) -> None:
         """Adds something that happened; `data` is JSON."""
+        self.add_events([(at, step, kind, who, data)])
+
+    def add_events(self, events: Iterable[tuple[float, int | None, str, str | None, Any]]) -> None:
+        """Adds several things that happened, each with the values of `add_event`."""
+        rows = [
+            (at, step, kind, None if who is None else clean_text(who), None if data is None else json.dumps(data))
+            for at, step, kind, who, data in events
+        ]
         with self.transaction() as db:
-            db.execute(
-                "INSERT INTO events (t, step, kind, who, data) VALUES (?, ?, ?, ?, ?)",
-                (at, step, kind, None if who is None else clean_text(who), None if data is None else json.dumps(data)),
-            )
+            insert(db, INSERT_EVENT, rows)
 
     def drop_events(self, kinds: Sequence[str], before_step: int) -> None:
         """Deletes the events of these kinds that belong to earlier steps."""
@@ -248,6 +266,7 @@ class RunStore:
 
     def truncate_after(self, step: int) -> None:
         """Deletes the records of all later steps; a resumed run writes those steps again."""
+        self._added.clear()
         with self.transaction() as db:
             for table in ("trajectories", "metrics", "steps", "step_stats", "tools", "checks", "events"):
                 db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
@@ -413,6 +432,7 @@ class RunStore:
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
+                self._added.clear()
                 if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
                     self._db.execute("ROLLBACK")
                 raise

@@ -8,7 +8,8 @@
 A killed process loses what is queued, and nothing that was written before: the commit of a batch is in the operating system's
 hands. After `flush` nothing is queued, and a power cut loses nothing either.
 
-The thread shares the interpreter with the chains. Inside `deferring` a write therefore waits for its end, for at most DEFER_S.
+The thread shares the interpreter with the chains. A write therefore waits for others, for at most LINGER_S, because few large
+transactions disturb less than many small ones; inside `deferring` it waits for its end, for at most DEFER_S.
 
 Notes (gauges, events) are small and many: they share transactions, and are dropped and counted if MAX_NOTES of them are queued.
 Trajectories, metrics and what the learner records are never dropped.
@@ -41,6 +42,8 @@ BATCH = 64
 """Trajectories of one transaction, if they were added one by one."""
 MAX_NOTES = 20_000
 """Notes that may be queued; more are dropped."""
+LINGER_S = 0.1
+"""Seconds that a write waits for others, unless BATCH trajectories are queued or a caller waits."""
 DEFER_S = 1.0
 """Seconds that a write waits at most inside `deferring`."""
 TRIES = 3
@@ -219,7 +222,7 @@ class StoreWriter:
             self.pending += len(job.trajectories)
             self._bytes += job.num_bytes
             self._notes += job.droppable
-            if self._defers and self._half_full():
+            if self._may_write():
                 self._changed.notify_all()
             if self._thread is None:
                 self._thread = WorkerThread("store")
@@ -270,9 +273,11 @@ class StoreWriter:
     def _write_next(self) -> None:
         """Write the oldest call, and with it the small ones that follow and belong to the same step."""
         with self._changed:
-            if self._jobs:
-                left_s = self._jobs[0].queued_at + DEFER_S - time.monotonic()
-                self._changed.wait_for(self._may_write, max(0.0, left_s))
+            while self._jobs and not self._may_write():
+                waits_s = DEFER_S if self._defers else LINGER_S
+                if (left_s := self._jobs[0].queued_at + waits_s - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left_s)
             if not self._jobs or self._failure is not None:
                 return  # written together with an earlier call, or dropped
             taken = [self._jobs.popleft()]
@@ -296,8 +301,9 @@ class StoreWriter:
             self._wake()
 
     def _may_write(self) -> bool:
-        waited_for = self._flushes or self._waiting or self._closed
-        return not self._defers or bool(waited_for) or self._half_full() or self._failure is not None
+        if self._flushes or self._waiting or self._closed or self._half_full() or self._failure is not None:
+            return True
+        return not self._defers and self.pending >= BATCH
 
     def _write(self, jobs: list[_Job]) -> None:
         first = jobs[0]
