@@ -321,7 +321,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if verl 0.9.1 were installed, on a machine with two GPUs and 16 CPUs."""
     from agentfly.engines.local import load
 
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None if name == "trl" else object())
     monkeypatch.setattr(launch.importlib.metadata, "version", lambda name: "0.9.1")
     monkeypatch.setattr(load, "count_gpus", lambda: 2)
     monkeypatch.setattr(launch.os, "cpu_count", lambda: 16)
@@ -337,6 +337,21 @@ def test_more_gpus_than_the_machine_has_are_refused_before_the_run(installed: No
         launch.check_verl(config_of("verl.gpus_per_node=4"))
     with pytest.raises(ConfigError, match=sentence):
         launch.check_verl(config_of('verl.overrides=["trainer.n_gpus_per_node=4"]'))
+
+
+@pytest.mark.parametrize("place", ["__init__.py", "experimental/ppo/__init__.py"])
+def test_a_trl_that_verl_cannot_import_is_refused_before_the_run(
+    installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("from .models import GRPOTrainer\n")
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ConfigError, match="^verl imports trl if it is installed, and this release has no .*pip uninstall trl$"):
+        launch.check_verl(config_of())
+    path.write_text("from .models import AutoModelForCausalLMWithValueHead\n")
+    launch.check_verl(config_of())
 
 
 def test_fewer_cpus_than_verl_reserves_are_refused_before_the_run(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:

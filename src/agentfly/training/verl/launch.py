@@ -52,6 +52,7 @@ from .worker import STOPPED, write_settings
 
 VERSIONS = ("0.9.",)
 """The releases of verl whose keys and agent loops are known here."""
+TRL_NAME = "AutoModelForCausalLMWithValueHead"
 CPUS_PER_GPU = 3
 """CPUs that verl reserves with each GPU."""
 END_S = 60.0
@@ -112,7 +113,17 @@ def check_verl(config: Config) -> None:
     found = importlib.metadata.version("verl")
     if not found.startswith(VERSIONS):
         raise ConfigError(f'backend = "verl" knows verl {VERSIONS[0]}*, and {found} is installed: pip install "verl==0.9.1"')
+    _check_trl()
     _check_devices(config)
+
+
+def _check_trl() -> None:
+    """Raises ConfigError for a release of TRL that verl's learner does not survive: it imports a name that is gone."""
+    found = importlib.util.find_spec("trl")
+    for folder in (found.submodule_search_locations or []) if found is not None else []:
+        places = (Path(folder) / "__init__.py", Path(folder) / "experimental" / "ppo" / "__init__.py")
+        if not any(TRL_NAME in path.read_text(encoding="utf-8") for path in places if path.is_file()):
+            raise ConfigError(f"verl imports trl if it is installed, and this release has no {TRL_NAME}: pip uninstall trl")
 
 
 def _check_devices(config: Config) -> None:
