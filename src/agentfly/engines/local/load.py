@@ -8,6 +8,7 @@ transformers would fill missing weights with random numbers. "smollm2" is found 
 from __future__ import annotations
 
 import difflib
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,13 @@ def end_ids(*holders: Any) -> set[int]:
 def count_gpus() -> int:
     """The CUDA devices that PyTorch sees."""
     return torch.cuda.device_count()
+
+
+def free_gpu() -> None:
+    """Give the memory of dropped models back to the GPU, where other processes need it while this one waits for them."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def context_of(config: Any) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import importlib.metadata
 import importlib.util
 import json
@@ -213,7 +212,7 @@ def _write_model(config: Config, prepared: Prepared, folder: Path, progress: Pro
     """Save the model that verl loads if it is not a model folder or has a warm start. Returns the overrides with its path."""
     target = folder / "model"
     if config.warm_start.demos is not None:
-        from ...engines.local.load import save_model
+        from ...engines.local.load import free_gpu, save_model
         from ..loop import trainable_engine
 
         agent = build_agent(_learns_here(config))
@@ -221,7 +220,7 @@ def _write_model(config: Config, prepared: Prepared, folder: Path, progress: Pro
         engine = trainable_engine(agent)
         save_model(engine.model, engine.tokenizer, target)
         del agent, engine
-        _release_devices()
+        free_gpu()
         return translate(make_job(config, folder.parent, model=str(target)).job)
     if prepared.job.model == str(target):
         open_copy(config).save(target)
@@ -232,15 +231,6 @@ def _learns_here(config: Config) -> Config:
     """The config with the local engine: the other options of agent.engine are those of verl's servers."""
     options = {name: value for name, value in engine_options(config.agent.engine).items() if name in RENDERING}
     return dataclasses.replace(config, agent=dataclasses.replace(config.agent, engine={"kind": "local", **options}))
-
-
-def _release_devices() -> None:
-    """Give the memory of a dropped model back to its GPU, where verl's processes need it while this one waits for them."""
-    import torch  # late
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def write_parquet(prepared: Prepared, folder: Path) -> None:
