@@ -187,8 +187,9 @@ class LocalEngine:
         and discards what it sampled. Its keys and values may be of a mix of weights, so "keep" holds inside of `hold` only.
         """
         held = self._owner == threading.get_ident()
-        if not held and self.device.type == "cuda":  # `hold` waits when it is left. Another thread may capture a graph now,
-            torch.cuda.current_stream(self.device).synchronize()  # and a wait for the whole device would break it.
+        if not held and self.device.type == "cuda":
+            # `hold` waits for the whole device when it is left. Here that would break a graph that another thread captures.
+            torch.cuda.current_stream(self.device).synchronize()
         rebuilt = not same_tensors(self.model, self._replica) or addresses(self.model) != self._addresses
         with self._hold(600.0) if rebuilt or self.at_update == "finish" else nullcontext():
             if rebuilt:
