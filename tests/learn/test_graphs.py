@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly.learn.graphs import NEXT, ROOM, WASTE, Sizes, SurplusTake, _beginning, pad_rows
+from agentfly.learn import graphs
+from agentfly.learn.graphs import NEXT, ROOM, WASTE, Graphs, Sizes, SurplusTake, _beginning, pad_rows
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
 from tests.engines.tiny import make_model
 
@@ -102,3 +106,29 @@ def test_surplus_copies_get_no_gradient_even_if_it_is_not_a_number() -> None:
     out.backward(grad)
     assert x.grad is not None
     assert x.grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
+
+
+def test_a_spare_graph_that_cannot_be_captured_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU whose memory has no room for the longest line."""
+    replica = packed_replica(make_model("llama").model)
+    layout = line_of([(0, 400), (200, 100), (200, 120)] * 8)
+    line = Sizes.of(layout)
+    made: list[Sizes] = []
+
+    def capture(_: object, sizes: Sizes, ids: torch.Tensor, *__: object) -> SimpleNamespace:
+        if sizes.tokens > 1.2 * line.tokens:
+            raise torch.OutOfMemoryError
+        made.append(sizes)
+        return SimpleNamespace(sizes=sizes, pool=None)
+
+    monkeypatch.setattr(graphs, "_Graph", capture)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = Graphs(replica)
+    found._usable = True
+    ids = torch.zeros(1, line.tokens, dtype=torch.int64)
+    found._capture_neighbours(line, ids, layout)
+    assert [sizes.tokens < line.tokens for sizes in made] == [True]
+    assert found.usable
+    assert found._capture(line.with_room(ROOM * NEXT), ids, layout) is None
+    assert not found.usable

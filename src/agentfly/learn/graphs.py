@@ -167,17 +167,19 @@ class Graphs:
         for factor in (NEXT, 1 / NEXT):
             sizes = line.with_room(ROOM * factor)
             part = _beginning(layout, sizes)
-            if sizes.tokens <= NEXT * MAX_TOKENS and part is not None and self._usable:
-                self._capture(sizes, input_ids[:, : sum(part.lengths)], part)
+            if sizes.tokens <= NEXT * MAX_TOKENS and part is not None:
+                self._capture(sizes, input_ids[:, : sum(part.lengths)], part, spare=True)
 
-    def _capture(self, sizes: Sizes, input_ids: Tensor, layout: PackedLayout) -> _Graph | None:
+    def _capture(self, sizes: Sizes, input_ids: Tensor, layout: PackedLayout, *, spare: bool = False) -> _Graph | None:
+        """Returns the new graph; None if it cannot be captured. Then lines run without graphs, unless it was a spare one."""
         torch.cuda.empty_cache()  # a graph cannot use blocks that the allocator keeps for others
         try:
             graph = _Graph(self._replica, sizes, input_ids, layout, self._pool)
-        except RuntimeError as error:  # an operation that cannot be captured, or too little memory: lines run without graphs
-            self._usable, self._made = False, []
+        except RuntimeError as error:  # an operation that cannot be captured, or too little memory
             torch.cuda.synchronize()
-            log.warning("the learner uses no CUDA graphs: %s", (str(error).splitlines() or [type(error).__name__])[0])
+            if not spare:
+                self._usable, self._made = False, []
+                log.warning("the learner uses no CUDA graphs: %s", (str(error).splitlines() or [type(error).__name__])[0])
             return None
         self._pool = graph.pool
         self._made.append(graph)
