@@ -19,8 +19,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so started by a shell in the background: tests send it to themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# How long an example takes depends on how busy the machine is.
-settings.register_profile("agentfly", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes depends on how busy the machine is. The same examples in every run, so that a change is judged by
+# what it changed; `pytest --hypothesis-profile search` draws new ones.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("agentfly", settings.get_profile("search"), derandomize=True)
 settings.load_profile("agentfly")
 
 

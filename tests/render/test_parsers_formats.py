@@ -15,6 +15,7 @@ from agentfly import plugins
 from agentfly.errors import ConfigError
 from agentfly.render.parsers import ParsedReply, detect_parser, find_parser, get_parser, type_arguments
 from agentfly.render.parsers.reply import MAX_CALLS, CallParser, own_closings
+from agentfly.render.template_tokens import CUT
 from agentfly.types import ToolCall
 
 NAMES = list(FORMATS)
@@ -65,7 +66,8 @@ def test_two_calls_are_read_in_their_order(name: str):
 
 
 _CHARACTERS = st.one_of(
-    st.sampled_from("\"'<>&{}[]()\\/|:;,=`\n\t #é漢🦊"), st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"])
+    st.sampled_from("\"'<>&{}[]()\\/|:;,=`\n\t #é漢🦊"),
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters=CUT),
 )
 _TEXTS = st.text(_CHARACTERS, max_size=12)
 _ARGUMENTS = st.fixed_dictionaries(
