@@ -140,7 +140,8 @@ def pretend(replies: Replies) -> Device:
             entry = super().add(seq, *place)
             script = replies.of(seq)
             self._scripts[entry.row, : len(script)] = script
-            self._at[entry.row], self._ends[entry.row] = 0, len(script)
+            # After new weights a reply goes on where it was.
+            self._at[entry.row], self._ends[entry.row] = len(seq.tokens) - seq.num_prompt, len(script)
             return entry
 
         def _fit(self, rows: int) -> int:
@@ -165,9 +166,10 @@ def pretend(replies: Replies) -> Device:
             first = decode_batch.MAX_STEPS
             results[first : first + steps, rows] = np.float32(-0.1).view(np.int32)
             self._at[rows] += steps
-            results[2 * first, rows] = np.maximum(self._ends[rows] - self._at[rows], 0)
             device.call()
             self._launched[rows] += steps
+            left = np.minimum(self._ends[rows] - self._at[rows], self._left[rows] - self._launched[rows])
+            results[2 * first, rows] = np.maximum(left, 0)
             inflight = InFlight(rows, self._generation[rows], steps, results, None)
             inflight.ms = float(np.interp(self._fit(1 + int(rows[-1])), ROWS, STEP_MS))
             inflight.ends_at = device.work(steps * inflight.ms / 1000)
@@ -231,7 +233,7 @@ class Clock(Progress):
         pass
 
 
-def measure(chains: int, steps: int, learn_s: float, device: Device, replies: Replies) -> dict[str, float]:
+def measure(chains: int, steps: int, learn_s: float, max_lag: int, device: Device, replies: Replies) -> dict[str, float]:
     """Train with so many chains a step. Returns medians over the steps after the first three."""
     replies.forget()
     clock = Clock(steps + 3, device)
@@ -258,6 +260,8 @@ def measure(chains: int, steps: int, learn_s: float, device: Device, replies: Re
             save_every=0,
             num_tasks=chains // 8,
             num_chains=8,
+            rollout={"max_lag": max_lag, "depth": max_lag},
+            max_logprob_gap=1e9,  # no model has sampled the replies
         )
     rows = clock.rows[2:]
     for name in THREADS.values():
@@ -266,12 +270,13 @@ def measure(chains: int, steps: int, learn_s: float, device: Device, replies: Re
             row[name] = ms
     found = {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}
     full = 1000 * chains / float(np.interp(chains, ROWS, STEP_MS))
-    tokens_per_s = found["tokens"] / found["rollout_s"]
+    sampling_s = found["step_s"] if max_lag else found["rollout_s"]
+    tokens_per_s = found["tokens"] / sampling_s
     return {
         "chains": chains,
         **{name: round(value, 4) for name, value in found.items()},
         "tokens_per_s": round(tokens_per_s),
-        "share": round(found["device_s"] / found["rollout_s"], 3),
+        "share": round(found["device_s"] / sampling_s, 3),
         "row_share": round(tokens_per_s / full, 3),
     }
 
@@ -282,6 +287,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--chains", type=int, nargs="+", default=[128, 256, 512], help="chains of a step, 8 per task")
     parser.add_argument("--steps", type=int, default=12, help="steps that are measured")
     parser.add_argument("--learn-ms", type=float, default=0.6, help="pause for learning, per chain")
+    parser.add_argument("--max-lag", type=int, default=0, help="steps that sampling runs ahead; then shares are of whole steps")
     options = parser.parse_args(argv)
     if any(chains % 8 or not 8 <= chains <= 512 for chains in options.chains):
         parser.error("--chains are multiples of 8, at most 512")
@@ -292,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     print("| chains | step | rollout | device | share | of a full batch | event loop | engine | store |\n|" + "---|" * 9)
     for chains in options.chains:
-        row = measure(chains, options.steps, options.learn_ms * chains / 1000, device, replies)
+        row = measure(chains, options.steps, options.learn_ms * chains / 1000, options.max_lag, device, replies)
         rows.append(row)
         print(
             f"| {chains} | {row['step_s']:.3f} s | {row['rollout_s']:.3f} s | {row['device_s']:.3f} s | {row['share']:.2f} "

@@ -211,7 +211,7 @@ def sides_of(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Rows to measure: their names, and the settings that differ. Only those of TRL have a `sampler`."""
     chosen: list[tuple[str, dict[str, Any]]] = [("agentfly", {})]
     chosen += [(f"agentfly, max_lag {lag}", {"max_lag": lag}) for lag in options.max_lag]
-    chosen += [(f"agentfly, {key}", {"set": [*options.set, key]}) for key in options.also]
+    chosen += [(f"agentfly, {keys}", {"set": [*options.set, *keys.split()]}) for keys in options.also]
     samplers = {"off": [], "both": ["vllm", "generate"], "auto": [_best_sampler(options)]}.get(options.trl, [options.trl])
     return chosen + [(f"TRL, {sampler}", {"sampler": sampler}) for sampler in samplers]
 
@@ -286,7 +286,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens-per-batch", type=int, default=16384, help="of our learner")
     parser.add_argument("--warm-start", type=int, metavar="STEPS", help="supervised steps first; without: 60, for pocket 0")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a config key of ours")
-    parser.add_argument("--also", action="append", default=[], metavar="KEY=VALUE", help="a further row of ours with this key")
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a further row of ours with this key, or with several that spaces separate",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep weights, runs and logs here; without: they are removed")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="seconds that one side may take")

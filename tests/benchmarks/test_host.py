@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import BENCHMARKS
 
 
-def test_every_chain_plays_three_turns_and_the_device_is_accounted_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_every_chain_plays_three_turns_and_the_device_is_accounted_for(max_lag: int, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    options = ["--chains", "16", "32", "--steps", "2", "--learn-ms", "0", "--json", str(out)]
+    options = ["--chains", "16", "32", "--steps", "2", "--learn-ms", "0", "--max-lag", str(max_lag), "--json", str(out)]
     command = [sys.executable, str(BENCHMARKS / "host.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
@@ -20,5 +23,6 @@ def test_every_chain_plays_three_turns_and_the_device_is_accounted_for(tmp_path:
     for chains, row in zip((16, 32), rows, strict=True):
         assert chains * 2 * 30 < row["tokens"] < chains * (2 * 45 + 15)  # two calls and an answer each
         assert 0 < row["rollout_s"] < row["step_s"]
-        assert 0 < row["share"] < 1.25 and 0 < row["row_share"] < 1  # the last launch may end after the rollout
+        # The last launch may end after the rollout, and sampling that runs ahead may do the work of other steps.
+        assert 0 < row["share"] < (3 if max_lag else 1.25) and 0 < row["row_share"] < (3 if max_lag else 1)
         assert min(row["main_ms"], row["engine_ms"], row["store_ms"]) > 0

@@ -109,6 +109,43 @@ def test_a_request_after_the_change_uses_nothing_that_older_weights_have_cached(
     assert stats["stale_hits"] == 0
 
 
+def test_siblings_in_progress_compute_their_common_prompt_once_with_the_new_weights(cache: str) -> None:
+    model = make_model()
+    prompts = [[*prompt_of(160), *prompt_of(5, i)] for i in range(6)]
+
+    async def work(engine: Any) -> Any:
+        asked = [asyncio.ensure_future(ask(engine, p, f"{i}", seed=i, max_tokens=60)) for i, p in enumerate(prompts)]
+        await until(lambda: engine.stats()["sampled_tokens"] >= 60)
+        before = engine.stats()
+        await asyncio.to_thread(publish_held, engine, model, 1)
+        return before, await asyncio.gather(*asked), engine.stats()
+
+    before, done, stats = run(work, model, cache=cache, stop_ids=())
+    for prompt, reply in zip(prompts, done, strict=True):
+        switch = reply.versions.index(1)
+        assert close_to(reply.logprobs[switch:], full_logprobs(model, prompt, reply.token_ids)[switch:])
+    assert stats["shared_tokens"] - before["shared_tokens"] == 5 * 160
+    assert stats["prefilled_tokens"] - before["prefilled_tokens"] < 160 + 6 * (5 + 60)
+    assert stats["stale_hits"] == 0
+
+
+def test_siblings_that_wait_for_each_other_when_new_weights_arrive_do_not_wait_in_a_circle(cache: str) -> None:
+    """A chain's second turn waits for a prefix that a later chain computes; with new weights it comes first again."""
+    model = make_model()
+
+    async def work(engine: Any) -> Any:
+        common = prompt_of(160)
+        first = await ask(engine, prompt_of(40, 1), "first", seed=1, max_tokens=2)
+        later = asyncio.ensure_future(ask(engine, [*common, 3], "later", seed=2, max_tokens=20))
+        again = asyncio.ensure_future(ask(engine, [*common, 4], "first", seed=3, max_tokens=20))
+        await until(lambda: len(engine._scheduler.running) == 2)
+        await asyncio.to_thread(publish_held, engine, model, 1)
+        return first, await asyncio.wait_for(asyncio.gather(later, again), 60)
+
+    _, done = run(work, model, cache=cache, stop_ids=(), max_step_tokens=32)
+    assert [len(reply.token_ids) for reply in done] == [20, 20]
+
+
 @EVERY_MODE
 def test_publishing_the_same_weights_does_not_change_a_seeded_reply(mode: str, cache: str) -> None:
     async def work(engine: Any, times: int) -> Any:
@@ -267,7 +304,7 @@ def test_a_stale_cache_is_counted_by_the_stamps(fault: str, cache: str, monkeypa
             monkeypatch.setattr(scheduler, "renew", lambda self, publication, keep: None)
     else:
         for allocator in (PageAllocator, SlotAllocator):
-            monkeypatch.setattr(allocator, "renew", lambda self, publication, keep: None)
+            monkeypatch.setattr(allocator, "renew", lambda self, publication, keep: {})
 
     async def work(engine: Any) -> Any:
         prompt = prompt_of(50)

@@ -66,7 +66,7 @@ def test_weights_that_do_not_reach_the_engine_are_caught(train: Callable[[], Any
 
 
 def test_a_cache_of_older_weights_that_is_reused_is_caught(train: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlotAllocator, "renew", lambda self, publication, keep=(): None)
+    monkeypatch.setattr(SlotAllocator, "renew", lambda self, publication, keep=(): {})
     with pytest.raises(InvariantError, match="cached tokens of older weights|log-probs"):
         train()
 

@@ -15,7 +15,7 @@ there are. Only sequences whose keys and values are all of the current weights a
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 from .slot_allocator import MIN_SHARED, CacheEntry, ReuseAudit, shared_prefix_length
 
@@ -81,11 +81,12 @@ class PrefixIndex:
                 return other, shared_prefix_length(other.tokens, seq.tokens, number * PAGE_SIZE)
         return None, 0
 
-    def reset(self, seqs: Iterable[PagedSequence]) -> None:
-        """List these sequences, with the pages they were listed with, and no others."""
+    def clear(self) -> None:
         self._holders.clear()
-        for seq in seqs:
-            self._list(seq, 0)
+
+    def list_again(self, seq: PagedSequence) -> None:
+        """List a sequence with the pages that it was listed with before `clear`."""
+        self._list(seq, 0)
 
     def _list(self, seq: PagedSequence, first: int) -> None:
         for number in seq.hashes[first:]:
@@ -151,10 +152,7 @@ class PageAllocator:
             self.audit.reuse([*map(self._stamps.__getitem__, seq.pages)], seq.cached, PAGE_SIZE)
         seq.tokens, seq.busy, seq.used, seq.publication = tokens, True, self._clock, self.publication
         self._index.add(seq, want)
-        source, count = (None, 0) if whole else self._index.find(seq)
-        if count < seq.cached + max(MIN_SHARED, PAGE_SIZE):
-            source, count = None, 0
-        return seq, source, count
+        return seq, *((None, 0) if whole else self._find_source(seq))
 
     def share(self, seq: PagedSequence, source: PagedSequence, count: int) -> int:
         """Share the full pages of the first `count` tokens of `source`. Returns the number of tokens gained."""
@@ -209,20 +207,31 @@ class PageAllocator:
             self.release(seq.session)
         del self._seqs[seq]
 
-    def renew(self, publication: int, keep: Container[PagedSequence] = ()) -> None:
+    def renew(
+        self, publication: int, keep: Container[PagedSequence] = ()
+    ) -> dict[PagedSequence, tuple[PagedSequence | None, int]]:
         """The weights have changed: drop all keys and values but those of the running sequences in `keep`.
 
         Running sequences keep their entries. One that has no keys and values, or loses them, belongs to the new publication.
+        Returns for each of those the source of a shared prefix, as `allocate` does.
         """
         self.publication = publication
+        self._index.clear()
+        sources: dict[PagedSequence, tuple[PagedSequence | None, int]] = {}
         for seq in list(self._seqs):
             if not seq.busy:
-                seq.hashes = []  # the index forgets all but the running sequences at the end
+                seq.hashes = []
                 self.drop(seq)
             elif seq not in keep:
                 self._free_pages(seq, 0)
                 seq.cached, seq.publication = 0, publication
-        self._index.reset(seq for seq in self._seqs if seq.publication == publication)
+                self._index.list_again(seq)
+                sources[seq] = self._find_source(seq)  # among those before it, so that no two wait for each other
+        return sources
+
+    def _find_source(self, seq: PagedSequence) -> tuple[PagedSequence | None, int]:
+        source, count = self._index.find(seq)
+        return (source, count) if count >= seq.cached + max(MIN_SHARED, PAGE_SIZE) else (None, 0)
 
     def _truncate(self, seq: PagedSequence, kept: int) -> None:
         """Keep the first tokens only, back to a page boundary if the last page is shared: the next write would go there."""

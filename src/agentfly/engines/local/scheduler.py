@@ -82,6 +82,10 @@ class SequenceState:
         self.finished: Literal["stop", "length"] | None = None
         self.error: str | None = None
 
+    def share_from(self, source: Any, count: int) -> None:
+        """Wait until the entry `source` has computed the first `count` tokens, and share them. None: wait for nothing."""
+        self.source = (source, source.tokens, count) if source is not None else None
+
     def uniforms(self, count: int) -> Numbers:
         """The uniform numbers of the next `count` draws.
 
@@ -220,7 +224,10 @@ class BatchScheduler(ABC):
         A sequence without a sampled token is computed again also with `keep`. So if all tokens of a reply carry one version,
         the weights of that version have computed all of it.
         """
-        self.allocator.renew(publication, {seq.kv for seq in self.running if seq.logprobs} if keep else ())
+        sources = self.allocator.renew(publication, {seq.kv for seq in self.running if seq.logprobs} if keep else ())
+        for seq in self.running:
+            if seq.kv in sources:
+                seq.share_from(*sources[seq.kv])
 
     def add(self, seq: SequenceState) -> None:
         self.queue.append(seq)
@@ -241,7 +248,7 @@ class BatchScheduler(ABC):
     def _start(self, seq: SequenceState, kv: Any, source: Any, count: int) -> None:
         """Run a sequence in its cache entry, as `allocate` returned it."""
         seq.kv, seq.started = kv, True
-        seq.source = (source, source.tokens, count) if source is not None else None
+        seq.share_from(source, count)
         self.counts["reused_tokens"] += kv.cached
         self.running[seq] = None
 

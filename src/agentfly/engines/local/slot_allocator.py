@@ -152,17 +152,23 @@ class SlotAllocator:
         if slot is not None:
             slot.session = ""
 
-    def renew(self, publication: int, keep: Container[Slot] = ()) -> None:
+    def renew(self, publication: int, keep: Container[Slot] = ()) -> dict[Slot, tuple[Slot | None, int]]:
         """The weights have changed: drop all keys and values but those of the busy slots in `keep`.
 
-        A busy slot that has none, or loses them, belongs to the new publication.
+        A busy slot that has none, or loses them, belongs to the new publication. Returns for each of those the source of a
+        shared prefix, as `allocate` does.
         """
         self.publication = publication
+        sources: dict[Slot, tuple[Slot | None, int]] = {}
         for slot in self._slots:
             if not slot.busy:
                 self._clear(slot)
             elif slot not in keep:
                 slot.cached, slot.publication = 0, publication
+                # Among those before it, so that no two wait for each other.
+                source, count = longest_shared_prefix(sources, slot.tokens, len(slot.tokens) - 1, None)
+                sources[slot] = (source, count) if count >= MIN_SHARED else (None, 0)
+        return sources
 
     def drop(self, slot: Slot) -> None:
         """Free the slot of a running sequence (preemption)."""
