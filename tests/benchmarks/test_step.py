@@ -174,10 +174,12 @@ def test_further_rows_of_ours_keep_the_other_keys() -> None:
     import step
 
     words = ["--set", "train.lr=1e-5", "--max-lag", "1", "--also", "sampler.place=process", "--trl", "off", "--device", "cpu"]
-    assert step.sides_of(step.read_options(words)) == [
+    ahead = "rollout.max_lag=2 rollout.depth=2"
+    assert step.sides_of(step.read_options([*words, "--also", ahead])) == [
         ("agentfly", {}),
         ("agentfly, max_lag 1", {"max_lag": 1}),
         ("agentfly, sampler.place=process", {"set": ["train.lr=1e-5", "sampler.place=process"]}),
+        (f"agentfly, {ahead}", {"set": ["train.lr=1e-5", "rollout.max_lag=2", "rollout.depth=2"]}),
     ]
 
 

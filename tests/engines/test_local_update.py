@@ -109,11 +109,23 @@ def test_a_request_after_the_change_uses_nothing_that_older_weights_have_cached(
     assert stats["stale_hits"] == 0
 
 
+def slow_down(engine: Any, seconds: float = 0.03) -> None:
+    """Pause before each step, so that a busy machine does not miss the moment that a test waits for."""
+    step = engine._scheduler.step
+
+    def slow(*args: Any) -> Any:
+        time.sleep(seconds)
+        return step(*args)
+
+    engine._scheduler.step = slow
+
+
 def test_siblings_in_progress_compute_their_common_prompt_once_with_the_new_weights(cache: str) -> None:
     model = make_model()
     prompts = [[*prompt_of(160), *prompt_of(5, i)] for i in range(6)]
 
     async def work(engine: Any) -> Any:
+        slow_down(engine)
         asked = [asyncio.ensure_future(ask(engine, p, f"{i}", seed=i, max_tokens=60)) for i, p in enumerate(prompts)]
         await until(lambda: engine.stats()["sampled_tokens"] >= 60)
         before = engine.stats()
@@ -121,11 +133,11 @@ def test_siblings_in_progress_compute_their_common_prompt_once_with_the_new_weig
         return before, await asyncio.gather(*asked), engine.stats()
 
     before, done, stats = run(work, model, cache=cache, stop_ids=())
-    for prompt, reply in zip(prompts, done, strict=True):
-        switch = reply.versions.index(1)
+    switches = [reply.versions.index(1) for reply in done]
+    for prompt, reply, switch in zip(prompts, done, switches, strict=True):
         assert close_to(reply.logprobs[switch:], full_logprobs(model, prompt, reply.token_ids)[switch:])
     assert stats["shared_tokens"] - before["shared_tokens"] == 5 * 160
-    assert stats["prefilled_tokens"] - before["prefilled_tokens"] < 160 + 6 * (5 + 60)
+    assert stats["prefilled_tokens"] - before["prefilled_tokens"] <= 160 + 6 * 5 + sum(switches)
     assert stats["stale_hits"] == 0
 
 
@@ -135,14 +147,15 @@ def test_siblings_that_wait_for_each_other_when_new_weights_arrive_do_not_wait_i
 
     async def work(engine: Any) -> Any:
         common = prompt_of(160)
-        first = await ask(engine, prompt_of(40, 1), "first", seed=1, max_tokens=2)
+        await ask(engine, prompt_of(40, 1), "first", seed=1, max_tokens=2)
+        slow_down(engine)
         later = asyncio.ensure_future(ask(engine, [*common, 3], "later", seed=2, max_tokens=20))
         again = asyncio.ensure_future(ask(engine, [*common, 4], "first", seed=3, max_tokens=20))
         await until(lambda: len(engine._scheduler.running) == 2)
         await asyncio.to_thread(publish_held, engine, model, 1)
-        return first, await asyncio.wait_for(asyncio.gather(later, again), 60)
+        return await asyncio.wait_for(asyncio.gather(later, again), 60)
 
-    _, done = run(work, model, cache=cache, stop_ids=(), max_step_tokens=32)
+    done = run(work, model, cache=cache, stop_ids=(), max_step_tokens=32)
     assert [len(reply.token_ids) for reply in done] == [20, 20]
 
 

@@ -177,9 +177,12 @@ class Graphs:
             graph = _Graph(self._replica, sizes, input_ids, layout, self._pool)
         except RuntimeError as error:  # an operation that cannot be captured, or too little memory
             torch.cuda.synchronize()
-            if not spare:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            if spare:
+                log.info("no spare CUDA graph for the learner of %d tokens: %s", sizes.tokens, reason)
+            else:
                 self._usable, self._made = False, []
-                log.warning("the learner uses no CUDA graphs: %s", (str(error).splitlines() or [type(error).__name__])[0])
+                log.warning("the learner uses no CUDA graphs: %s", reason)
             return None
         self._pool = graph.pool
         self._made.append(graph)
