@@ -83,7 +83,7 @@ class SequenceState:
         self.error: str | None = None
 
     def share_from(self, source: Any, count: int) -> None:
-        """Wait until the entry `source` has computed the first `count` tokens, and share them. None: wait for nothing."""
+        """Share the first `count` tokens of the entry `source` once it has computed them. None: share nothing."""
         self.source = (source, source.tokens, count) if source is not None else None
 
     def uniforms(self, count: int) -> Numbers:
