@@ -74,12 +74,12 @@ def test_a_cache_of_older_weights_that_is_reused_is_caught(train: Callable[[], A
 def test_a_mask_shifted_by_one_is_caught(train: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 
-    real = experience.to_samples
+    real = experience.rows_of_chains
 
-    def shifted(trajectory: Any) -> Any:
-        return [replace(row, mask=np.roll(row.mask, -1)) for row in real(trajectory)]
+    def shifted(trajectories: Any) -> Any:
+        return [[replace(row, mask=np.roll(row.mask, -1)) for row in rows] for rows in real(trajectories)]
 
-    monkeypatch.setattr(experience, "to_samples", shifted)
+    monkeypatch.setattr(experience, "rows_of_chains", shifted)
     with pytest.raises(InvariantError, match="mask"):
         train()
 

@@ -16,7 +16,7 @@ from agentfly.learn.algorithms import ALGORITHMS
 from agentfly.learn.experience import gather
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.metrics import METRICS
-from agentfly.learn.samples import to_samples
+from agentfly.learn.samples import rows_of_chains
 from agentfly.learn.settings import OptimSettings
 from agentfly.types import Completion, Outcome, Turn
 from tests.learn.chains import chain_of_ids, tiny_llama
@@ -267,10 +267,10 @@ def test_a_log_prob_that_no_model_gives_is_refused(value):
 def test_a_mask_that_is_shifted_by_one_is_refused(monkeypatch):
     model = tiny_llama(VOCABULARY)
 
-    def shifted(trajectory):
-        return [replace(row, mask=np.roll(row.mask, -1)) for row in to_samples(trajectory)]
+    def shifted(trajectories):
+        return [[replace(row, mask=np.roll(row.mask, -1)) for row in rows] for rows in rows_of_chains(trajectories)]
 
-    monkeypatch.setattr("agentfly.learn.experience.to_samples", shifted)
+    monkeypatch.setattr("agentfly.learn.experience.rows_of_chains", shifted)
     with pytest.raises(InvariantError, match="the mask covers"):
         learner_of(model).update(make_groups(model), pytest.fail, pytest.fail)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.errors import InvariantError
-from agentfly.learn.samples import check_tokens, to_samples
+from agentfly.learn.samples import check_chains, check_tokens, rows_of_chains, to_samples
 from agentfly.types import Completion, Outcome, Sample
 from tests.learn.chains import chain
 
@@ -125,6 +125,24 @@ def test_replies_may_hold_arrays():
     check_tokens(as_arrays, rows, versions=range(1))
 
 
+@given(st.lists(TURNS, max_size=5))
+def test_the_rows_of_many_chains_are_those_of_each(many):
+    chains = [chain(*[(c, r, "restarts") if f else (c, r) for c, r, f in turns], reward=1.0) for turns in many]
+    chains += [chain(("ab", "cd"), outcome=Outcome.WORLD_FAILURE), chain(("ab", ""))]
+    rows = rows_of_chains(chains)
+    assert rows == [to_samples(each) for each in chains]
+    check_chains(chains, rows)
+
+
+def test_a_token_that_changed_the_chain_is_seen():
+    """All sampled tokens are trained once and in order, but one with the chain after its own."""
+    chains = [chain(("ab", "cde")), chain(("xe", "fg"))]
+    first, second = rows_of_chains(chains)
+    first, second = [replace(first[0], mask=[0, 0, 1, 1, 0])], [replace(second[0], mask=[0, 1, 1, 1])]
+    with pytest.raises(InvariantError, match="the mask covers 2 tokens that are not the 3 sampled ones"):
+        check_chains(chains, [first, second])
+
+
 def spoil(rows, **changes):
     """Change one entry of an array of the last row."""
     for name, value in changes.items():
@@ -157,6 +175,11 @@ def test_rows_that_are_not_what_was_sampled_are_refused(plant, sentence):
     check_tokens(trajectory, to_samples(trajectory), versions=range(2, 4))
     with pytest.raises(InvariantError, match=sentence):
         check_tokens(trajectory, plant(to_samples(trajectory)), versions=range(2, 4))
+    before, after = chain(("ab", "c")), chain(("a", "bcd"), ("e", "f"))
+    chains = [before, trajectory, after]
+    check_chains(chains, rows_of_chains(chains))
+    with pytest.raises(InvariantError, match=sentence):
+        check_chains(chains, [to_samples(before), plant(to_samples(trajectory)), to_samples(after)])
 
 
 @pytest.mark.parametrize("versions", [range(4, 9), range(3), range(3, 3)])

@@ -7,7 +7,6 @@ The rows of a chain are adjacent, so a chain is one slice.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
 from .batching import MicroBatch, Rows
-from .samples import check_tokens, to_samples
+from .samples import check_chains, rows_of_chains
 
 
 @dataclass(slots=True)
@@ -215,29 +214,28 @@ def gather(
 
     `exact` says that tokens of this version were drawn with the very probabilities that the learner computes.
 
-    Raises InvariantError for rows that are not what the engine sampled (`check_tokens`), for a token of a newer version and for
+    Raises InvariantError for rows that are not what the engine sampled (`check_chains`), for a token of a newer version and for
     a reward that is not finite.
     """
     samples: list[Sample] = []
     kept: list[Trajectory] = []
     chain_rows: list[range] = []
     chain_groups: list[int] = []
-    num_untrainable = 0
-    for group, trajectories in enumerate(groups):
-        for trajectory in trajectories:
-            made = to_samples(trajectory)
-            if not made:
-                num_untrainable += 1
-                continue
-            check_tokens(trajectory, made, versions=range(-sys.maxsize, sys.maxsize))  # the versions are checked below
-            if not math.isfinite(trajectory.total_reward):
-                raise InvariantError(
-                    f"chain {trajectory.id!r} has the reward {trajectory.total_reward}, which cannot be learned from"
-                )
-            chain_rows.append(range(len(samples), len(samples) + len(made)))
-            chain_groups.append(group)
-            kept.append(trajectory)
-            samples += made
+    chains = [(group, trajectory) for group, trajectories in enumerate(groups) for trajectory in trajectories]
+    every = [trajectory for _, trajectory in chains]
+    made = rows_of_chains(every)
+    check_chains(every, made)  # the versions are checked below
+    for (group, trajectory), own in zip(chains, made, strict=True):
+        if not own:
+            continue
+        if not math.isfinite(trajectory.total_reward):
+            raise InvariantError(
+                f"chain {trajectory.id!r} has the reward {trajectory.total_reward}, which cannot be learned from"
+            )
+        chain_rows.append(range(len(samples), len(samples) + len(own)))
+        chain_groups.append(group)
+        kept.append(trajectory)
+        samples += own
     rows = Rows(samples)
     mask = np.concatenate([np.zeros(0, dtype=np.bool_), *(sample.mask for sample in samples)])
     versions = _pick([sample.versions for sample in samples], mask, np.int64)
@@ -258,7 +256,7 @@ def gather(
         chain_rows=chain_rows,
         groups=chain_groups,
         num_groups=len(groups),
-        num_untrainable=num_untrainable,
+        num_untrainable=len(chains) - len(kept),
         rewards=_pick([sample.rewards for sample in samples], mask, np.float64),
         owners=owners,
         lags=lags,

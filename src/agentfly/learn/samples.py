@@ -7,14 +7,16 @@ failed through no fault of the policy gives no row.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvariantError
-from ..types import Sample, Trajectory
+from ..types import Sample, Trajectory, Turn
 
 
 def to_samples(trajectory: Trajectory) -> list[Sample]:
@@ -32,17 +34,69 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
     goes to the sampled token before it (at the very start: after it), so that the rewards always add up to
     `trajectory.total_reward`.
     """
+    return rows_of_chains([trajectory])[0]
+
+
+def rows_of_chains(trajectories: Sequence[Trajectory]) -> list[list[Sample]]:
+    """Returns the rows of each chain, as `to_samples` does. The arrays of all rows are slices of one array of each kind."""
+    segments = [_segments(trajectory) for trajectory in trajectories]
+    turns = [turn for chain in segments for segment in chain for turn in segment.turns]
+    replies = [turn.completion for turn in turns]
+    ids = _joined([part for turn in turns for part in (turn.context_ids, turn.completion.token_ids)], np.int64)
+    lengths = [(len(turn.context_ids), len(turn.completion.token_ids)) for turn in turns]
+    sizes = np.array(lengths, dtype=np.int64).reshape(-1, 2)
+    mask = np.repeat(np.tile([False, True], len(turns)), sizes.ravel())
+    logprobs, versions, rewards = np.zeros(len(ids)), np.full(len(ids), -1, dtype=np.int64), np.zeros(len(ids))
+    logprobs[mask] = _joined([reply.logprobs for reply in replies], np.float64)
+    versions[mask] = _joined([reply.versions for reply in replies], np.int64)
+    with_reply = sizes[:, 1] > 0
+    rewards[np.cumsum(sizes.sum(1))[with_reply] - 1] = np.array(
+        [reward for chain in segments for segment in chain for reward in segment.rewards]
+    )[with_reply]
+    advantages = np.zeros(len(ids))
+    found, at = [], 0
+    for trajectory, chain in zip(trajectories, segments, strict=True):
+        group = f"{trajectory.task.id}#{trajectory.draw}" if trajectory.draw else trajectory.task.id
+        rows = []
+        for segment in chain:
+            part = slice(at, at + segment.size)
+            at += segment.size
+            row = Sample(
+                ids[part], mask[part], logprobs[part], versions[part], rewards[part], advantages[part],
+                group=group, trajectory=trajectory.id,
+            )  # fmt: skip
+            rows.append(row)
+        found.append(rows)
+    return found
+
+
+class _Segment(NamedTuple):
+    """The turns of one row, up to its last sampled token, and the reward on the last sampled token of each."""
+
+    turns: list[Turn]
+    rewards: list[float]
+    size: int
+
+
+def _segments(trajectory: Trajectory) -> list[_Segment]:
+    """Returns what each row of a chain is made of."""
     if not trajectory.trainable:
         return []
-    group = f"{trajectory.task.id}#{trajectory.draw}" if trajectory.draw else trajectory.task.id
-    rewards = _place_rewards(trajectory)
-    rows, begin = [], 0
-    for number in range(1, len(trajectory.turns) + 1):
-        if number == len(trajectory.turns) or trajectory.turns[number].restarts:
-            row = _row(trajectory, group, begin, number, rewards)
-            rows += [] if row is None else [row]
-            begin = number
-    return rows
+    rewards, turns = _place_rewards(trajectory), trajectory.turns
+    begins = [number for number, turn in enumerate(turns) if turn.restarts or not number]
+    found = []
+    for begin, stop in pairwise([*begins, len(turns)]):
+        while stop > begin and not len(turns[stop - 1].completion.token_ids):
+            stop -= 1  # later context predicts nothing
+        if stop == begin:
+            continue
+        own = turns[begin:stop]
+        first = next(turn for turn in own if len(turn.context_ids) or len(turn.completion.token_ids))
+        if not len(first.context_ids):
+            raise InvariantError(f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts")
+        size = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in own)
+        found.append(_Segment(own, rewards[begin:stop], size))
+    return found
 
 
 def _place_rewards(trajectory: Trajectory) -> list[float]:
@@ -63,35 +117,10 @@ def _place_rewards(trajectory: Trajectory) -> list[float]:
     return placed
 
 
-def _row(trajectory: Trajectory, group: str, begin: int, stop: int, rewards: list[float]) -> Sample | None:
-    """Returns the row of turns `begin` to `stop`; None if none of them has a sampled token."""
-    turns = trajectory.turns[begin:stop]
-    ids = _joined([part for turn in turns for part in (turn.context_ids, turn.completion.token_ids)], np.int64)
-    mask, placed = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids))
-    at = end = 0
-    for turn, reward in zip(turns, rewards[begin:stop], strict=True):
-        at += len(turn.context_ids)
-        if count := len(turn.completion.token_ids):
-            if at == 0:
-                raise InvariantError(
-                    f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts"
-                )
-            mask[at : at + count] = True
-            at = end = at + count
-            placed[end - 1] = reward
-    if not end:
-        return None
-    logprobs, versions = np.zeros(end), np.full(end, -1, dtype=np.int64)
-    ids, mask, placed = ids[:end], mask[:end], placed[:end]  # later context predicts nothing
-    logprobs[mask] = _joined([turn.completion.logprobs for turn in turns], np.float64)
-    versions[mask] = _joined([turn.completion.versions for turn in turns], np.int64)
-    return Sample(ids, mask, logprobs, versions, placed, np.zeros(end), group=group, trajectory=trajectory.id)
-
-
 def _joined(parts: Sequence[Sequence[float] | NDArray[Any]], kind: type[np.generic]) -> NDArray[Any]:
     """Returns lists or arrays of int64 or float64 numbers, one after the other."""
     if set(map(type, parts)) - {list}:
-        return np.concatenate([np.zeros(0, dtype=kind), *(np.asarray(part, dtype=kind) for part in parts)])
+        return np.concatenate(parts, dtype=kind, casting="unsafe")  # an empty list counts as floats
     buffer, at = bytearray(8 * sum(map(len, parts))), 0
     for part in parts:  # struct converts Python numbers twice as fast as NumPy does
         struct.pack_into(f"{len(part)}{'d' if kind is np.float64 else 'q'}", buffer, at, *part)
@@ -135,3 +164,36 @@ def check_tokens(trajectory: Trajectory, rows: Sequence[Sample], *, versions: ra
         raise InvariantError(f"{name}: the log-probs of its training rows are not those that the engine recorded")
     if _trained(rows, "versions").tobytes() != drawn.tobytes():
         raise InvariantError(f"{name}: the versions of its training rows are not those that the engine recorded")
+
+
+def check_chains(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Sample]]) -> None:
+    """Does what `check_tokens` does for many chains, whose tokens may be of any version. All are compared at once."""
+    if not _as_sampled(trajectories, rows):
+        for trajectory, own in zip(trajectories, rows, strict=True):
+            check_tokens(trajectory, own, versions=range(-sys.maxsize, sys.maxsize))
+        raise InvariantError("the training rows of all chains together are not what was sampled, although those of each are")
+
+
+def _as_sampled(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Sample]]) -> bool:
+    if any(trajectory.trainable and not own for trajectory, own in zip(trajectories, rows, strict=True)):
+        return False
+    kept = [trajectory for trajectory, own in zip(trajectories, rows, strict=True) if own]
+    if not kept:
+        return True
+    every = [row for own in rows for row in own]
+    mask = np.concatenate([row.mask for row in every])
+    # A token that one chain lacks and the next one has too much is seen by the counts alone.
+    ends = np.cumsum([sum(len(row.mask) for row in own) for own in rows if own])
+    counts = np.diff(np.cumsum(mask)[ends - 1], prepend=0)
+    if counts.tolist() != [trajectory.num_sampled for trajectory in kept]:
+        return False
+    replies = [turn.completion for trajectory in kept for turn in trajectory.turns]
+    ids, versions = (np.concatenate([getattr(row, name) for row in every])[mask] for name in ("token_ids", "versions"))
+    logprobs = np.concatenate([row.logprobs for row in every])[mask]
+    return bool(
+        (ids == _joined([reply.token_ids for reply in replies], np.int64)).all()
+        and (versions == _joined([reply.versions for reply in replies], np.int64)).all()
+        and (logprobs == _joined([reply.logprobs for reply in replies], np.float64)).all()
+        and logprobs.max() <= 1e-6
+        and logprobs.min() > -np.inf
+    )
