@@ -88,6 +88,20 @@ def test_the_choice_has_limits(total: int, tokens: int) -> None:
     assert budget.tokens == tokens
 
 
+@pytest.mark.parametrize(("total", "tokens"), [(10**12, 24_576), (30_000_000, 14_336)])
+def test_no_more_than_the_model_runs_best(total: int, tokens: int) -> None:
+    memory = FakeMemory(per_token=1000, total=total)
+    budget = TokenBudget("auto", CPU, memory)
+    budget.plan(24_576)
+    assert not budget.settled
+    run(budget, memory, 500)
+    budget.plan(24_576)
+    assert (budget.tokens, budget.settled) == (tokens, True)
+    fixed = TokenBudget(100_000, CPU, memory)
+    fixed.plan(24_576)
+    assert (fixed.tokens, fixed.settled) == (100_000, True), "a number is the user's choice"
+
+
 def test_half_of_what_did_not_fit_is_used_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
     memory = FakeMemory(per_token=1000, total=10**9)
     budget = TokenBudget("auto", CPU, memory)

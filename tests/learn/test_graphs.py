@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.learn import graphs
-from agentfly.learn.graphs import NEXT, ROOM, WASTE, Graphs, Sizes, SurplusTake, _beginning, pad_rows
+from agentfly.learn.graphs import NEXT, ROOM, SPARE, WASTE, Graphs, Sizes, SurplusTake, _beginning, pad_rows
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
 from tests.engines.tiny import make_model
 
@@ -34,24 +34,32 @@ def test_new_sizes_hold_the_line_they_are_made_for(rows: list[tuple[int, int]]) 
     layout = line_of(rows)
     line = Sizes.of(layout)
     sizes = line.with_room()
-    assert sizes.hold(line) or line.tokens < 1024  # padding to 256 tokens is too much for a very short line
-    if sizes.hold(line):
-        lengths, keys = pad_rows(layout, sizes)
-        assert sum(lengths) == sizes.tokens
-        assert len(lengths) == len(keys) == sizes.rows
-        assert max(lengths) <= sizes.longest
-        assert sum(map(len, keys)) <= sizes.keys
-        assert all(places[-1] == end - 1 for places, end in zip(keys, np.cumsum(lengths), strict=True) if len(places))
+    assert sizes.hold(line)
+    lengths, keys = pad_rows(layout, sizes)
+    assert sum(lengths) == sizes.tokens
+    assert len(lengths) == len(keys) == sizes.rows
+    assert max(lengths) <= sizes.longest
+    assert sum(map(len, keys)) <= sizes.keys
+    assert all(places[-1] == end - 1 for places, end in zip(keys, np.cumsum(lengths), strict=True) if len(places))
 
 
 def test_a_line_that_would_waste_too_much_is_not_held() -> None:
-    line = Sizes(4000, 5000, 20, 400, 500)
+    line = Sizes(30_000, 36_000, 120, 400, 500)
     sizes = line.with_room()
     assert sizes.hold(line)
     assert not sizes.hold(line._replace(tokens=int(sizes.tokens / WASTE) - 1))
     assert not sizes.hold(line._replace(tokens=sizes.tokens + 1))
     assert not sizes.hold(line._replace(longest=sizes.longest + 1))
     assert not sizes.hold(line._replace(keys=sizes.keys))
+
+
+@pytest.mark.parametrize("tokens", [1, 500, 4000])
+def test_a_small_graph_runs_all_shorter_lines(tokens: int) -> None:
+    """To compute a few thousand tokens in vain takes less time than to launch the kernels one by one."""
+    sizes = Sizes(4000, 5000, 20, 400, 500).with_room()
+    line = Sizes(tokens, tokens * 5 // 4, -(-tokens // 200), min(tokens, 400), min(tokens * 5 // 4, 500))
+    assert sizes.tokens - 4000 < SPARE
+    assert sizes.hold(line)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=40))
@@ -132,3 +140,36 @@ def test_a_spare_graph_that_cannot_be_captured_leaves_the_others(monkeypatch: py
     assert found.usable
     assert found._capture(line.with_room(ROOM * NEXT), ids, layout) is None
     assert not found.usable
+
+
+def test_no_graph_is_captured_while_lines_have_other_sizes_than_they_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first update of `train.max_tokens_per_batch = "auto"` has small batches, whose graphs would never be used again."""
+    made: list[Sizes] = []
+
+    class Fake:
+        def __init__(self, _: object, sizes: Sizes, *__: object) -> None:
+            self.sizes, self.parameters, self.pool = sizes, [], None
+            made.append(sizes)
+
+        def load(self, *_: object) -> None: ...
+
+        def replay_forward(self) -> torch.Tensor:
+            return torch.zeros(1, self.sizes.tokens, 2)
+
+    monkeypatch.setattr(graphs, "_Graph", Fake)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    found = Graphs(packed_replica(make_model("llama").model))
+    found._usable = True
+    layout = line_of([(0, 400), (200, 100), (200, 120)] * 8)
+    ids = torch.zeros(1, sum(layout.lengths), dtype=torch.int64)
+    found.settled = False
+    for _ in range(3):
+        assert found.run(ids, layout) is None
+    assert not made
+    found.settled = True
+    out = found.run(ids, layout)
+    assert out is not None
+    assert out.shape[1] == ids.shape[1]
+    assert len(made) == 3, "with those for longer and shorter lines"
+    assert found.run(ids[:, :400], line_of([(0, 400)])) is not None, "a short line uses a longer graph"
+    assert len(made) == 3

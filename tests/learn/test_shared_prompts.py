@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.learn import backbone, packed
-from agentfly.learn.batching import Rows, shared_packs
+from agentfly.learn.batching import Rows, _fill, shared_packs
 from agentfly.learn.bucketed import Buckets, Take, divide
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
@@ -120,9 +120,32 @@ def test_a_group_that_is_larger_than_the_budget_is_divided_and_its_prompt_is_rep
 
 
 def test_a_batch_ends_where_rows_have_least_in_common() -> None:
-    """Groups of 4 rows: the fourth group would be divided after its second row."""
-    common = [0] + [90, 90, 90, 10] * 3 + [90, 90, 90]
-    assert [part.stop for part in shared_packs([100] * 16, common, 520)] == [12, 16]
+    """Groups of 4 rows: the fourth of five groups would be divided after its second row."""
+    common = [0] + [90, 90, 90, 10] * 4 + [90, 90, 90]
+    assert [part.stop for part in shared_packs([100] * 20, common, 520)] == [12, 20]
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=60), st.integers(40, 600))
+def test_batches_are_as_few_as_if_each_were_filled_and_of_similar_size(rows: list[tuple[int, int]], budget: int) -> None:
+    lengths = [own + shared for own, shared in rows]
+    common = [0, *(min(shared, lengths[row]) for row, (_, shared) in enumerate(rows[1:]))]
+    batches = shared_packs(lengths, common, budget)
+    assert [part.start for part in batches] == [0, *(part.stop for part in batches[:-1])]
+    assert batches[-1].stop == len(rows)
+    filled = _fill(lengths, common, budget)
+    assert len(batches) <= len(filled)
+    again, least = (sum(common[part.start] for part in parts) for parts in (batches, filled))
+    assert again <= least + 0.01 * sum(lengths)
+
+
+def test_large_batches_are_of_similar_size() -> None:
+    """64 groups of 8 rows, as of 512 chains: lines that fit the same CUDA graph."""
+    lengths, common = [430] * 512, [0, *[330] * 7, *[300, *[330] * 7] * 63]
+    parts = shared_packs(lengths, common, 24_576)
+    rows = [part.stop - part.start for part in parts]
+    assert sum(rows) == 512
+    assert all(count % 8 == 0 for count in rows)
+    assert max(rows) <= 1.2 * min(rows)
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------------

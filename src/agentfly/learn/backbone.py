@@ -65,6 +65,16 @@ class Backbone:
         """How batches are run, and why not faster."""
         return "; ".join(self._notes)
 
+    @property
+    def best_tokens(self) -> int | None:
+        """The tokens of the longest line that runs as a CUDA graph; None if there are no graphs."""
+        return MAX_TOKENS if self._graphs is not None and self._graphs.usable else None
+
+    def settle(self, settled: bool) -> None:
+        """Say whether lines have the sizes that they will have from now on. Graphs are captured only then."""
+        if self._graphs is not None:
+            self._graphs.settled = settled
+
     def pack(self) -> Shape:
         """Prepare for packed batches. Returns the best shape of batches that this model can run."""
         if self._replica is None:

@@ -40,6 +40,8 @@ MAX_WASTE = 0.08
 COPY_COST = 1 / 16
 # Rows that begin alike are divided where they have least in common, if the batch is this full by then.
 MIN_FULL = 0.75
+# Attempts to make such batches of equal size, and the share of their tokens that may be computed again for it.
+EVEN_TRIES, EVEN_COST = 5, 0.01
 # Below this share of common tokens a line is packed without sharing: copying keys and values costs more.
 WORTH_SHARING = 0.05
 
@@ -201,8 +203,30 @@ def shared_packs(lengths: Sequence[int], common: Sequence[int], max_tokens: int)
     """Divide rows in the order of their ids, of which each has `common` tokens in common with the row before it.
 
     The size of a batch counts each common token once, and a little for its copied key and value. Rows that have much in common
-    stay together: a batch ends where its last quarter has least in common.
+    stay together: a batch ends where its last quarter has least in common. As few batches as this allows are made, of about
+    equal size if that divides nothing more.
     """
+    batches = _fill(lengths, common, max_tokens)
+    total = sum(lengths) - (1.0 - COPY_COST) * sum(common)
+    most = _repeated(batches, common) + EVEN_COST * total
+    low, high = total / max(1, len(batches)), float(max_tokens)
+    for _ in range(EVEN_TRIES if len(batches) > 1 else 0):
+        middle = (low + high) / 2.0
+        tried = _fill(lengths, common, middle)
+        if len(tried) <= len(batches) and _repeated(tried, common) <= most:
+            batches, high = tried, middle
+        else:
+            low = middle
+    return batches
+
+
+def _repeated(batches: Sequence[slice], common: Sequence[int]) -> int:
+    """The tokens that a batch computes although the batch before it does, too."""
+    return sum(common[part.start] for part in batches)
+
+
+def _fill(lengths: Sequence[int], common: Sequence[int], max_tokens: float) -> list[slice]:
+    """Fill one batch after the other."""
     batches: list[slice] = []
     start, count = 0, len(lengths)
     while start < count:

@@ -1,7 +1,7 @@
 """How many tokens a micro batch may have: a number, or chosen from the free memory of a GPU.
 
 auto   first update: FIRST_TOKENS, and the memory that its largest batch takes is measured
-       then: the tokens that take USABLE of the free memory, at most MAX_TOKENS
+       then: the tokens that take USABLE of the free memory, at most MAX_TOKENS, or what the model runs best
 out of memory: half of it from then on; gradients are cleared and the batches are made again
 """
 
@@ -80,13 +80,21 @@ class TokenBudget:
         """Whether a batch that does not fit may be divided again: not if other ranks wait for this one."""
         self.tokens = setting if isinstance(setting, int) else CPU_TOKENS if memory is None else FIRST_TOKENS
 
-    def plan(self) -> None:
-        """Choose `tokens` from what was measured. Called before an update; only the first one after the measurement chooses."""
+    @property
+    def settled(self) -> bool:
+        """Whether `tokens` will stay, as long as memory does not run out."""
+        return not self._measures
+
+    def plan(self, best: int | None = None) -> None:
+        """Choose `tokens` from what was measured: `best`, or as many as fit if there is no best number or less do.
+
+        Called before an update; only the first one after the measurement chooses.
+        """
         if not self._measures or self._memory is None or not self._bytes_per_token:
             return
         self._measures = False
         fits = int(USABLE * self._memory.free() / self._bytes_per_token)
-        self.tokens = max(min(self.tokens, FIRST_TOKENS), min(MAX_TOKENS, fits // 1024 * 1024))
+        self.tokens = max(min(self.tokens, FIRST_TOKENS), min(best or MAX_TOKENS, fits // 1024 * 1024))
         mib = self._bytes_per_token / 2**20
         log.info("train.max_tokens_per_batch = %d: a token takes %.2f MiB of activations", self.tokens, mib)
 

@@ -7,8 +7,9 @@ A graph has fixed sizes, so a line is padded to the sizes of a graph that was ca
     keys      4       2   5     6           - -   surplus keys belong to no row; their gradients are dropped
 
 With the second line the first graph is captured, and with it those for lines that are somewhat longer and shorter: a capture
-takes as long as several updates. Later ones are captured for lines that come again and again, at most MAX_GRAPHS in all; other
-lines run without one. All graphs use one memory pool: each is replayed forward and then backward before the next one is.
+takes as long as several updates. While `settled` is False, lines have other sizes than they will have, and none is captured.
+Later ones are captured for lines that come again and again, at most MAX_GRAPHS in all; other lines run without one. All graphs
+use one memory pool: each is replayed forward and then backward before the next one is.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ log = logging.getLogger(__name__)
 
 MAX_GRAPHS = 6
 MAX_TOKENS = 24_576
-"""Longer lines keep the device busy without a graph."""
+"""Of a line with a graph. Longer ones would keep the device busy without, if no other thread needed the interpreter."""
 MAX_GRADIENT_BYTES = 2**30
 """Of one graph: each has tensors for all gradients."""
 MAX_MOVES = 3
 ROOM, WASTE = 1.15, 1.4
 """A graph is captured with ROOM times the tokens of the line, and used for lines with at least 1 / WASTE of its tokens."""
+SPARE = 8192
+"""It is also used for lines with so many tokens less: to compute them in vain takes less time than to launch each kernel."""
 NEXT = 1.3
 """The tokens of a graph over those of the next shorter one: less than WASTE, because sizes are rounded up."""
 AGAIN = 6
@@ -62,13 +65,13 @@ class Sizes(NamedTuple):
     def with_room(self, room: float = ROOM) -> Sizes:
         """The sizes of a new graph for such lines."""
         tokens, longest = _up(room * self.tokens, 256), _up(self.longest, 256)
-        padding = tokens - int(tokens / WASTE)
+        padding = max(tokens - int(tokens / WASTE), min(SPARE, tokens))
         rows = _up(room * self.rows + padding / longest + 1, 16)
         return Sizes(tokens, _up(room * self.keys, 512) + padding, rows, longest, max(longest, _up(self.longest_key, 256)))
 
     def hold(self, line: Sizes) -> bool:
         """Whether a graph of these sizes can run a line without computing much in vain."""
-        return self.tokens <= WASTE * line.tokens and self.can_run(line)
+        return self.tokens <= max(WASTE * line.tokens, line.tokens + SPARE) and self.can_run(line)
 
     def can_run(self, line: Sizes) -> bool:
         """Whether a graph of these sizes can run a line."""
@@ -113,6 +116,7 @@ class Graphs:
     """The graphs of one replica (see `packed`)."""
 
     def __init__(self, replica: nn.Module) -> None:
+        self.settled = True
         self._replica = replica
         self._made: list[_Graph] = []
         self._pool: Any = None
@@ -135,7 +139,7 @@ class Graphs:
         if graph is None:
             sizes = line.with_room()
             seen = sum(sizes.hold(earlier) for earlier in self._unserved) if self._made else len(self._unserved)
-            enough = seen >= (AGAIN if self._made else 1)
+            enough = self.settled and seen >= (AGAIN if self._made else 1)
             self._unserved.append(line)
             if not enough or len(self._made) == MAX_GRAPHS:
                 return None

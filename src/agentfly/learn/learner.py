@@ -226,7 +226,7 @@ class PolicyLearner:
     def _improve(self, experience: Experience) -> dict[str, float]:
         """Run all passes over the chains. Returns metrics."""
         self._half_updated = False
-        self._budget.plan()
+        self._scorer.plan(self._budget, divides=self.algorithm.loss_scope != "minibatch")
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
         metrics = {

@@ -55,7 +55,7 @@ class SupervisedLearner:
         """Take epochs x minibatches optimizer steps on these rows. Returns metrics."""
         if not samples:
             raise ConfigError("the batch has no demonstration to train on")
-        self._budget.plan()
+        self._scorer.plan(self._budget)
         rows, totals = Rows(samples), Totals()
         factor = self.optim.lr_factor(self._version)
         self._optimizer.set_lr(factor)

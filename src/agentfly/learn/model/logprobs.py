@@ -21,6 +21,7 @@ from ...kernels.replica import evaluating
 from ..algorithms.losses import entropy as entropy_of
 from ..backbone import Backbone
 from ..batching import MicroBatch, Shape
+from ..budget import TokenBudget
 from ..head import head_scores, serves
 from ..settings import OptimSettings
 
@@ -90,6 +91,14 @@ class Scorer:
         if self.head is None:
             return "padded rows; the model's own forward, because its backbone and head do not reproduce its logits"
         return self.head.backbone.path
+
+    def plan(self, budget: TokenBudget, *, divides: bool = True) -> None:
+        """Let the budget choose the tokens of the next batches, so that they run as CUDA graphs if `divides` allows it."""
+        if self.head is None:
+            budget.plan()
+            return
+        budget.plan(self.head.backbone.best_tokens if divides else None)
+        self.head.backbone.settle(budget.settled)
 
     def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
         if self.head is None:
