@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 MAX_GRAPHS = 6
 MAX_TOKENS = 24_576
 """Of a line with a graph. Longer ones would keep the device busy without, if no other thread needed the interpreter."""
-MAX_GRADIENT_BYTES = 2**30
-"""Of one graph: each has tensors for all gradients."""
+MAX_WEIGHT_BYTES = 2**30
+"""Of the model: the kernels of larger ones keep the device busy, and each graph has tensors for all gradients."""
 MAX_MOVES = 3
 ROOM, WASTE = 1.15, 1.4
 """A graph is captured with ROOM times the tokens of the line, and used for lines with at least 1 / WASTE of its tokens."""
@@ -123,10 +123,10 @@ class Graphs:
         self._unserved: deque[Sizes] = deque(maxlen=16)  # lines that fitted no graph
         self._addresses: tuple[int, ...] = ()
         self._moves = 0
-        trained = [parameter for parameter in replica.parameters() if parameter.requires_grad]
-        size = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-        plain = all(type(parameter.data) is Tensor and parameter.is_cuda for parameter in replica.parameters())
-        self._usable = bool(trained) and plain and size <= MAX_GRADIENT_BYTES
+        parameters = list(replica.parameters())
+        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        plain = all(type(parameter.data) is Tensor and parameter.is_cuda for parameter in parameters)
+        self._usable = plain and size <= MAX_WEIGHT_BYTES and any(parameter.requires_grad for parameter in parameters)
 
     def run(self, input_ids: Tensor, layout: PackedLayout) -> Tensor | None:
         """Hidden states [1, tokens, width] of a packed line, with gradients; None if it must run without a graph."""
