@@ -126,7 +126,7 @@ def test_a_batch_ends_where_rows_have_least_in_common() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=60), st.integers(40, 600))
-def test_batches_are_as_few_as_if_each_were_filled_and_of_similar_size(rows: list[tuple[int, int]], budget: int) -> None:
+def test_batches_are_as_few_as_if_each_were_filled_and_repeat_no_more(rows: list[tuple[int, int]], budget: int) -> None:
     lengths = [own + shared for own, shared in rows]
     common = [0, *(min(shared, lengths[row]) for row, (_, shared) in enumerate(rows[1:]))]
     batches = shared_packs(lengths, common, budget)
