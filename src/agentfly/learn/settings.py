@@ -128,9 +128,8 @@ class OptimSettings:
     max_tokens_per_batch: int | Literal["auto"] = setting(
         "auto",
         "Tokens, padding included, in one forward and backward pass; gradients accumulate over these passes. Tokens that rows "
-        "share count once. auto: 4096 on a CPU; on a GPU 8192 in the first step, then from the free memory, of small models at most "
-        "as many as run as a CUDA graph. Out of memory, "
-        "half as many are tried.",
+        "share count once. auto: 4096 on a CPU; on a GPU 8192 in the first step, then from the free memory; for small models "
+        "at most what runs as a CUDA graph. Out of memory, half as many are tried.",
         low=1,
     )
     packing: Literal["auto", "on", "off"] = setting(
