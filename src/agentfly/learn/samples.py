@@ -182,7 +182,7 @@ def _as_sampled(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Samp
         return True
     every = [row for own in rows for row in own]
     mask = np.concatenate([row.mask for row in every])
-    # A token that one chain lacks and the next one has too much is seen by the counts alone.
+    # Tokens that moved to the chain before or after their own are seen by the counts alone.
     ends = np.cumsum([sum(len(row.mask) for row in own) for own in rows if own])
     counts = np.diff(np.cumsum(mask)[ends - 1], prepend=0)
     if counts.tolist() != [trajectory.num_sampled for trajectory in kept]:
