@@ -86,7 +86,7 @@ class TokenBudget:
         return not self._measures
 
     def plan(self, best: int | None = None) -> None:
-        """Choose `tokens` from what was measured: `best`, or as many as fit if there is no best number or less do.
+        """Choose `tokens` from what was measured: as many as fit into memory, at most `best` (what the model runs fastest).
 
         Called before an update; only the first one after the measurement chooses.
         """
