@@ -39,6 +39,14 @@ def test_output_of_every_level_comes_back_in_order(namespace: Bench) -> None:
     assert cells(namespace, code, "print('next')") == [CellResult("one\ntwo\nthree\n", "four\n"), CellResult("next\n")]
 
 
+def test_a_session_joins_its_cgroup_before_its_cgroup_namespace_begins(namespace: Bench) -> None:
+    """With the opposite order systemd's mount option `nsdelegate` forbids the joining, and the group shows its name here."""
+    code = "print(*{line.rsplit(':', 1)[1] for line in open('/proc/self/cgroup').read().split()})"
+    if not namespace.server.facts["proc"]:
+        pytest.skip("/proc cannot be mounted here")
+    assert cells(namespace, code) == [CellResult("/\n")]
+
+
 def test_a_traceback_names_only_the_cells_lines(namespace: Bench) -> None:
     *_, last = cells(namespace, "def f(x):\n    return 1 / x", "import json\nf(0)")
     assert last.error == (

@@ -70,7 +70,7 @@ class ForkServer:
         )
         if self.namespaces:
             self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_NET | syscalls.NEW_UTS | syscalls.NEW_IPC | syscalls.NEW_CGROUP)
+            syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_NET | syscalls.NEW_UTS | syscalls.NEW_IPC)
             syscalls.sethostname("sandbox")
             self.plan.below_tmp = isolation.below_tmp(paths)  # before the root changes
             self.plan.proc = isolation.build_root(paths)
