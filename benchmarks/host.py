@@ -121,7 +121,10 @@ def pretend(replies: Replies) -> Device:
         apply_changes = staticmethod(lambda *changes, **columns: device.call())
 
     class InFlight(decode_batch.InFlight):
-        ends_at = ms = 0.0
+        ends_at = near_at = ms = 0.0
+
+        def wait_until_near_end(self) -> None:
+            time.sleep(max(0.0, self.near_at - time.perf_counter()))
 
         def wait(self) -> Any:
             time.sleep(max(0.0, self.ends_at - time.perf_counter()))
@@ -156,7 +159,7 @@ def pretend(replies: Replies) -> Device:
                         array[entry.row] = array[old]
             return rows
 
-        def launch(self, rows: Any, steps: int, joining: int = 0) -> InFlight:
+        def launch(self, rows: Any, steps: int, joining: int = 0, last_steps: int = 1) -> InFlight:
             rows = self._compact(rows, joining)
             self._upload_changes(rows, steps)
             results = np.zeros(self.results.shape, np.int32)
@@ -173,6 +176,7 @@ def pretend(replies: Replies) -> Device:
             inflight = InFlight(rows, self._generation[rows], steps, results, None)
             inflight.ms = float(np.interp(self._fit(1 + int(rows[-1])), ROWS, STEP_MS))
             inflight.ends_at = device.work(steps * inflight.ms / 1000)
+            inflight.near_at = inflight.ends_at - min(steps, last_steps) * inflight.ms / 1000
             self._inflight.add(inflight)
             return inflight
 

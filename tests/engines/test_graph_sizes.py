@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from agentfly.engines.local.cuda_graphs import GraphSizes
 from agentfly.engines.local.decode_batch import DecodeBatch
+from agentfly.engines.local.engine import QUIET_S
 from agentfly.engines.local.prefill import Prefiller
 from agentfly.errors import EngineError
 from agentfly.types import PreparedEngine
@@ -98,6 +100,20 @@ def test_an_engine_prepares_in_its_thread_and_refines_while_it_is_idle(captured:
         assert not engine._scheduler.wants_capture
 
     run(work, cache="pages", kv_tokens=1024, max_batch=24, max_step_tokens=700)
+
+
+def test_an_idle_engine_captures_one_graph_and_the_next_after_it_has_worked(captured: list[tuple[str, int, str]]) -> None:
+    async def work(engine: Any) -> None:
+        engine._scheduler._decode.sizes.missing += [4, 2]
+        await ask(engine, prompt_of(9), max_tokens=2)
+        await until(lambda: captured)
+        await asyncio.sleep(5 * QUIET_S)
+        assert [size for _, size, _ in captured] == [4]
+        await ask(engine, prompt_of(9), max_tokens=2)
+        await until(lambda: len(captured) == 2)
+        assert [size for _, size, _ in captured] == [4, 2]
+
+    run(work, cache="pages", kv_tokens=1024, max_batch=24)
 
 
 def test_the_preparation_ends_at_its_limit(captured: list[tuple[str, int, str]]) -> None:

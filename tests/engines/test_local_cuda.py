@@ -42,6 +42,22 @@ def mean_gap(model, prompt, completion, first=0):
     return (want - torch.tensor(completion.logprobs)).abs()[first:].mean()
 
 
+def test_the_prompts_of_many_chains_are_read_in_one_pass():
+    model = make_model().to("cuda")
+    prompts = [prompt_of(9 + number % 30, number) for number in range(250)]
+
+    async def work(engine):
+        with engine.hold():
+            asked = [asyncio.ensure_future(ask(engine, each, f"{n}", seed=n, max_tokens=9)) for n, each in enumerate(prompts)]
+            await until(lambda: len(engine._inbox) == len(prompts))
+        return await asyncio.gather(*asked), engine.stats()
+
+    completions, stats = run(work, model, stop_ids=[], max_step_tokens=8192)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert mean_gap(model, prompt, completion) < 2e-3
+    assert stats["prefilled_tokens"] == sum(len(each) - 1 for each in prompts)
+
+
 def test_chains_that_leave_come_again_and_do_not_fit_at_once_are_read_again_and_stay_right():
     """Pages for a quarter of the lanes: rows are sent back, caches are taken from chains that wait, prompts are read beside."""
     model = make_model().to("cuda")

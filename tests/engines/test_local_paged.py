@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -226,6 +227,51 @@ def test_the_layout_of_a_pass_places_every_token(seed: int) -> None:
     assert list(zip(found.tile_rows.tolist(), found.tile_queries.tolist(), strict=True)) == tiles
 
 
+def test_the_graph_of_a_pass_reads_what_a_pass_without_a_graph_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of many and of few sequences in turn: what an earlier one has left in the buffer does not matter."""
+
+    class Upload:
+        def __init__(self, size: int) -> None:
+            self._tensor = torch.zeros(size, dtype=torch.int32)
+            self.array = self._tensor.numpy()
+
+        def wait(self) -> None:
+            pass
+
+        def copy_to(self, target: torch.Tensor, count: int) -> None:
+            target[:count] = self._tensor[:count]
+
+    monkeypatch.setattr(prefill, "_Upload", Upload)
+    monkeypatch.setattr(prefill, "capture", lambda work, *given: (work, None))
+    model, rng = make_model(), random.Random(7)
+    seen: list[tuple[Any, Any]] = []
+    prefiller = prefill.Prefiller(model, None, max_tokens=1024, max_context=640, device=torch.device("cpu"), times={})  # type: ignore[arg-type]
+    monkeypatch.setattr(prefiller, "forward", lambda ids, metadata: seen.append((ids, metadata)))
+    graph = prefill._PrefillGraph(prefiller, 1024)
+    for count in (200, 3, 256, 1, 90):
+        chunks = []
+        for _ in range(count):
+            past, new = rng.randint(0, 500), rng.randint(1, 4)
+            pages = rng.sample(range(1, 999), -(-(past + new) // PAGE_SIZE))
+            chunks.append((prompt_of(new, past), pages, past))
+        graph.run(chunks)
+        ids, found = seen[-1]
+        rows = [(pages, past, len(ids)) for ids, pages, past in chunks]
+        want = paged_attention.PrefillMetadata.of(None, rows, torch.device("cpu"))  # type: ignore[arg-type]
+        tokens, tiles = len(want.positions), len(want.tile_rows)
+        assert ids[0, :tokens].tolist() == [token for ids, _, _ in chunks for token in ids]
+        for name, size in (("places", tokens), ("positions", tokens), ("starts", count + 1), ("past", count)):
+            assert torch.equal(getattr(found, name)[:size], getattr(want, name)), name
+        assert torch.equal(found.tile_rows[:tiles], want.tile_rows)
+        assert torch.equal(found.tile_queries[:tiles], want.tile_queries)
+        for number, (pages, _, _) in enumerate(rows):
+            assert found.table[number, : len(pages)].tolist() == list(pages)
+        # Padding: the places of no sequence are on page 0, and tiles without work belong to an empty row.
+        assert not found.places[tokens:].any()
+        idle = found.tile_rows[tiles:].unique().tolist()
+        assert idle == [256] and found.starts[256] == found.starts[257] == tokens and not found.past[256]
+
+
 @pytest.mark.usefixtures("ahead")
 def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
     postpone_passes(monkeypatch)
@@ -366,6 +412,34 @@ def test_event_loops_wait_for_the_host_work_of_a_launch_and_not_for_the_device(m
 
     run(work, cache="pages")
     assert seen == {"launch": {True}, "wait": {False}}
+
+
+def test_a_request_that_arrives_while_a_launch_runs_takes_part_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": 1, "cuda": 1})
+    queued: list[int] = []
+    step = paged_scheduler.PagedScheduler.step
+
+    async def work(engine: Any) -> None:
+        arrived = threading.Event()
+
+        def near_end(inflight: Any) -> None:
+            assert arrived.wait(60)
+
+        def stepped(scheduler: Any, *given: Any) -> Any:
+            queued.append(len(scheduler.queue))
+            return step(scheduler, *given)
+
+        monkeypatch.setattr(decode_batch.InFlight, "wait_until_near_end", near_end)
+        monkeypatch.setattr(paged_scheduler.PagedScheduler, "step", stepped)
+        first = asyncio.create_task(ask(engine, prompt_of(9, 1), max_tokens=40))
+        await until(lambda: len(queued) == 1)  # the thread waits for the end of the first launch
+        second = asyncio.create_task(ask(engine, prompt_of(9, 2), max_tokens=4))
+        await until(lambda: engine.stats()["requests"] == 2)
+        arrived.set()
+        await asyncio.gather(first, second)
+
+    run(work, cache="pages", stop_ids=[])
+    assert queued[:2] == [1, 1]
 
 
 def test_an_event_loop_waits_for_a_long_launch_for_a_limited_time_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,11 +82,16 @@ class InFlight:
         self.launched_rows, self.rows, self.generations, self.steps = rows, rows.copy(), generations, steps
         self._results, self._events = results, events
 
+    def wait_until_near_end(self) -> None:
+        """Wait until the device has begun the last steps: see `DecodeBatch.launch`."""
+        if self._events is not None:
+            self._events[1].synchronize()
+
     def wait(self) -> tuple[IntArray, IntArray, IntArray, float | None]:
         """Wait for the device. Returns tokens and log-probs [steps, rows], each row's `left`, and ms per step if known."""
         took = None
         if self._events is not None:
-            first, last = self._events
+            first, _, last = self._events
             last.synchronize()
             took = first.elapsed_time(last) / self.steps
         found, steps = self._results, self.steps
@@ -187,22 +192,27 @@ class DecodeBatch:
         found = zip(rows[lacking].tolist(), length[lacking].tolist(), strict=True)
         return [(self._entry(row), end) for row, end in found]
 
-    def launch(self, rows: IntArray, steps: int, joining: int = 0) -> InFlight:
-        """Launch `steps` steps. Nothing here waits for the device. `joining` sequences will soon take free rows."""
+    def launch(self, rows: IntArray, steps: int, joining: int = 0, last_steps: int = 1) -> InFlight:
+        """Launch `steps` steps. Nothing here waits for the device. `joining` sequences will soon take free rows.
+
+        The launch is near its end when its `last_steps` begin.
+        """
         rows = self._compact(rows, joining)
         step = self._graph(1 + int(rows[-1]), bool(self._truncates[rows].any()))
         self._upload_changes(rows, steps)
         cuda = self.device.type == "cuda"
         event: Any = torch.cuda.Event
-        events = [event(enable_timing=True) for _ in range(2)] if cuda else None
+        events = [event(enable_timing=timed) for timed in (True, False, True)] if cuda else None
         if events:
             events[0].record()
-        for _ in range(steps):
+        for number in range(steps):
+            if events and number == max(0, steps - last_steps):
+                events[1].record()
             step()
         results = next(self._downloads)
         results.copy_(self.results, non_blocking=cuda)
         if events:
-            events[1].record()
+            events[2].record()
         self._launched[rows] += steps
         inflight = InFlight(rows, self._generation[rows], steps, results.numpy(), events)
         self._inflight.add(inflight)

@@ -7,7 +7,7 @@ fails with the same sentence. On a GPU the thread has its own stream, so that ke
 engine; both meet in `hold` and `publish`.
 
     event loops     generate -> inbox "add"      cancelled -> "remove"      release -> "release"         <- _deliver
-    engine thread   _work: empty the inbox -> if published: renew the caches -> scheduler.step -> _send
+    engine thread   _work: wait until due -> empty the inbox -> if published: renew the caches -> scheduler.step -> _send
     learner         hold [ weights change -> publish ]
 """
 
@@ -47,7 +47,7 @@ from .slot_attention import SlotCache
 from .slot_scheduler import SlotScheduler
 
 IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
-QUIET_S = 0.25  # idle for this long, the thread captures graphs that were missing
+QUIET_S = 0.02  # idle for this long, the thread captures one of the graphs that were missing; then it waits for work again
 SWITCH_S, DEFAULT_SWITCH_S = 2e-4, 5e-3  # seconds that a thread may keep the interpreter from others: ours, and Python's
 TURN_S = 0.01  # seconds that an event loop waits for the engine's thread: more than a launch takes, unless it captures a graph
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
@@ -139,6 +139,7 @@ class LocalEngine:
         self._published = 0  # counts calls of `publish`
         self._recomputed = 0  # the last publication at which running replies do not keep their keys and values
         self._renewed = 0  # the last publication for which the thread has renewed the caches
+        self._refined = False  # whether a graph was captured since the last step
         self._num_requests = 0
         self._opened = time.perf_counter()
         self._busy_s = self._host_s = 0.0
@@ -400,7 +401,7 @@ class LocalEngine:
             self._wake.wait(IDLE_S)
         if self._failure is None and (inbox or scheduler.busy):
             return True
-        quiet = scheduler.wants_capture
+        quiet = scheduler.wants_capture and not self._refined
         self._wake.wait_for(lambda: inbox or scheduler.busy or self._failure is not None, QUIET_S if quiet else IDLE_S)
         if self._failure is not None:
             return False
@@ -411,14 +412,19 @@ class LocalEngine:
 
     def _work(self) -> None:
         with self._forward:  # also around the inbox: `publish` may replace the replica, which restarts every sequence
+            began = time.perf_counter()
+            self._scheduler.wait_until_due()
+            waited_s = time.perf_counter() - began
             quiet = not self._inbox
             self._empty_inbox()
             news: list[SequenceState] = []
             if self._scheduler.busy:
                 with self._turn or nullcontext():
-                    news = self._step()
-            elif quiet:
+                    news = self._step(waited_s)
+                self._refined = False
+            elif quiet and not self._refined:
                 self._scheduler.refine()
+                self._refined = True
         if self._drains:
             with self._wake:
                 self._wake.notify_all()
@@ -458,7 +464,8 @@ class LocalEngine:
             else:
                 scheduler.allocator.release(what)
 
-    def _step(self) -> list[SequenceState]:
+    def _step(self, waited_s: float) -> list[SequenceState]:
+        """A step of the scheduler, which it was waited for so long."""
         scheduler = self._scheduler
         began, computed_s = time.perf_counter(), sum(scheduler.times.values())
         # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
@@ -470,7 +477,7 @@ class LocalEngine:
             scheduler.renew(published, keep=self._recomputed <= self._renewed)
             self._renewed = published
         news = scheduler.step(version, lambda: published == self._published)
-        took_s = time.perf_counter() - began
+        took_s = waited_s + time.perf_counter() - began
         self._busy_s += took_s
         self._host_s += max(0.0, took_s - (sum(scheduler.times.values()) - computed_s))
         return news

@@ -1,12 +1,13 @@
 """The scheduler over the paged KV cache, the default on a GPU: prefill in chunks, decode in launches of several steps.
 
-A call of `step` starts the next prefill pass and launches the next decode steps, and then finishes the launch before it:
+A call of `step` starts the next prefill pass and launches the next decode steps, and then finishes the launch before it. It is
+due (`wait_until_due`) shortly before the launch in flight ends, so that every request which has arrived by then takes part:
 
-    host      launch 2 | finish 1 | launch 3 | finish 2 | ...
-    device    .... 1 ..|..... 2 ..........|..... 3 .......      never waits for the host while there is anything to sample
+    host      .. launch 2, finish 1 | .............. launch 3, finish 2 | ...
+    device    ...... 1 ......|............ 2 ............|...... 3 ....      never waits for the host while it has work
 
-The host therefore sees the end of a reply one launch late; the row stays idle meanwhile. A prefill pass runs beside the decode
-launches (see `prefill`); its sequences join the decode batch when it is done.
+The host sees the end of a reply when its launch is finished; the row is idle until the next launch but one. A prefill pass runs
+beside the decode launches (see `prefill`); its sequences join the decode batch when it is done.
 
 Freed pages and work in flight. A launch or pass may still write to pages that were taken from a removed sequence. The next
 holder always writes later: a prefill pass starts after all launches before it, and a launch waits for the pass of a removed
@@ -30,8 +31,11 @@ from .paged_attention import KVPools
 from .prefill import MAX_SEQUENCES, PrefillChunk, Prefiller, PrefillPass
 from .scheduler import BatchScheduler, SequenceState
 
-LAUNCH_MS = 6.0
+LAUNCH_MS = 10.0
 """Target duration of a launch: long enough for the host's work, and no longer, because an ended reply waits for its launch."""
+
+HOST_MS = 2.0
+"""A step is due so long before the launch in flight ends: about the time that the host needs until the next launch."""
 
 PREFILL_STEPS = 1.0
 PREFILL_TOKENS = 1024
@@ -105,6 +109,10 @@ class PagedScheduler(BatchScheduler):
             "page_length": PAGE_SIZE,
             "kv_bytes": self.pools.num_bytes,
         }
+
+    def wait_until_due(self) -> None:
+        if self._launches:
+            self._launches[-1].inflight.wait_until_near_end()
 
     def step(self, version: int, valid: Callable[[], bool]) -> list[SequenceState]:
         """Launch the next work, then finish the launch before it."""
@@ -287,7 +295,8 @@ class PagedScheduler(BatchScheduler):
         self.counts["steps"] += steps
         self._lost_steps += steps * len(self._prefilling)
         if self.device.type == "cuda":  # its time is counted when it is finished
-            return self._decode.launch(rows, steps, waiting)
+            last_steps = max(1, round(HOST_MS / self._step_ms)) if self._step_ms else 1
+            return self._decode.launch(rows, steps, waiting, last_steps)
         with spending(self.times, "decode_s"):
             return self._decode.launch(rows, steps, waiting)
 

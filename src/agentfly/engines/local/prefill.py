@@ -23,8 +23,8 @@ from .cuda_graphs import GraphSizes, capture, new_stream, spending
 from .page_allocator import PAGE_SIZE
 from .paged_attention import TILE, KVPools, Layout, PrefillMetadata
 
-MAX_SEQUENCES = 64
-"""Sequences in one pass."""
+MAX_SEQUENCES = 256
+"""Sequences in one pass. With fewer, chains whose tools have answered at the same time would wait for several passes."""
 
 FINE_SIZES = (128, 192, 320, 384, 640, 768, 896, 1280, 1536, 3072, 6144)
 COARSE_SIZES = (64, 256, 512, 1024, 2048, 4096, 16384)
@@ -125,15 +125,18 @@ class _PrefillGraph:
 
     def __init__(self, prefiller: Prefiller, size: int) -> None:
         self.size, self.width, self.device = size, prefiller.width, prefiller.device
-        self.tiles = size // TILE + MAX_SEQUENCES
-        rows = MAX_SEQUENCES + 1
-        sizes = [rows * self.width, rows + 1, rows, self.tiles, self.tiles]
+        self.max_sequences = min(size, MAX_SEQUENCES)
+        self.tiles = size // TILE + self.max_sequences
+        rows = self.max_sequences + 1
+        # One buffer, so that one copy uploads all: ids, positions, places as int64, then these parts as int32. The page tables
+        # are last: the rows that a pass does not use are not copied.
+        sizes = [rows + 1, rows, self.tiles, self.tiles, rows * self.width]
         self._bounds = np.cumsum(sizes)[:-1].tolist()
-        # One buffer, so that one copy uploads all: ids, positions, places as int64, then the parts in `sizes` as int32.
+        self._tables_at = 6 * size + self._bounds[-1]
         self._buffer = torch.zeros(6 * size + sum(sizes), dtype=torch.int32, device=self.device)
         int64s, int32s = self._buffer[: 6 * size].view(torch.int64).view(3, size), self._buffer[6 * size :]
         self._uploads = cycle([_Upload(len(self._buffer)) for _ in range(2)])
-        table, starts, past, tile_rows, tile_queries = torch.split(int32s, sizes)
+        starts, past, tile_rows, tile_queries, table = torch.split(int32s, sizes)
         metadata = PrefillMetadata(
             prefiller.pools,
             table.view(rows, self.width),
@@ -156,17 +159,20 @@ class _PrefillGraph:
     def _upload(self, chunks: Sequence[PrefillChunk]) -> None:
         upload = next(self._uploads)
         upload.wait()
-        upload.array[:] = 0
-        int64s = upload.array[: 6 * self.size].view(np.int64).reshape(3, self.size)
-        table, starts, past, tile_rows, tile_queries = np.split(upload.array[6 * self.size :], self._bounds)
-        found = Layout.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], self.width)
+        array, count = upload.array, len(chunks)
+        array[: self._tables_at] = 0
+        int64s = array[: 6 * self.size].view(np.int64).reshape(3, self.size)
+        starts, past, tile_rows, tile_queries, tables = np.split(array[6 * self.size :], self._bounds)
+        longest = max((len(pages) for _, pages, _ in chunks), default=0)
+        found = Layout.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], longest)
         tokens, tiles = len(found.positions), len(found.tile_rows)
         int64s[0, :tokens] = np.fromiter(chain.from_iterable([ids for ids, _, _ in chunks]), np.int64, tokens)
         int64s[1, :tokens], int64s[2, :tokens] = found.positions, found.places
-        table[: found.table.size], past[: len(chunks)] = found.table.ravel(), found.past
+        past[:count] = found.past
         starts[: len(found.starts)], starts[len(found.starts) :] = found.starts, tokens
-        tile_rows[:tiles], tile_rows[tiles:], tile_queries[:tiles] = found.tile_rows, MAX_SEQUENCES, found.tile_queries
-        upload.copy_to(self._buffer)
+        tile_rows[:tiles], tile_rows[tiles:], tile_queries[:tiles] = found.tile_rows, self.max_sequences, found.tile_queries
+        tables.reshape(-1, self.width)[:count, :longest] = found.table  # no page after those of a sequence is ever read
+        upload.copy_to(self._buffer, self._tables_at + count * self.width)
 
 
 class _Upload:
@@ -181,9 +187,9 @@ class _Upload:
         if self._copied is not None:
             self._copied.synchronize()
 
-    def copy_to(self, target: torch.Tensor) -> None:
-        """Start the copy on the current stream."""
-        target.copy_(self._tensor, non_blocking=True)
+    def copy_to(self, target: torch.Tensor, count: int) -> None:
+        """Start the copy of the first `count` numbers on the current stream."""
+        target[:count].copy_(self._tensor[:count], non_blocking=True)
         if self._copied is None:
             event: Any = torch.cuda.Event
             self._copied = event()

@@ -187,6 +187,9 @@ class BatchScheduler(ABC):
         """Whether `step` computes on another device and waits for it in `while_waiting` only."""
         return False
 
+    def wait_until_due(self) -> None:  # noqa: B027  only launches in flight are waited for
+        """Wait until it is time for the next `step`. Requests that arrive meanwhile take part in it."""
+
     @abstractmethod
     def step(self, version: int, valid: Callable[[], bool]) -> list[SequenceState]:
         """Advance the batch. Returns the sequences that have news; sequences that have ended are removed.
