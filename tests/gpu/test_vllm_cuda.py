@@ -95,7 +95,7 @@ def sleep_and_wake(folder: Path) -> None:
         assert mean_gap(engine, done) < 0.02
     finally:
         engine.shut()
-    with pytest.raises(ConfigError, match="cannot make a second one"):
+    with pytest.raises(ConfigError, match="supports only one"):
         open_engine(str(folder), **SETTINGS)
 
 

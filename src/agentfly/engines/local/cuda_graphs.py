@@ -2,8 +2,8 @@
 
 Capturing a graph takes as long as many steps, and a graph that is larger than the batch wastes a little at every step. So the
 first capture for a batch uses the next larger of a few coarse sizes; a finer size follows once it would have served `patience`
-batches. After `freeze` finer sizes are only noted in `missing`, to be captured while the engine is idle: a capture would delay
-every reply in progress.
+batches. After `freeze` a finer size that was not captured in advance is only noted in `missing`, to be captured while the
+engine is idle: a capture would delay every reply in progress.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ class GraphSizes:
         return size
 
     def to_prepare(self, wanted: int) -> list[int]:
-        """The sizes to capture in advance for up to `wanted`: the one that fits best, then the coarse ones below it."""
+        """The sizes to capture in advance for up to `wanted`: the one that fits best, coarse ones below it, then fine ones."""
         fit = self.fit(min(wanted, self._all[-1]))
-        return [fit, *(size for size in reversed(self._coarse) if size < fit)]
+        below = [size for size in reversed(self._all) if size < fit]
+        return [fit, *sorted(below, key=lambda size: size not in self._coarse)]
 
     def add(self, size: int) -> None:
         """The size is captured."""
