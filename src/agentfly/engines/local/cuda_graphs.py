@@ -2,8 +2,8 @@
 
 Capturing a graph takes as long as many steps, and a graph that is larger than the batch wastes a little at every step. So the
 first capture for a batch uses the next larger of a few coarse sizes; a finer size follows once it would have served `patience`
-batches. After `freeze` a finer size that was not captured in advance is only noted in `missing`, to be captured while the
-engine is idle: a capture would delay every reply in progress.
+batches. After `freeze` finer sizes are only noted in `missing`, to be captured while the engine is idle: a capture would delay
+every reply in progress. `patience` is large because a learner that works meanwhile loses more than a finer size soon saves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def spending(times: dict[str, float], name: str) -> Iterator[None]:
 class GraphSizes:
     """The sizes in `coarse` and `fine` up to `largest`, which is always among them."""
 
-    def __init__(self, coarse: Iterable[int], fine: Iterable[int], largest: int, patience: int = 24) -> None:
+    def __init__(self, coarse: Iterable[int], fine: Iterable[int], largest: int, patience: int = 192) -> None:
         self._coarse = sorted({size for size in coarse if size < largest} | {largest})
         self._all = sorted({size for size in fine if size < largest} | set(self._coarse))
         self._captured: set[int] = set()
@@ -61,10 +61,9 @@ class GraphSizes:
         return size
 
     def to_prepare(self, wanted: int) -> list[int]:
-        """The sizes to capture in advance for up to `wanted`: the one that fits best, coarse ones below it, then fine ones."""
+        """The sizes to capture in advance for up to `wanted`: the one that fits best, then the coarse ones below it."""
         fit = self.fit(min(wanted, self._all[-1]))
-        below = [size for size in reversed(self._all) if size < fit]
-        return [fit, *sorted(below, key=lambda size: size not in self._coarse)]
+        return [fit, *(size for size in reversed(self._coarse) if size < fit)]
 
     def add(self, size: int) -> None:
         """The size is captured."""

@@ -68,7 +68,7 @@ class Prefiller:
         self.model, self.pools, self.device, self.times = model, pools, device, times
         self.width = -(-max_context // PAGE_SIZE)
         # Padding is computed, not skipped, so a better size pays off sooner than in decode.
-        self.sizes = GraphSizes(COARSE_SIZES, FINE_SIZES, max_tokens, patience=8)
+        self.sizes = GraphSizes(COARSE_SIZES, FINE_SIZES, max_tokens, patience=64)
         self._graphs: dict[int, _PrefillGraph] = {}
         self._pool: Any = None
         self._capture_stream = new_stream(device)
