@@ -465,7 +465,7 @@ class LocalEngine:
                 scheduler.allocator.release(what)
 
     def _step(self, waited_s: float) -> list[SequenceState]:
-        """A step of the scheduler, which it was waited for so long."""
+        """Run a step of the scheduler, after a wait of `waited_s` until it was due."""
         scheduler = self._scheduler
         began, computed_s = time.perf_counter(), sum(scheduler.times.values())
         # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
