@@ -151,8 +151,8 @@ def enter_namespace(plan: IsolationPlan, session: int) -> None:
     """Runs in the forked child, which is process 1 of its PID namespace: it sees no other process and can signal none."""
     os.setsid()  # leaves the fork server's group, which kill(0, SIGKILL) would reach
     join_cgroup(plan)
-    # No mounts or System V memory shared with other sessions. The cgroup namespace comes after joining: where the hierarchy is
-    # mounted with nsdelegate, as systemd does, nobody can join a group outside of the namespace.
+    # No mounts or System V memory shared with other sessions. The cgroup namespace begins after the process has joined its
+    # group: with the mount option nsdelegate, systemd's default, a process cannot join a group outside its cgroup namespace.
     syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_IPC | syscalls.NEW_CGROUP)
     uid = plan.uid(session)
     options = plan.tmp_options if uid is None else b"%b,uid=%d,gid=%d" % (plan.tmp_options, uid, uid)
