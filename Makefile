@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast check format docs bench pocket pocket-worlds clean
+.PHONY: help setup quickstart test test-fast test-nightly check format docs bench pocket pocket-worlds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -23,11 +24,13 @@ quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (a few
 	$(BIN)/agentfly train recipes/quickstart.toml
 
 test-fast: $(STAMP) ## run the tests that need no training and no documentation (about a minute on two cores)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not nightly"
 
-test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/sandbox
-	$(BIN)/python -m pytest tests/sandbox
+test: $(STAMP) ## run all tests (AGAIN=1: failed ones once more, alone; WORKERS=8: more processes)
+	$(BIN)/python scripts/run_tests.py --workers $(WORKERS) $(if $(AGAIN),--again)
+
+test-nightly: $(STAMP) ## run the tests that `make test` leaves out
+	$(BIN)/python scripts/run_tests.py --workers $(WORKERS) --nightly $(if $(AGAIN),--again)
 
 check: $(STAMP) ## lint, format, types and the test of the architecture
 	$(BIN)/ruff check .

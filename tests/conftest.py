@@ -1,4 +1,5 @@
-"""Shared by all tests: one torch thread (two contend on small machines), no access to the network, and the mark `slow`."""
+"""Shared by all tests: one torch thread (two contend on small machines), no access to the network, and the marks `slow`
+and `nightly`."""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ settings.load_profile("agentfly")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `slow.txt`, which `make test-fast` leaves out."""
+    """Mark the tests of `slow.txt`, which `make test-fast` leaves out, and those of `nightly.txt`, which `make test` does."""
     root = Path(__file__).parent
-    lines = (root / "slow.txt").read_text(encoding="utf-8").splitlines()
-    slow = {line for line in lines if line and not line.startswith("#")}
-    for item in items:
-        path = item.path.relative_to(root.parent)
-        function = f"{path.as_posix()}::{item.name.partition('[')[0]}"
-        if slow & {function, path.as_posix(), *(parent.as_posix() for parent in path.parents)}:
-            item.add_marker(pytest.mark.slow)
+    for mark in (pytest.mark.slow, pytest.mark.nightly):
+        lines = (root / f"{mark.name}.txt").read_text(encoding="utf-8").splitlines()
+        named = {line for line in lines if line and not line.startswith("#")}
+        for item in items:
+            path = item.path.relative_to(root.parent)
+            function = f"{path.as_posix()}::{item.name.partition('[')[0]}"
+            if named & {function, path.as_posix(), *(parent.as_posix() for parent in path.parents)}:
+                item.add_marker(mark)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,104 @@
+"""Run the parts of the test suite one after the other: `python scripts/run_tests.py [--again] [--nightly] [--workers N]`.
+
+Every part runs, whatever the part before it said, and the end names what failed with the command that runs it alone.
+
+With `--again`, the failed tests of a part run once more, alone and in their order. A test that then passes is printed as
+unsteady and does not fail the run: it belongs in `tests/unsteady.md` until its cause is gone. A test that fails again does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# The sandbox's tests fill the machine's limits of processes, memory and files on purpose, so they run beside no other test.
+SANDBOX = "tests/sandbox"
+# More failures than this have a common cause, and running them once more would only take time.
+MOST_AGAIN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one part of the suite came to: pytest's exit status, and the tests that failed in the first and in the last run."""
+
+    name: str
+    status: int
+    failed: tuple[str, ...]
+    failed_again: tuple[str, ...] | None
+    seconds: float
+
+    @property
+    def unsteady(self) -> tuple[str, ...]:
+        if self.failed_again is None:
+            return ()
+        return tuple(test for test in self.failed if test not in self.failed_again)
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        return self.failed if self.failed_again is None else self.failed_again
+
+    @property
+    def good(self) -> bool:
+        """Nothing failed for good, and pytest itself got to its end (an interrupted run has a status above 1)."""
+        return not self.lasting and (self.status == 0 or (self.status == 1 and bool(self.unsteady)))
+
+
+def run_pytest(arguments: list[str], cache: Path) -> tuple[int, tuple[str, ...]]:
+    """Exit status of pytest, and the tests and fixtures that failed, by node id."""
+    own = ["-p", "cacheprovider", "-o", f"cache_dir={cache}"]
+    status = subprocess.run([sys.executable, "-m", "pytest", *own, *arguments], cwd=ROOT, check=False).returncode
+    stored = cache / "v" / "cache" / "lastfailed"
+    return status, tuple(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else ()
+
+
+def run_part(name: str, arguments: list[str], *, workers: int, again: bool) -> Outcome:
+    began = time.monotonic()
+    spread = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
+    with tempfile.TemporaryDirectory() as cache:
+        status, failed = run_pytest([*spread, *arguments], Path(cache))
+        failed_again = None
+        if again and status == 1 and 0 < len(failed) <= MOST_AGAIN:
+            print(f"\n{len(failed)} failed tests of {name} run once more, alone:", flush=True)
+            second, failed_again = run_pytest(["--last-failed", "--last-failed-no-failures=none", *arguments], Path(cache))
+            status = max(status, second)
+    return Outcome(name, status, failed, failed_again, time.monotonic() - began)
+
+
+def report(outcomes: list[Outcome]) -> int:
+    """Print what every part came to, and return the exit status of the whole."""
+    known = (ROOT / "tests" / "unsteady.md").read_text(encoding="utf-8")
+    print()
+    for outcome in outcomes:
+        print(f"{outcome.name}: {'passed' if outcome.good else 'FAILED'} after {outcome.seconds:.0f} s")
+        for test in outcome.unsteady:
+            print(f"  unsteady: {test}" + ("" if test in known else " (add it to tests/unsteady.md)"))
+        for test in outcome.lasting:
+            print(f"  failed: {shlex.join([sys.executable, '-m', 'pytest', test])}")
+        if not outcome.good and not outcome.lasting:
+            print(f"  pytest ended with status {outcome.status}")
+    return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--again", action="store_true", help="run failed tests once more, alone; what then passes is unsteady")
+    parser.add_argument("--nightly", action="store_true", help="only the tests that `make test` leaves out")
+    parser.add_argument("--workers", type=int, default=2, help="processes for the part that may be spread (default: 2)")
+    options = parser.parse_args(arguments)
+    marks = ["-m", "nightly" if options.nightly else "not nightly"]
+    parts = {"tests": ([*marks, f"--ignore={SANDBOX}"], options.workers), SANDBOX: ([*marks, SANDBOX], 1)}
+    if options.nightly:  # the sandbox's tests are all in `make test`
+        parts.pop(SANDBOX)
+    return report([run_part(name, rest, workers=workers, again=options.again) for name, (rest, workers) in parts.items()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

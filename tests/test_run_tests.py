@@ -1,0 +1,103 @@
+"""The program behind `make test` runs every part, names what failed, and tells an unsteady test from a broken one."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PROGRAM = Path(__file__).parent.parent / "scripts" / "run_tests.py"
+PASSES = "def test_sound():\n    pass\n"
+FAILS = "def test_broken():\n    assert False\n"
+PASSES_THE_SECOND_TIME = """
+from pathlib import Path
+
+def test_shaky():
+    mark = Path(__file__).with_name("ran")
+    ran = mark.exists()
+    mark.touch()
+    assert ran
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program over a suite of its own in `tmp_path`, in processes that know nothing of this suite's settings."""
+    spec = importlib.util.spec_from_file_location("run_tests", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "run_tests", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starting pytest without plugins takes a third of the time
+    (tmp_path / "tests" / "sandbox").mkdir(parents=True)
+    (tmp_path / "tests" / "sandbox" / "test_walls.py").write_text(PASSES)
+    (tmp_path / "tests" / "unsteady.md").write_text("")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  nightly: later\n")
+    return module
+
+
+def suite(folder: Path, text: str) -> None:
+    (folder / "tests" / "test_suite.py").write_text(text)
+
+
+def test_a_sound_suite_passes(program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite(tmp_path, PASSES)
+    assert program.main(["--workers", "1"]) == 0
+    assert "tests: passed" in capsys.readouterr().out
+
+
+def test_both_parts_run_and_the_end_names_what_failed(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite(tmp_path, FAILS)
+    assert program.main(["--workers", "1"]) == 1
+    end = capsys.readouterr().out
+    assert "tests: FAILED" in end
+    assert "-m pytest tests/test_suite.py::test_broken" in end
+    assert "tests/sandbox: passed" in end
+
+
+def test_a_test_that_passes_the_second_time_is_unsteady_and_fails_nothing(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")  # two workers need pytest-xdist
+    suite(tmp_path, PASSES + PASSES_THE_SECOND_TIME)
+    assert program.main(["--workers", "2", "--again"]) == 0
+    assert "unsteady: tests/test_suite.py::test_shaky (add it to tests/unsteady.md)" in capsys.readouterr().out
+
+
+def test_without_again_an_unsteady_test_fails_the_run(program: ModuleType, tmp_path: Path) -> None:
+    suite(tmp_path, PASSES_THE_SECOND_TIME)
+    assert program.main(["--workers", "1"]) == 1
+
+
+def test_a_test_that_fails_twice_fails_the_run_beside_an_unsteady_one(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite(tmp_path, FAILS + PASSES_THE_SECOND_TIME)
+    assert program.main(["--workers", "1", "--again"]) == 1
+    end = capsys.readouterr().out
+    assert "unsteady: tests/test_suite.py::test_shaky" in end
+    assert "failed: " in end
+    assert "::test_broken" in end
+
+
+def test_a_suite_that_cannot_be_read_fails_the_run(
+    program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite(tmp_path, "import a_module_that_is_not_there\n")
+    assert program.main(["--workers", "1", "--again"]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_every_unsteady_test_that_is_listed_exists() -> None:
+    root = PROGRAM.parent.parent
+    rows = (root / "tests" / "unsteady.md").read_text(encoding="utf-8").partition("|---|")[2].splitlines()[1:]
+    for row in rows:
+        path, _, name = row.split("|")[1].strip().strip("`").partition("::")
+        assert f"def {name.partition('[')[0]}(" in (root / path).read_text(encoding="utf-8"), row
