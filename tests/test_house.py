@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -110,16 +111,22 @@ HEAVY = {
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room_of(path: Path) -> str:
     first = path.relative_to(SRC).parts[0]
     return first.removesuffix(".py")
 
 
+@cache
 def imports_of(path: Path) -> list[tuple[str, int]]:
     """Absolute dotted names of everything a file imports, late imports included, with their lines."""
     found = []
     package = ["agentfly", *path.relative_to(SRC).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -161,6 +168,7 @@ def module_name(path: Path) -> str:
     return ".".join(("agentfly", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """Every module and the modules it imports, late and type-only imports included."""
     modules = {module_name(path): path for path in FILES}
@@ -168,7 +176,7 @@ def import_graph() -> dict[str, set[str]]:
     for name, path in modules.items():
         package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
         found = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -192,8 +200,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_the_circle_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = import_graph()
-    graph["agentfly.errors"] = {"agentfly.types"}
+    graph = {**import_graph(), "agentfly.errors": {"agentfly.types"}}
     monkeypatch.setitem(globals(), "import_graph", lambda: graph)
     with pytest.raises(AssertionError, match=r"agentfly\.types"):
         test_no_modules_import_each_other_in_a_circle()
@@ -240,7 +247,7 @@ def lines_of_code(path: Path) -> int:
     """Lines that hold code: blank lines, comments and docstrings do not count."""
     source = path.read_text()
     docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -263,7 +270,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
 def test_every_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{path.name} has no module docstring"
+    assert ast.get_docstring(tree_of(path)), f"{path.name} has no module docstring"
 
 
 def test_every_public_name_exists() -> None:
@@ -282,7 +289,7 @@ def test_the_version_is_stated_once_more_in_pyproject() -> None:
 
 def test_no_exception_is_swallowed() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ExceptHandler) and all(isinstance(part, ast.Pass) for part in node.body):
                 catches_all = node.type is None or (
                     isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
