@@ -248,6 +248,24 @@ def fit_table() -> str:
     return table(("part", "point", "measured", "predicted", "error", ""), rows)
 
 
+def published_table() -> str:
+    """Published steps of another trainer beside what `agentfly plan` computes for the same work."""
+    from agentfly.config import Config
+    from agentfly.planning import PUBLISHED, find_plans
+
+    rows = []
+    for run in PUBLISHED:
+        words = ["agent.model=pocket", "agent.max_turns=1", f"rollout.num_tasks={run.samples // 32}", "rollout.num_chains=32"]
+        plan = find_plans(
+            Config.load(None, words), run.gpus, run.size, card=run.card, turns=1, reply_tokens=run.row - 100, row_tokens=run.row
+        )[0]
+        low, high = plan.seconds
+        rows.append(
+            [run.run, f"{run.gpus} x {run.card}", f"{run.step_s:g} s", f"{low:.0f} to {high:.0f} s", f"{run.step_s / low:.1f}"]
+        )
+    return table(("run", "GPUs", "published", "planned", "published / computed"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "config": config_table,
     "extras": extras_table,
@@ -266,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verl_keys": verl_table,
     "plan_memory": plan_table,
     "plan_fit": fit_table,
+    "plan_published": published_table,
     "from_others": foreign_table("OpenRLHF", "verifiers"),
     **{kind: names_table(kind) for kind in ("tools", "rewards", "tasks")},
 }

@@ -20,9 +20,9 @@ def add_parsers(commands: Any) -> None:
 
     plan = commands.add_parser("plan", help="memory, seconds of a step and bottleneck on a number of GPUs")
     _takes_config(plan)
-    plan.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs altogether")
+    plan.add_argument("--gpus", type=int, metavar="N", help="GPUs altogether; without, those of the recipe's layout")
     plan.add_argument("--gpus-per-node", type=int, default=8, metavar="N", help="GPUs of one machine")
-    plan.add_argument("--gpu", default="H200", help="the card: H200, H100 or A100")
+    plan.add_argument("--gpu", default="H200", help="the card: H200, H100, A100, B200, L40S, A6000, A10, L4, 5090 or 4090")
     plan.add_argument(
         "--model-size", metavar="SIZE", help="135M, 0.5B, 1.5B, 3B, 7B, 8B, 14B, 32B or 70B; without, the recipe's model"
     )
@@ -64,9 +64,9 @@ def print_verl(config: Config) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from .config import Config
-    from .planning import make_plan, show_plan
+    from .planning import best_of_each_kind, find_plans, show_plan
 
-    made = make_plan(
+    made, *others = find_plans(
         Config.load(arguments.config, arguments.overrides),
         arguments.gpus,
         arguments.model_size,
@@ -79,7 +79,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         turn_cpu_s=arguments.turn_cpu_s,
         cores=arguments.cores,
     )
-    print(show_plan(made), end="")
+    print(show_plan(made, best_of_each_kind(others)), end="")
     return 0
 
 

@@ -13,7 +13,7 @@ import pytest
 from agentfly import ConfigError
 from agentfly.cli import main
 from agentfly.config import Config
-from agentfly.planning import CARDS, find_shape, fitted, make_plan, memory_of, show_plan, step_of
+from agentfly.planning import CARDS, PUBLISHED, Layout, find_plans, find_shape, fitted, make_plan, memory_of, show_plan, step_of
 from agentfly.planning.shapes import SHAPES, shape_of
 from agentfly.planning.throughput import Work, held_back_errors, read_fit
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ["agent.model=pocket", "agent.max_turns=4", "sampling.max_tokens=128", "rollout.num_tasks=32", "rollout.num_chains=8"]
 
 
-def plan_of(gpus: int, size: str, *overrides: str, **options: Any) -> Any:
+def plan_of(gpus: int | None, size: str, *overrides: str, **options: Any) -> Any:
     return make_plan(Config.load(None, [*RECIPE, *overrides]), gpus, size, **options)
 
 
@@ -73,8 +73,10 @@ def test_the_shape_of_a_model_is_read_from_its_config() -> None:
 def test_ranks_divide_what_is_sharded_and_nothing_else() -> None:
     shape = find_shape("7B")
     one, eight = memory_of(shape, shares=False), memory_of(shape, ranks=8)
-    for name in ("masters", "moments", "gradients"):
+    for name in ("masters", "moments"):
         assert getattr(eight, name) == pytest.approx(getattr(one, name) / 8)
+    tables = 4 * shape.tables / 2**30  # whole until they are reduced
+    assert eight.gradients == pytest.approx(one.gradients / 8 + tables)
     assert eight.activations == one.activations
     assert eight.sampler == one.sampler == pytest.approx(14.18, abs=0.1)
     assert memory_of(shape).sampler == 0.0  # one process: the sampler uses the learner's weights
@@ -93,17 +95,111 @@ def test_what_does_not_fit_says_so_and_what_helps() -> None:
     large = plan_of(1, "32B")
     assert not large.fits
     assert "does not fit" in show_plan(large)
+    assert "none fits" in show_plan(large)
     assert "lora.rank = 32" in show_plan(large)
-    adapted = plan_of(8, "32B", "lora.rank=32", "train.gradient_checkpointing=true")
-    assert adapted.fits
+    assert plan_of(8, "32B", "lora.rank=32", "train.gradient_checkpointing=true").fits
+    again = plan_of(8, "70B", "train.gradient_checkpointing=true", "learner.ranks=8", "sampler.replicas=8")
+    assert "does not fit" in show_plan(again)
+    assert "train.gradient_checkpointing = true" not in show_plan(again)  # it is on already
+
+
+def test_a_plan_leaves_a_margin_and_says_when_it_does_not() -> None:
+    plan = plan_of(8, "7B", "learner.ranks=8", "sampler.replicas=8", "rollout.num_tasks=512", row_tokens=8192)
+    assert plan.fits
+    assert plan.memory.total <= 0.92 * plan.card.gib
+    assert plan.memory.cache > 40  # it takes what is there, within the margin
+    tight = plan_of(1, "7B", "train.gradient_checkpointing=true")
+    assert 0.92 * tight.card.gib < tight.memory.total <= tight.card.gib
+    assert not tight.fits
+    assert "tight: " in show_plan(tight)
+    assert "agent.engine.kv_gib = " in show_plan(tight)  # the engine's default cache leaves no room for the optimizer
+    assert "kv_gib" not in show_plan(plan_of(1, "0.5B"))
+
+
+def test_a_plan_is_that_of_the_recipes_own_layout() -> None:
+    shared = plan_of(8, "7B", "learner.ranks=8", "sampler.replicas=8")
+    apart = plan_of(8, "7B", "learner.ranks=4", "sampler.replicas=4", "sampler.place=own")
+    assert apart.memory.masters == pytest.approx(2 * shared.memory.masters)
+    assert apart.memory.sampler == apart.memory.cache == 0.0
+    assert apart.samples is not None
+    assert apart.samples.masters == 0.0
+    assert apart.samples.sampler == pytest.approx(shared.memory.sampler)
+    text = show_plan(apart)
+    assert "as the recipe says" in text
+    assert "a GPU that samples" in text
+    assert 'sampler.place = "own"' in text
+    with pytest.raises(ConfigError, match=r"takes 8 GPUs, not 16"):
+        plan_of(16, "7B", "learner.ranks=4", "sampler.replicas=4", "sampler.place=own")
+    assert plan_of(None, "7B", "learner.ranks=4", "sampler.replicas=4", "sampler.place=own").gpus == 8
+
+
+def test_replicas_that_share_a_gpu_each_hold_a_copy() -> None:
+    one, two = (plan_of(2, "3B", "learner.ranks=2", f"sampler.replicas={count}") for count in (2, 4))
+    assert two.memory.sampler == pytest.approx(2 * one.memory.sampler)
+
+
+def test_verls_keys_change_the_plan() -> None:
+    words = ["backend=verl", "learner.ranks=8", "verl.tensor_parallel=4", "train.gradient_checkpointing=true"]
+    asleep, offloaded = plan_of(8, "32B", *words), plan_of(8, "32B", *words, "verl.offload=true")
+    assert asleep.layout.sampler_gpus == offloaded.layout.sampler_gpus == 4
+    assert asleep.memory.beside_sampler > 0
+    assert offloaded.memory.beside_sampler == 0
+    assert offloaded.memory.cache >= asleep.memory.cache
+    assert "largest at once" in show_plan(asleep)
+    with pytest.raises(ConfigError, match=r"does not divide"):
+        plan_of(8, "7B", "backend=verl", "learner.ranks=8", "verl.tensor_parallel=3")
+
+
+def test_the_search_finds_a_faster_layout_than_a_sampler_without_room() -> None:
+    """14B on eight H100: beside a rank of the learner, a sampler has room for few chains."""
+    words = ["rollout.num_tasks=64", "train.gradient_checkpointing=true"]
+    options: dict[str, Any] = {"card": "H100", "row_tokens": 4096}
+    shared = plan_of(8, "14B", *words, "learner.ranks=8", "sampler.replicas=8", **options)
+    best, *others = find_plans(Config.load(None, [*RECIPE, *words]), 8, "14B", **options)
+    assert best.fits
+    assert best.step.total < 0.5 * shared.step.total
+    assert any(plan.layout.own for plan in others)
+    assert sum(plan.layout == best.layout for plan in [best, *others]) == 1
+    fitting = [plan.step.total for plan in others if plan.fits and plan.layout.verl]
+    assert fitting == sorted(fitting)
+
+
+def test_published_runs_lie_in_the_printed_range() -> None:
+    table = runpy.run_path(str(ROOT / "docs" / "generate.py"))["published_table"]()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert len(rows) == len(PUBLISHED)
+    for _run, _gpus, published, planned, _factor in rows:
+        low, high = (float(word) for word in planned.removesuffix(" s").split(" to "))
+        assert low <= float(published.removesuffix(" s")) <= high
+
+
+def test_long_rows_pay_for_attention() -> None:
+    shape, card = find_shape("7B"), CARDS["H100"]
+    short, long = (fitted().learn_s(shape, card, row) for row in (0, 32768))
+    weights = 6 * shape.computed
+    attention = 6 * 32768 * shape.layers * shape.heads * shape.head_dim
+    assert attention / weights == pytest.approx(0.45, abs=0.05)
+    assert long - short == pytest.approx(fitted().compute * attention / card.matmul)
+
+
+def test_a_sharded_learner_moves_its_weights_in_every_pass() -> None:
+    shape, card = find_shape("7B"), CARDS["A100"]
+    layout = Layout(learners=16, samplers=16)
+    few, many = (step_of(shape, card, layout, work(batch_tokens=tokens)).learn for tokens in (1 << 20, 1024))
+    passes = -(-512 * 1000 // 16 // 1024)
+    assert many == pytest.approx(passes * 8 * shape.weights / card.network)
+    assert many > few
+    halved = step_of(shape, card, layout, work(batch_tokens=1024), reduce_bytes=2).learn
+    assert halved == pytest.approx(many * 6 / 8)
 
 
 def test_a_sampler_that_one_gpu_cannot_hold_is_spread_by_verl() -> None:
     plan = plan_of(64, "70B", "train.gradient_checkpointing=true")
-    assert plan.sampler_gpus == 4
+    assert plan.layout.verl
+    assert plan.layout.sampler_gpus > 1
     assert plan.fits
     text = show_plan(plan)
-    assert "verl.tensor_parallel = 4" in text
+    assert f"verl.tensor_parallel = {plan.layout.sampler_gpus}" in text
     assert "verl.nodes = 8" in text
     assert "learner.ranks = 8" in show_plan(plan_of(8, "7B"))
 
@@ -115,21 +211,23 @@ def work(**changes: Any) -> Work:
 
 def test_the_bottleneck_is_the_part_that_takes_longest() -> None:
     shape, card = find_shape("3B"), CARDS["H200"]
-    assert step_of(shape, card, 8, work(turn_cpu_s=1.0)).bottleneck == "environments"
-    assert step_of(shape, card, 8, work(row=20_000)).bottleneck == "learning"
-    assert step_of(shape, card, 8, work(latency_s=5.0)).bottleneck == "sampling"
-    in_turn, overlapped = step_of(shape, card, 8, work()), step_of(shape, card, 8, work(asynchronous=True))
+    eight = Layout(learners=8, samplers=8)
+    assert step_of(shape, card, eight, work(turn_cpu_s=1.0)).bottleneck == "environments"
+    assert step_of(shape, card, eight, work(row=20_000)).bottleneck == "learning"
+    assert step_of(shape, card, eight, work(latency_s=5.0)).bottleneck == "sampling"
+    in_turn, overlapped = step_of(shape, card, eight, work()), step_of(shape, card, eight, work(asynchronous=True))
     assert in_turn.total == pytest.approx(2 * in_turn.sample + in_turn.learn + in_turn.publish)
     assert overlapped.total == pytest.approx(max(overlapped.sample, overlapped.learn + overlapped.publish))
 
 
 def test_more_of_anything_never_makes_it_faster_than_it_should() -> None:
     shape, card = find_shape("7B"), CARDS["H200"]
-    base = step_of(shape, card, 8, work())
-    assert step_of(shape, card, 16, work()).total < base.total
-    assert step_of(shape, card, 8, work(chains=1024)).total < 2 * base.total  # a fuller sampler
-    assert step_of(shape, card, 8, work(at_once=64)).sample > base.sample
-    assert step_of(find_shape("32B"), card, 8, work()).total > base.total
+    eight = Layout(learners=8, samplers=8)
+    base = step_of(shape, card, eight, work())
+    assert step_of(shape, card, Layout(learners=16, samplers=16), work(), per_node=16).total < base.total
+    assert step_of(shape, card, eight, work(chains=1024)).total < 2 * base.total  # a fuller sampler
+    assert step_of(shape, card, eight, work(at_once=64)).sample > base.sample
+    assert step_of(find_shape("32B"), card, eight, work()).total > base.total
     assert fitted().decode_s(shape, card, 64, 500) < fitted().decode_s(shape, card, 64, 5000)
 
 
@@ -146,16 +244,16 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert words in printed
     assert main(["plan", "quickstart"]) == 0
-    assert "one GPU is the default" in capsys.readouterr().out
+    assert "the defaults are right" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--gpus", "0"], "--gpus must be 1 or more"),
-        (["--gpus", "12"], "a multiple of --gpus-per-node"),
+        (["--gpus", "-1"], "--gpus and --gpus-per-node must be 1 or more"),
+        (["--gpus-per-node", "0"], "--gpus and --gpus-per-node must be 1 or more"),
         (["--model-size", "7 B"], "no model size is called '7 B'; did you mean '7B'?"),
-        (["--gpu", "B200"], "no GPU is called 'B200'; known: H200"),
+        (["--gpu", "B20"], "no GPU is called 'B20'; known: H200"),
         (["--turns", "0"], "--turns must be at least 1"),
         (["--cores", "0"], "--cores 1 or more"),
         (["--tool-s", "-1"], "--tool-s and --turn-cpu-s must be 0 or more"),

@@ -1,54 +1,97 @@
-"""A recipe, a number of GPUs and a model -> memory per device, seconds of a step, the bottleneck, and the keys to set."""
+"""A recipe, a number of GPUs and a model -> layouts with memory per device, seconds of a step, the bottleneck, and the keys."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
-from .memory import Memory, memory_of
+from .layout import Layout, layout_of, layouts
+from .memory import GIB, Memory, memory_of, sampler_memory
 from .shapes import ModelShape, find_shape, shape_of
-from .throughput import CARDS, TAIL, Card, Step, Work, held_back_errors, step_of
+from .throughput import CARDS, RANGE, TAIL, Card, Step, Work, held_back_errors, step_of
 
-SAMPLER_SHARE = 0.35
-"""A sampler is spread over so many GPUs that its weights take at most this share of each."""
+MARGIN = 0.92
+"""Share of a device that a plan may fill: the memory model is off by up to a tenth, and fragments take some."""
+DEFAULT_CACHE = 0.4
+"""Share of the free memory that the local engine takes for its cache when it opens, before the learner's states exist."""
 PROMPT, OBSERVATION = 300, 50
 """Tokens of a prompt and of an observation if --row-tokens is not given: assumed."""
 FEW = 8
 """A sampler that holds fewer chains at once than this is counted as not fitting."""
+OTHER_TRAINER = 1.5
+"""verl is proposed to a recipe of the own trainer if its step is so many times as fast, or if nothing else fits."""
 USES = {
     "weights": "weights (bfloat16)", "masters": "master weights", "moments": "AdamW's moments", "gradients": "gradients",
     "activations": "activations", "critic": "critic", "reference": "reference model", "sampler": "sampler's copy",
-    "cache": "cache", "runtime": "CUDA",
+    "cache": "cache", "runtime": "CUDA, exchange",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer. `memory.cache` is what the chains of a step need at once, as far as the device has it."""
+    """The answer for one layout. `samples` is the memory of a GPU that samples alone, if there is one.
+
+    `cache_gib` is what the chains of a step need at once, as far as the device has it: the key `agent.engine.kv_gib`.
+    """
 
     shape: ModelShape
     card: Card
-    gpus: int
+    layout: Layout
     per_node: int
-    sampler_gpus: int
     lora: int
     memory: Memory
+    samples: Memory | None
     work: Work
     step: Step
     chains_at_once: int
-    verl: bool
     measured: bool
+    named: bool
+    again_asked: bool
+
+    @property
+    def gpus(self) -> int:
+        return self.layout.gpus
+
+    @property
+    def usable(self) -> float:
+        """GiB of the card that a plan may fill."""
+        return MARGIN * self.card.gib
+
+    @property
+    def largest(self) -> float:
+        """GiB of the fullest GPU. The own trainer's ranks hold the whole model before it is sharded."""
+        whole = 0.0 if self.layout.verl else 2.0 * self.shape.weights / GIB
+        return max(self.memory.total, self.samples.total if self.samples else 0.0, whole)
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.card.gib and self.chains_at_once >= min(FEW, self.work.chains)
+        return self.largest <= self.usable and self.chains_at_once >= min(FEW, self.work.chains)
+
+    @property
+    def cache_gib(self) -> float:
+        return (self.samples or self.memory).cache / self.layout.on_one_gpu
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """The step takes from ... to ... seconds."""
+        if self.measured:
+            error = max(held_back_errors().values())
+            return self.step.total * (1 - error), self.step.total * (1 + error)
+        return self.step.total, RANGE * self.step.total
 
 
-def make_plan(
+def make_plan(config: Config, gpus: int | None = None, size: str | None = None, **options: Any) -> Plan:
+    """The first of `find_plans`. Raises ConfigError."""
+    return find_plans(config, gpus, size, **options)[0]
+
+
+def find_plans(
     config: Config,
-    gpus: int,
+    gpus: int | None = None,
     size: str | None = None,
     *,
     card: str = "H200",
@@ -59,13 +102,18 @@ def make_plan(
     tool_s: float = 0.1,
     turn_cpu_s: float = 0.001,
     cores: int | None = None,
-) -> Plan:
-    """Plan a run. Without a size, the recipe's own model is read. Raises ConfigError.
+) -> list[Plan]:
+    """Plan a run: first for the layout that the config names, then the others, the fastest that fit first. Raises ConfigError.
 
-    `turns`, `reply_tokens` and `row_tokens` are means of a chain; the recipe's limits are used for those that are not given.
+    A config that names no layout gets the fastest. Without a size, the recipe's own model is read. `turns`, `reply_tokens` and
+    `row_tokens` are means of a chain; the recipe's limits are used for those that are not given.
     """
-    if gpus < 1 or per_node < 1 or (gpus > per_node and gpus % per_node):
-        raise ConfigError(f"--gpus must be 1 or more, and above {per_node} a multiple of --gpus-per-node, not {gpus}")
+    named = layout_of(config)
+    gpus = gpus or (named.gpus if named else 1)
+    if gpus < 1 or per_node < 1:
+        raise ConfigError(f"--gpus and --gpus-per-node must be 1 or more, not {gpus} and {per_node}")
+    if named is not None and named.gpus != gpus:
+        raise ConfigError(f"the recipe's layout ({named}) takes {named.gpus} GPUs, not {gpus}: leave --gpus out, or its keys")
     if card not in CARDS:
         raise ConfigError(f"no GPU is called {card!r}; known: {', '.join(CARDS)}")
     if min(tool_s, turn_cpu_s) < 0 or (cores is not None and cores < 1):
@@ -74,7 +122,6 @@ def make_plan(
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, not {value:g}")
     shape = find_shape(size) if size is not None else _own_shape(config)
-    device = CARDS[card]
     turns = turns or config.agent.max_turns
     reply = reply_tokens or config.sampling.max_tokens
     row = row_tokens or min(config.agent.max_context or 1 << 30, PROMPT + turns * reply + (turns - 1) * OBSERVATION)
@@ -90,32 +137,63 @@ def make_plan(
         epochs=config.train.epochs,
         asynchronous=config.rollout.max_lag > 0,
     )
-    sampler_gpus = _sampler_gpus(shape, device, gpus)
-    bare = _memory(config, shape, gpus, sampler_gpus, 0.0)
-    room = max(0.0, device.gib - bare.total)
-    per_chain = row * shape.kv_bytes / sampler_gpus / 2**30
-    wanted = work.chains / max(1, gpus // sampler_gpus)
-    at_once = int(min(wanted, room / per_chain))
-    memory = _memory(config, shape, gpus, sampler_gpus, at_once * row)
-    held = at_once * max(1, gpus // sampler_gpus)
+    made = [_plan(config, shape, CARDS[card], each, work, per_node, each == named) for each in layouts(config, gpus, per_node)]
+    made.sort(key=lambda plan: _order(plan, config))
+    if named is not None:
+        made = [_plan(config, shape, CARDS[card], named, work, per_node, True)] + [
+            plan for plan in made if plan.layout != named
+        ]
+    return made
+
+
+def _order(plan: Plan, config: Config) -> tuple[bool, float]:
+    """Layouts that fit come first, the fastest of them before the others; of those that do not, the one that lacks least."""
+    if not plan.fits:
+        return True, plan.largest
+    return False, plan.step.total * (OTHER_TRAINER if plan.layout.verl and config.backend != "verl" else 1.0)
+
+
+def _plan(config: Config, shape: ModelShape, card: Card, layout: Layout, work: Work, per_node: int, named: bool) -> Plan:
+    bare = _memory(config, shape, layout, 0.0)
+    alone = sampler_memory(shape, 0.0, layout.sampler_gpus)
+    if layout.own:
+        room = MARGIN * card.gib - alone.total
+    elif layout.verl:
+        room = min(
+            MARGIN * card.gib - bare.runtime - bare.sampler - bare.beside_sampler,
+            config.verl.memory_fraction * card.gib - bare.sampler,
+        )
+    else:
+        room = MARGIN * card.gib - bare.total
+    few = FEW * work.row * shape.kv_bytes / GIB
+    if room < few:  # a tight plan uses the margin, and its verdict says so
+        room += (1 - MARGIN) * card.gib
+    asked = config.agent.engine.get("kv_gib") if isinstance(config.agent.engine, dict) else None
+    if asked is not None:
+        room = min(room, float(asked) * layout.on_one_gpu)
+    per_chain = work.row * shape.kv_bytes / layout.sampler_gpus / GIB * layout.on_one_gpu
+    at_once = int(min(work.chains / layout.samplers, max(0.0, room) / per_chain))
+    held = at_once * layout.samplers
     work = replace(work, at_once=held or None)
+    cache_tokens = at_once * work.row
     step = step_of(
-        shape, device, gpus, work, per_node=per_node, sampler_gpus=sampler_gpus, lora=config.lora.rank > 0,
-        again=config.train.gradient_checkpointing,
+        shape, card, layout, work, per_node=per_node, lora=config.lora.rank > 0,
+        reduce_bytes=2 if config.learner.reduce == "bfloat16" else 4,
     )  # fmt: skip
     return Plan(
         shape=shape,
-        card=device,
-        gpus=gpus,
+        card=card,
+        layout=layout,
         per_node=per_node,
-        sampler_gpus=sampler_gpus,
         lora=config.lora.rank,
-        memory=memory,
+        memory=_memory(config, shape, layout, 0.0 if layout.own else cache_tokens),
+        samples=sampler_memory(shape, cache_tokens, layout.sampler_gpus) if layout.own else None,
         work=work,
         step=step,
         chains_at_once=held,
-        verl=config.backend == "verl" or sampler_gpus > 1,
-        measured=gpus == 1 and card == "H200" and shape.weights < 4e9,
+        measured=layout.gpus == 1 and card.name == "H200" and shape.weights < 4e9,
+        named=named,
+        again_asked=config.train.gradient_checkpointing,
     )
 
 
@@ -129,26 +207,20 @@ def _own_shape(config: Config) -> ModelShape:
     return shape_of(read_settings(config.agent.model)[1], config.agent.model)
 
 
-def _sampler_gpus(shape: ModelShape, card: Card, gpus: int) -> int:
-    count = 1
-    while 2.0 * shape.weights / count / 2**30 > SAMPLER_SHARE * card.gib and count * 2 <= gpus:
-        count *= 2
-    return count
-
-
-def _memory(config: Config, shape: ModelShape, gpus: int, sampler_gpus: int, cache_tokens: float) -> Memory:
-    train = config.train
-    return memory_of(
+def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float) -> Memory:
+    made = memory_of(
         shape,
-        ranks=gpus,
+        ranks=layout.learners,
         lora_rank=config.lora.rank,
         batch_tokens=_batch_tokens(config),
-        again=train.gradient_checkpointing,
+        again=layout.again,
         critic=find_algorithm(config.algorithm).needs_critic and config.loss.critic == "copy",
         reference=config.loss.kl_coef > 0,
-        cache_tokens=cache_tokens,
-        sampler_gpus=sampler_gpus,
+        cache_tokens=cache_tokens * layout.on_one_gpu,
+        sampler_gpus=layout.sampler_gpus,
+        shares=layout.in_one_process or layout.own,
     )
+    return replace(made, sampler=made.sampler * layout.on_one_gpu, asleep=layout.verl, offload=layout.offload)
 
 
 def _batch_tokens(config: Config) -> int:
@@ -156,17 +228,34 @@ def _batch_tokens(config: Config) -> int:
     return 8192 if found == "auto" else int(found)
 
 
-def show_plan(plan: Plan) -> str:
-    """Returns the plan as text."""
+def best_of_each_kind(plans: Sequence[Plan]) -> list[Plan]:
+    """Of plans in their order: the first that fits of those shared by learner and sampler, apart, and with verl."""
+    kinds: dict[tuple[bool, bool, bool], Plan] = {}
+    for plan in plans:
+        if plan.fits:
+            kinds.setdefault((plan.layout.verl, plan.layout.own, plan.layout.again), plan)
+    return list(kinds.values())
+
+
+def show_plan(plan: Plan, others: Sequence[Plan] = ()) -> str:
+    """Returns the plan as text; `others` are listed in a line each."""
     shape, card, work, step = plan.shape, plan.card, plan.work, plan.step
     how = f"LoRA of rank {plan.lora}" if plan.lora else "all weights trained"
     lines = [f"{shape.name} ({shape.of}: {shape.weights / 1e9:.2f} billion weights), {plan.gpus} x {card.name}, {how}"]
-    lines += ["", f"memory of one GPU, GiB of {card.gib:g}"]
-    for each in fields(Memory):
-        value = getattr(plan.memory, each.name)
-        if value >= 0.005:
-            lines.append(f"  {USES[each.name]:<22}{value:>9.2f}")
-    lines.append(f"  {'together':<22}{plan.memory.total:>9.2f}  {_verdict(plan)}")
+    why = "as the recipe says" if plan.named else "the fastest that fits" if plan.fits else "none fits; this lacks least"
+    lines.append(f"layout: {plan.layout} ({why})")
+    parts = {"one GPU": plan.memory}
+    if plan.samples is not None:
+        parts = {"a GPU that learns": plan.memory, "a GPU that samples": plan.samples}
+    for name, memory in parts.items():
+        lines += ["", f"memory of {name}, GiB of {card.gib:g}"]
+        for use, words in USES.items():
+            value = float(getattr(memory, use))
+            if value >= 0.005:
+                lines.append(f"  {words:<22}{value:>9.2f}")
+        largest = "largest at once" if memory.asleep else "together"
+        lines.append(f"  {largest:<22}{memory.total:>9.2f}")
+    lines.append(f"  {_verdict(plan)}")
     mode = "sampling while learning" if work.asynchronous else "sampling and learning in turn"
     lines += [
         "",
@@ -176,29 +265,42 @@ def show_plan(plan: Plan) -> str:
         ("sampling", step.sample), ("environments", step.environments), ("host", step.host), ("learning", step.learn),
         ("publishing weights", step.publish),
     ):  # fmt: skip
-        lines.append(f"  {name:<22}{value:>9.2f} s")
+        lines.append(f"  {name:<22}{_two(value):>9} s")
     rate = step.tokens / step.total / plan.gpus
     tail = "" if work.asynchronous else f", with a tail of {TAIL:g} x sampling"
-    lines.append(f"  {'step':<22}{step.total:>9.2f} s   {rate:,.0f} sampled tokens/s per GPU{tail}")
+    low, high = plan.seconds
+    lines.append(f"  {'step':<22}{_two(low):>9} to {_two(high)} s   at best {rate:,.0f} sampled tokens/s per GPU{tail}")
     lines.append(f"  bottleneck: {step.bottleneck}. {_advice(plan)}")
-    lines += ["", "keys", *(f"  {line}" for line in _keys(plan)), "", *_trust(plan)]
-    return "\n".join(lines) + "\n"
+    lines += ["", "keys", *(f"  {line}" for line in _keys(plan))]
+    if others:
+        lines += ["", "other layouts"]
+        lines += [f"  {each.layout!s:<52}{_two(each.seconds[0]):>9} to {_two(each.seconds[1])} s" for each in others]
+    return "\n".join([*lines, "", *_trust(plan)]) + "\n"
+
+
+def _two(seconds: float) -> str:
+    """Two digits: more would promise what the model of speeds cannot keep."""
+    return f"{float(f'{seconds:.2g}'):g}"
 
 
 def _verdict(plan: Plan) -> str:
-    if plan.memory.total > plan.card.gib:
-        return "does not fit: " + _cure(plan)
+    if plan.largest > plan.card.gib:
+        return f"does not fit: {_cure(plan)}"
+    if plan.largest > plan.usable:
+        return (
+            f"tight: {plan.largest / plan.card.gib:.0%} of the card, and this estimate is up to 10 % off. Safer: {_cure(plan)}"
+        )
     if not plan.fits:
-        return f"leaves room for {plan.chains_at_once} chains at once: " + _cure(plan)
+        return f"leaves room for {plan.chains_at_once} chains at once: {_cure(plan)}"
     if plan.chains_at_once < plan.work.chains:
         return f"fits; {plan.chains_at_once} of {plan.work.chains} chains decode at once"
     return "fits"
 
 
 def _cure(plan: Plan) -> str:
-    if not plan.lora:
-        return "train.gradient_checkpointing = true, a smaller train.max_tokens_per_batch, lora.rank = 32, or more GPUs"
-    return "train.gradient_checkpointing = true, a smaller train.max_tokens_per_batch, or more GPUs"
+    cures = [] if plan.layout.again else ["train.gradient_checkpointing = true"]
+    cures.append("a smaller train.max_tokens_per_batch")
+    return ", ".join([*cures, *([] if plan.lora else ["lora.rank = 32"])]) + ", or more GPUs"
 
 
 def _advice(plan: Plan) -> str:
@@ -212,17 +314,19 @@ def _advice(plan: Plan) -> str:
 
 
 def _keys(plan: Plan) -> list[str]:
-    nodes = max(1, plan.gpus // plan.per_node)
-    if plan.verl:
-        return [
-            'backend = "verl"',
-            f"verl.nodes = {nodes}",
-            f"verl.gpus_per_node = {plan.gpus // nodes}",
-            f"verl.tensor_parallel = {plan.sampler_gpus}",
-        ]
-    if plan.gpus == 1:
-        return ["none: one GPU is the default"]
-    return [f"learner.ranks = {plan.gpus}", f"sampler.replicas = {plan.gpus}"]
+    layout = plan.layout
+    keys = ["train.gradient_checkpointing = true"] if layout.again and not plan.again_asked else []
+    if layout.verl:
+        nodes = -(-layout.gpus // plan.per_node)
+        keys += ['backend = "verl"', f"verl.nodes = {nodes}", f"verl.gpus_per_node = {layout.gpus // nodes}"]
+        return [*keys, f"verl.tensor_parallel = {layout.sampler_gpus}", *(["verl.offload = true"] if layout.offload else [])]
+    if layout.gpus > 1:
+        keys += [f"learner.ranks = {layout.learners}", f"sampler.replicas = {layout.samplers}"]
+        keys += ['sampler.place = "own"'] if layout.own else []
+    by_default = DEFAULT_CACHE * (plan.card.gib - (plan.memory.weights if layout.in_one_process else plan.memory.sampler))
+    if not layout.own and plan.memory.total - plan.memory.cache + by_default > plan.usable:
+        keys.append(f"agent.engine.kv_gib = {max(0.1, plan.cache_gib):.1f}")
+    return keys or ["none: the defaults are right"]
 
 
 def _trust(plan: Plan) -> list[str]:
@@ -230,5 +334,8 @@ def _trust(plan: Plan) -> list[str]:
     errors = ", ".join(f"{part} {error:.0%}" for part, error in worst.items())
     lines = [f"fitted on one H200 (135M, 0.5B, 3B); largest error on points that were held back: {errors}"]
     if not plan.measured:
-        lines.append("several GPUs, other cards and larger models are computed from these points, not measured")
+        lines.append(
+            "several GPUs, other cards and larger models are computed from these points, not measured; "
+            f"published runs of others took up to {RANGE:g} times what is computed for them"
+        )
     return lines

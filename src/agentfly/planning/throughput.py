@@ -3,7 +3,8 @@
     decode step of B sequences    launch x layers + matrix x max(weights / bandwidth, 2 x weights x B / matmul)
                                   + cache x keys and values / bandwidth + logits x B x vocabulary x 4 / bandwidth
     reply, tool, next reply       k decode steps and the tool's latency; `agent` is the share of that rate which chains reach
-    learning one token            compute x 6 x weights / matmul + layers x activations / bandwidth
+    learning one token            compute x (6 x weights + attention) / matmul + layers x activations / bandwidth
+    a pass over sharded weights   gathers them twice and reduces the gradients once, while it computes
 
     synchronous    max(tail x sample, environments, host) + learn + publish
     asynchronous   max(sample, environments, host, learn + publish)
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from .layout import Layout
 from .shapes import ModelShape
 
 TURN_S = 53e-6
@@ -30,6 +32,10 @@ TAIL = 2.0
 """Slowest over mean chain of a synchronous step: assumed."""
 AGAIN, LORA = 1.2, 0.9
 """Time of an update with layers computed again, and with adapters, over a full update: measured at 3B's shape."""
+REDUCE_S = 20e-6
+"""An exchange between the GPUs of one sampler, of which a layer has two in each decode step: assumed."""
+RANGE = 2.5
+"""A step on devices or sizes that were not measured takes up to so many times what is computed: see PUBLISHED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,35 @@ CARDS = {
         Card("H200", 4.21e12, 795e12, 139.0),
         Card("H100", 2.94e12, 795e12, 79.0),
         Card("A100", 1.78e12, 251e12, 79.0, link=200e9, network=20e9),
+        Card("B200", 7.0e12, 1810e12, 167.0, link=600e9),
+        Card("L40S", 0.757e12, 291e12, 44.0, link=20e9, network=10e9),
+        Card("A6000", 0.673e12, 124e12, 47.0, link=20e9, network=10e9),
+        Card("A10", 0.526e12, 100e12, 22.0, link=20e9, network=10e9),
+        Card("L4", 0.263e12, 97e12, 22.0, link=20e9, network=10e9),
+        Card("5090", 1.57e12, 168e12, 31.0, link=20e9, network=10e9),
+        Card("4090", 0.884e12, 133e12, 23.5, link=20e9, network=10e9),
     )
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A step of somebody else's trainer, beside which a plan can be held. `row` is the mean length of a sample."""
+
+    run: str
+    size: str
+    card: str
+    gpus: int
+    samples: int
+    row: int
+    step_s: float
+
+
+PUBLISHED = (
+    Published(run="NeMo RL 0.4, Llama 3.1 8B", size="8B", card="H100", gpus=16, samples=2048, row=1060, step_s=97.7),
+    Published(run="NeMo RL 0.4, Qwen3 32B", size="32B", card="H100", gpus=32, samples=2048, row=3206, step_s=393.0),
+)
+"""On policy. They compute log-probs in a pass of their own and take four optimizer steps, which the plan does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +127,11 @@ class Fit:
             batch = 0.5 * batch + 0.5 * chains * sampling / (sampling + latency_s)
         return self.agent * chains * reply / (sampling + latency_s)
 
-    def learn_s(self, shape: ModelShape, card: Card) -> float:
-        """Seconds of one token in an update of all weights, packed."""
+    def learn_s(self, shape: ModelShape, card: Card, row: float = 0.0) -> float:
+        """Seconds of one token in an update of all weights, packed, in rows of `row` tokens."""
         moved = shape.layers * self.activation_bytes(shape)
-        return self.compute * 6 * shape.computed / card.matmul + self.layers * moved / card.bandwidth
+        attention = 6 * row * shape.layers * shape.heads * shape.head_dim  # half of the row, twice, forward and backward
+        return self.compute * (6 * shape.computed + attention) / card.matmul + self.layers * moved / card.bandwidth
 
 
 @cache
@@ -154,30 +188,30 @@ class Step:
 
 
 def step_of(
-    shape: ModelShape, card: Card, gpus: int, work: Work, *, per_node: int = 8, sampler_gpus: int = 1, lora: bool = False,
-    again: bool = False, fit: Fit | None = None,
+    shape: ModelShape, card: Card, layout: Layout, work: Work, *, per_node: int = 8, lora: bool = False, reduce_bytes: int = 4,
+    fit: Fit | None = None,
 ) -> Step:  # fmt: skip
-    """Returns the expected step on `gpus` devices that all sample and then all learn. `sampler_gpus` are those of one sampler.
-
-    A sampler over several GPUs counts as one with their bandwidth and speed together.
-    """
+    """Returns the expected step. A sampler over several GPUs has their bandwidth and speed, and waits for exchanges."""
     fit = fit or fitted()
-    replicas = max(1, gpus // sampler_gpus)
-    wide = Card(card.name, card.bandwidth * sampler_gpus, card.matmul * sampler_gpus, card.gib)
-    chains = (work.at_once or work.chains) / replicas
-    rate = replicas * fit.agent_tokens_per_s(shape, wide, chains, work.row / 2, work.reply, work.latency_s)
+    wide = Card(card.name, card.bandwidth * layout.sampler_gpus, card.matmul * layout.sampler_gpus, card.gib)
+    sampling = fit if layout.sampler_gpus == 1 else replace(fit, launch_s=fit.launch_s + 2 * REDUCE_S)
+    busy = min(layout.samplers, work.chains)
+    chains = (work.at_once or work.chains) / busy
+    rate = busy * sampling.agent_tokens_per_s(shape, wide, chains, work.row / 2, work.reply, work.latency_s) / layout.on_one_gpu
     tokens = work.chains * work.turns * work.reply
     sample = tokens / rate
     environments = work.chains * work.turns * work.turn_cpu_s / work.cores
-    host = work.chains * work.turns * TURN_S / replicas
-    per_token = fit.learn_s(shape, card) * (LORA if lora else 1.0) * (AGAIN if again else 1.0)
-    link = card.link if gpus <= per_node else card.network
+    host = work.chains * work.turns * TURN_S / layout.samplers
+    per_token = fit.learn_s(shape, card, work.row) * (LORA if lora else 1.0) * (AGAIN if layout.again else 1.0)
+    link = card.link if layout.gpus <= per_node else card.network
+    among = card.link if layout.learners <= per_node else card.network
     rows = work.chains * work.row * work.epochs
-    learn = rows * per_token / gpus
-    if gpus > 1:  # each pass gathers the weights twice, and the last one reduces gradients; this overlaps with computing
-        passes = max(1, math.ceil(rows / gpus / work.batch_tokens))
-        learn = max(learn, (passes * 4 * shape.weights + (0 if lora else 4 * shape.weights)) / link)
-    publish = 2 * shape.weights / (link if gpus > 1 else card.bandwidth / 8) + PROOF_S
+    learn = rows * per_token / layout.learners
+    if layout.learners > 1:
+        passes = max(1, math.ceil(rows / layout.learners / work.batch_tokens))
+        moved = shape.weights * (4 + (0 if lora else reduce_bytes))  # gathered twice in bfloat16, and reduced
+        learn = max(learn, passes * moved / among)
+    publish = 2 * shape.weights / (card.bandwidth / 8 if layout.gpus == 1 else link) + PROOF_S
     together = max(sample, environments, host)
     if work.asynchronous:
         total = max(together, learn + publish)
