@@ -1,9 +1,11 @@
-"""Run the parts of the test suite one after the other: `python scripts/run_tests.py [--again] [--nightly] [--workers N]`.
+"""Run the parts of the test suite one after the other: `python scripts/run_tests.py [--again] [--nightly] [--workers N] [--times FILE]`.
 
 Every part runs, whatever the part before it said, and the end names what failed with the command that runs it alone.
 
 With `--again`, the failed tests of a part run once more, alone and in their order. A test that then passes is printed as
 unsteady and does not fail the run: it belongs in `tests/unsteady.md` until its cause is gone. A test that fails again does.
+
+`--times FILE` writes a table of the seconds that each folder and file of tests took.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +38,7 @@ class Outcome:
     failed: tuple[str, ...]
     failed_again: tuple[str, ...] | None
     seconds: float
+    files: Counter[str] = field(default_factory=Counter)
 
     @property
     def unsteady(self) -> tuple[str, ...]:
@@ -59,17 +64,54 @@ def run_pytest(arguments: list[str], cache: Path) -> tuple[int, tuple[str, ...]]
     return status, tuple(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else ()
 
 
+def seconds_of_files(record: Path) -> Counter[str]:
+    """Seconds per file of tests, set-up and tear-down included, of a run that wrote this JUnit record."""
+    files: Counter[str] = Counter()
+    if record.exists():
+        for case in ET.parse(record).getroot().iter("testcase"):
+            parts = (case.get("classname") or "").split(".")
+            while parts and not (ROOT / Path(*parts)).with_suffix(".py").exists():  # the last part may be a class
+                parts.pop()
+            files["/".join(parts) + ".py"] += float(case.get("time") or 0)
+    return files
+
+
 def run_part(name: str, arguments: list[str], *, workers: int, again: bool) -> Outcome:
     began = time.monotonic()
     spread = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
     with tempfile.TemporaryDirectory() as cache:
-        status, failed = run_pytest([*spread, *arguments], Path(cache))
+        record = Path(cache) / "junit.xml"
+        status, failed = run_pytest([*spread, f"--junitxml={record}", *arguments], Path(cache))
         failed_again = None
         if again and status == 1 and 0 < len(failed) <= MOST_AGAIN:
             print(f"\n{len(failed)} failed tests of {name} run once more, alone:", flush=True)
             second, failed_again = run_pytest(["--last-failed", "--last-failed-no-failures=none", *arguments], Path(cache))
             status = max(status, second)
-    return Outcome(name, status, failed, failed_again, time.monotonic() - began)
+        files = seconds_of_files(record)
+    return Outcome(name, status, failed, failed_again, time.monotonic() - began, files)
+
+
+def write_times(outcomes: list[Outcome], command: str, path: Path) -> None:
+    """Write the seconds of each part, folder and file as Markdown, longest first."""
+    lines = [
+        "# Where the time of the tests goes",
+        "",
+        f"Written by `{command} --times {path.name}`. A file's seconds are those of one worker.",
+        "",
+    ]
+    lines += [
+        "| part | seconds from start to end |",
+        "|---|---|",
+        *(f"| {each.name} | {each.seconds:.0f} |" for each in outcomes),
+    ]
+    files = sum((each.files for each in outcomes), Counter[str]())
+    folders: Counter[str] = Counter()
+    for name, seconds in files.items():
+        folders[str(Path(name).parent)] += seconds
+    for title, rows in (("folder", folders), ("file (2 s or more)", files)):
+        lines += ["", f"| {title} | seconds |", "|---|---|"]
+        lines += [f"| {name} | {seconds:.0f} |" for name, seconds in rows.most_common() if seconds >= 2]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def report(outcomes: list[Outcome]) -> int:
@@ -78,6 +120,9 @@ def report(outcomes: list[Outcome]) -> int:
     print()
     for outcome in outcomes:
         print(f"{outcome.name}: {'passed' if outcome.good else 'FAILED'} after {outcome.seconds:.0f} s")
+        longest = ", ".join(f"{name} {seconds:.0f}" for name, seconds in outcome.files.most_common(8) if seconds >= 1)
+        if longest:
+            print(f"  longest files, in seconds: {longest}")
         for test in outcome.unsteady:
             print(f"  unsteady: {test}" + ("" if test in known else " (add it to tests/unsteady.md)"))
         for test in outcome.lasting:
@@ -92,12 +137,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="run failed tests once more, alone; what then passes is unsteady")
     parser.add_argument("--nightly", action="store_true", help="only the tests that `make test` leaves out")
     parser.add_argument("--workers", type=int, default=2, help="processes for the part that may be spread (default: 2)")
+    parser.add_argument("--times", type=Path, metavar="FILE", help="write a table of the seconds of each file")
     options = parser.parse_args(arguments)
     marks = ["-m", "nightly" if options.nightly else "not nightly"]
     parts = {"tests": ([*marks, f"--ignore={SANDBOX}"], options.workers), SANDBOX: ([*marks, SANDBOX], 1)}
     if options.nightly:  # the sandbox's tests are all in `make test`
         parts.pop(SANDBOX)
-    return report([run_part(name, rest, workers=workers, again=options.again) for name, (rest, workers) in parts.items()])
+    outcomes = [run_part(name, rest, workers=workers, again=options.again) for name, (rest, workers) in parts.items()]
+    if options.times is not None:
+        write_times(outcomes, f"python scripts/run_tests.py{' --nightly' * options.nightly}", options.times)
+    return report(outcomes)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,15 @@ def test_a_sound_suite_passes(program: ModuleType, tmp_path: Path, capsys: pytes
     assert "tests: passed" in capsys.readouterr().out
 
 
+def test_times_are_written_per_part_folder_and_file(program: ModuleType, tmp_path: Path) -> None:
+    suite(tmp_path, "import time\n\ndef test_slow():\n    time.sleep(2.1)\n")
+    assert program.main(["--workers", "1", "--times", str(tmp_path / "times.md")]) == 0
+    table = (tmp_path / "times.md").read_text()
+    assert "| tests/test_suite.py | 2 |" in table
+    assert "| tests | 2 |" in table
+    assert "tests/sandbox" in table
+
+
 def test_both_parts_run_and_the_end_names_what_failed(
     program: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
