@@ -1,4 +1,4 @@
-"""Run the parts of the test suite one after the other: `python scripts/run_tests.py [--again] [--nightly] [--workers N] [--times FILE]`.
+"""Run the parts of the test suite one after the other: `make test`, or `python scripts/run_tests.py [OPTIONS]`.
 
 Every part runs, whatever the part before it said, and the end names what failed with the command that runs it alone.
 
@@ -93,17 +93,10 @@ def run_part(name: str, arguments: list[str], *, workers: int, again: bool) -> O
 
 def write_times(outcomes: list[Outcome], command: str, path: Path) -> None:
     """Write the seconds of each part, folder and file as Markdown, longest first."""
-    lines = [
-        "# Where the time of the tests goes",
-        "",
-        f"Written by `{command} --times {path.name}`. A file's seconds are those of one worker.",
-        "",
-    ]
-    lines += [
-        "| part | seconds from start to end |",
-        "|---|---|",
-        *(f"| {each.name} | {each.seconds:.0f} |" for each in outcomes),
-    ]
+    lines = ["# Where the time of the tests goes", ""]
+    lines += [f"Written by `{command} --times {path.name}`. A file's seconds are those of one worker.", ""]
+    lines += ["| part | seconds from start to end |", "|---|---|"]
+    lines += [f"| {each.name} | {each.seconds:.0f} |" for each in outcomes]
     files = sum((each.files for each in outcomes), Counter[str]())
     folders: Counter[str] = Counter()
     for name, seconds in files.items():
