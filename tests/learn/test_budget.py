@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from agentfly.errors import ConfigError
+from agentfly.learn.algorithms import find_algorithm
 from agentfly.learn.batching import MicroBatch, Rows
 from agentfly.learn.budget import CPU_TOKENS, FIRST_TOKENS, MAX_TOKENS, TokenBudget
+from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.samples import to_samples
 from agentfly.learn.settings import OptimSettings
 from agentfly.learn.supervised import SupervisedLearner
@@ -180,7 +182,7 @@ def test_a_single_row_that_does_not_fit_ends_the_update_with_the_weights_untouch
     before = [parameter.detach().clone() for parameter in model.parameters()]
     learner = learner_of(model, packing="on")
     limited(learner, 5)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(ConfigError, match=r"ran out of memory in update 1: set agent\.engine\.kv_gib .*out of memory$"):
         learner.update(siblings())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -223,3 +225,23 @@ def test_the_setting_is_a_whole_number_or_auto(wrong: Any) -> None:
     assert OptimSettings(max_tokens_per_batch="auto").max_tokens_per_batch == "auto"
     with pytest.raises(ConfigError, match="max_tokens_per_batch must be"):
         OptimSettings(max_tokens_per_batch=wrong)
+
+
+def test_a_device_without_room_for_the_optimizer_is_refused_with_the_keys_that_help() -> None:
+    memory = FakeMemory(per_token=1000, total=3 * 2**30)
+    budget = TokenBudget("auto", torch.device("cpu"), memory)
+    budget.require(2 * 2**30)
+    with pytest.raises(ConfigError, match=r"needs 4\.0 GiB .* and 3\.0 GiB of the GPU are free: set agent\.engine\.kv_gib"):
+        budget.require(4 * 2**30)
+    TokenBudget("auto", torch.device("cpu")).require(2**60)  # a CPU says nothing
+
+
+def test_a_learner_knows_what_its_first_step_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(TokenBudget, "require", lambda self, needed: asked.append(needed))
+    model = tiny_llama()
+    for algorithm in ("grpo", "ppo"):
+        PolicyLearner(model, find_algorithm(algorithm), exact=True)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    assert asked[0] == 3 * 4 * weights  # gradients and two moments in float32
+    assert asked[1] > 1.5 * asked[0]  # the critic's, too

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from .batching import MicroBatch
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,23 @@ FIRST_TOKENS = 8192
 MAX_TOKENS = 131_072
 USABLE = 0.5
 """The share of free memory to use: sampling allocates too, and the allocator cannot use all of it."""
+
+ROOM = (
+    "set agent.engine.kv_gib to less (the engine's cache takes 40 % of the free memory by default), "
+    "train.gradient_checkpointing = true, train.max_tokens_per_batch to less, or lora.rank = 32 "
+    "(`agentfly plan` computes what fits)"
+)
+"""What makes room on a device; the end of a sentence."""
+
+
+@contextmanager
+def naming_memory(what: str) -> Iterator[None]:
+    """Turn an OutOfMemoryError of the body into a ConfigError that says what helps."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = str(error).splitlines()[0][:200]
+        raise ConfigError(f"the learner ran out of memory in {what}: {ROOM}. PyTorch said: {first}") from error
 
 
 class Memory(Protocol):
@@ -84,6 +102,14 @@ class TokenBudget:
     def settled(self) -> bool:
         """Whether `tokens` will stay, as long as memory does not run out."""
         return not self._measures
+
+    def require(self, needed: int) -> None:
+        """Raise ConfigError if the device has no room for `needed` bytes that the first optimizer step allocates."""
+        if self._memory is not None and needed > (free := self._memory.free()):
+            raise ConfigError(
+                f"the first update needs {needed / 2**30:.1f} GiB for gradients and AdamW's moments, "
+                f"and {free / 2**30:.1f} GiB of the GPU are free: {ROOM}"
+            )
 
     def plan(self, best: int | None = None) -> None:
         """Choose `tokens` from what was measured: as many as fit into memory, at most `best` (what the model runs fastest).

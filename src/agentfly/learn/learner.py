@@ -32,7 +32,7 @@ from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 from .batching import MicroBatch, Rows, passes
-from .budget import TokenBudget
+from .budget import TokenBudget, naming_memory
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
@@ -151,6 +151,9 @@ class PolicyLearner:
         if self._critic is not None:
             self._critic_optimizer = Optimizer([(self._critic, critic_lr)], self.optim, dtype)
         self._optimizer = Optimizer(modules, self.optim, dtype)
+        if self._exact:  # another engine may hold memory now that it releases before the update
+            critic = 0 if self._critic_optimizer is None else self._critic_optimizer.growth
+            self._budget.require(self._optimizer.growth + critic)
 
     @property
     def path(self) -> str:
@@ -200,13 +203,14 @@ class PolicyLearner:
         Tokens drawn by weights older than `version - window` are not trained: they get no loss and count in no divisor, but
         their rewards stay in the baseline of their group. None trains tokens of every age.
 
-        Raises InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite.
+        Raises InvariantError if a token cannot come from this learner's weights, or a loss or gradient is not finite, and
+        ConfigError if a single row does not fit into the device's memory.
         """
         if window is not None and window < 0:
             raise ConfigError(f"the window counts versions and must be 0 or more, not {window}")
         self._check, self._changing = check, changing
         try:
-            with launching_on(self.device):
+            with launching_on(self.device), naming_memory(f"update {self._updates + 1}"):
                 return self._update(groups, window)
         finally:
             self._check = self._changing = None

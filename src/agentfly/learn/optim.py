@@ -100,6 +100,12 @@ class Optimizer:
                     groups.append({"params": members, "lr": lr, "base_lr": lr, "weight_decay": decay})
         self._adam = torch.optim.AdamW(groups, betas=settings.betas, fused=True)
 
+    @property
+    def growth(self) -> int:
+        """Bytes of gradients and moments that the first step allocates on this rank's device."""
+        held: list[Any] = [master.to_local() if hasattr(master, "to_local") else master for master in self._masters]
+        return sum(3 * master.numel() * master.element_size() for master in held)
+
     def set_lr(self, factor: float) -> None:
         """Set every learning rate to its base rate times `factor`."""
         for group in self._adam.param_groups:

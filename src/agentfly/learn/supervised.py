@@ -18,7 +18,7 @@ from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
 from ..types import Sample
 from .batching import MicroBatch, Rows, passes
-from .budget import TokenBudget
+from .budget import TokenBudget, naming_memory
 from .metrics import Totals
 from .model.logprobs import Scorer
 from .optim import Optimizer
@@ -61,7 +61,7 @@ class SupervisedLearner:
         self._optimizer.set_lr(factor)
         order = f"{self._seed}/{self._version}"
         for members in passes(len(rows), epochs=self.optim.epochs, num_minibatches=self.optim.num_minibatches, seed=order):
-            with launching_on(self.device):
+            with launching_on(self.device), naming_memory(f"supervised update {self._version + 1}"):
                 self._step(rows, members, totals)
         self._version += 1
         return totals.means() | {
