@@ -138,7 +138,7 @@ EXTRAS = {
     "scienceworld": "the world ScienceWorld, with its Java runtime",
     "search": "a Redis cache for the web search of the world search",
     "faiss": "FAISS indexes for dense retrieval",
-    "serve": "servers: environments over the network, the search server, pages in a browser",
+    "serve": "servers: environments over the network, the search server, the dashboard",
     "view": "the dashboard, `agentfly view`",
     "bench": "benchmarks that compare with Jupyter kernels",
     "webshop": "the lemmatizer that WebShop's published data needs",

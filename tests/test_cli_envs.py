@@ -65,34 +65,17 @@ def test_bench_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "steps/s" in capsys.readouterr().out
 
 
-def test_a_page_is_opened_for_the_task_that_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "shop.py"
-    path.write_text(
-        "class Shop:\n"
-        "    def reset(self, task): ...\n"
-        "    def close(self): ...\n"
-        "    @staticmethod\n"
-        "    def page(task):\n"
-        "        print('page of', task.fields['answer'])\n"
-    )
-    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": 1}\n{"question": "b", "answer": 2}\n')
-    assert main(["envs", "open", f"{path}:Shop", "--task-set", f"{tmp_path}/rows.jsonl", "--index", "1"]) == 0
-    assert "page of 2" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["check"], "needs a name"),
         (["play"], "needs a name"),
         (["bench"], "needs a name"),
-        (["open"], "needs a name"),
         (["play", "gues"], "did you mean 'guess'"),
-        (["open", "guess", "--index", "7"], "only 2 such tasks"),
         (["play", "guess", "--index", "7"], "only 2 such tasks"),
         (["play", "guess", "--index", "-1"], "counts from 0"),
         (["play", "alfworld", "--index", "99999"], "--index 99999: there are only 10,000 such tasks, counted from 0"),
-        (["open", "code", "--index", "99999"], "--index 99999: there are only"),
+        (["play", "code", "--index", "99999"], "--index 99999: there are only"),
         (["play", "search", "--index", "999999"], "--index 999999: there are only"),
         (["play", "code", "--split", "tst"], "no split is called"),
         (["play", "code", "--task-set", "cod"], "did you mean"),

@@ -1,10 +1,9 @@
-"""`agentfly envs`: list the worlds, examine one, measure it, play it by hand in the terminal or on a page.
+"""`agentfly envs`: list the worlds, examine one, measure it, play it by hand in the terminal.
 
     agentfly envs [list]
     agentfly envs check NAME
     agentfly envs bench NAME [--instances 1,64,1024] [--seconds S] [--json PATH]
     agentfly envs play NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
-    agentfly envs open NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
     agentfly envs serve NAME [--host H] [--port P] [--max N] [--token-env NAME] [--placement PLACE] [--option KEY=VALUE]
 
 NAME is a registered name, module:Class or file.py:Class. `envs.worlds` finds what belongs to a world.
@@ -35,7 +34,7 @@ class _Unread(Exception):
 
 def add_parser(commands: Any) -> None:
     """Add `envs` and its verbs to the command line."""
-    parser = commands.add_parser("envs", help="worlds: list them, check, measure, play or open one")
+    parser = commands.add_parser("envs", help="worlds: list them, check, measure or play one")
     parser.set_defaults(run=run_list, verb="list")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
 
@@ -52,16 +51,12 @@ def add_parser(commands: Any) -> None:
     bench.add_argument("--json", metavar="PATH", help="write the figures to a file")
     bench.set_defaults(run=run_bench)
 
-    for name, text, run in (
-        ("play", "play a task by hand in the terminal", run_play),
-        ("open", "play a task by hand on a web page", run_open),
-    ):
-        verb = _verb(verbs, name, text)
-        verb.add_argument("--task-set", metavar="SET", help="a task set or a file; left out: the world's own")
-        verb.add_argument("--split", default="train", help="split of a task set: train, validation or test")
-        verb.add_argument("--index", type=int, default=0, metavar="I", help="which task of it")
-        verb.add_argument("--seed", type=int, default=0, metavar="S", help="seed of a task set that is drawn")
-        verb.set_defaults(run=run)
+    play = _verb(verbs, "play", "play a task by hand in the terminal")
+    play.add_argument("--task-set", metavar="SET", help="a task set or a file; left out: the world's own")
+    play.add_argument("--split", default="train", help="split of a task set: train, validation or test")
+    play.add_argument("--index", type=int, default=0, metavar="I", help="which task of it")
+    play.add_argument("--seed", type=int, default=0, metavar="S", help="seed of a task set that is drawn")
+    play.set_defaults(run=run_play)
 
     serve = _verb(verbs, "serve", "lend instances to trainers elsewhere, over HTTP")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback a token is needed")
@@ -194,20 +189,6 @@ def run_play(arguments: argparse.Namespace) -> int:
         # The rest of the buffer goes to /dev/null; otherwise flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ENDED_PIPE
-    return 0
-
-
-def run_open(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C. A world may provide `page(task)` on its class; others get the generic page."""
-    world = _world(arguments)
-    task = _task(arguments, world)
-    page = getattr(world.cls, "page", None)
-    if callable(page):
-        page(task)
-    else:
-        from .envs.game_page import open_game
-
-        open_game(world, task)
     return 0
 
 

@@ -37,7 +37,7 @@ class CodeAgent(BaseAgent):
 
     The model replies with a ```python block and reads the printed output as `Observation: ...`. A line `Answer: ...` outside
     a block ends the chain; a reply without a block is the answer as a whole. The tool `python`, a sandboxed session for each
-    chain, is added unless `tools` has one of that name. (`agentfly.tools.interpreter.python_tool()` has no sandbox.)
+    chain, is added unless `tools` has one of that name.
     """
 
     required_tools: ClassVar[tuple[str, ...]] = ("python",)

@@ -93,13 +93,6 @@ class WebShop(Environment):
     shown = staticmethod(shown)
 
     @staticmethod
-    def page(task: Task) -> None:
-        """Serve the shop as a web page until Ctrl-C, starting with this task (`agentfly envs open webshop`)."""
-        from .shop.page import open_page
-
-        open_page(task=task)
-
-    @staticmethod
     def conformance() -> dict[str, Any]:
         """The arguments of `check_env`: the solver buys what two tasks ask for."""
         from ...data import load_tasks

@@ -1,7 +1,7 @@
 """The loop of a Python session: reads cells of code from a socket, runs them as a notebook does, and replies.
 
-`CellLoop` runs in the session's process, for the tool `python_process` and for the sandbox alike. Both load this file without
-the `agentfly` package (see `process.bootstrap`), so it imports the standard library only.
+`CellLoop` runs in the processes of the sandbox's sessions, which load this file without the `agentfly` package (see
+`process.bootstrap`), so it imports the standard library only.
 
     cell     CELL (length of the code, number of the cell), then the code
     reply    HEAD, then the bytes of value, error, stdout, stderr (UTF-8) and of up to four images
@@ -29,8 +29,6 @@ CELL = struct.Struct(">II")
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">IIB8I")
 MAX_IMAGES = 4
-MAX_CHARS = 100_000
-"""Characters of a value or a traceback in the tool `python_process`. The sandbox has a setting for it."""
 _AFTER_LENGTH = HEAD.size - LENGTH.size
 _INTERRUPTED, _VALUE, _ERROR = 1, 2, 4
 CHUNK = 1 << 16

@@ -1,28 +1,18 @@
-"""The program inside the subprocess of the `python_process` tool. `process.bootstrap` starts it; it loads nothing of AgentFly.
+"""The program inside the subprocess of `run_code`. `process.bootstrap` starts it; it loads nothing of AgentFly.
 
-    session FD LIMITS SECONDS     answers cells over the socket FD until the socket is closed (see `cells`)
-    once PATH LIMITS              runs the file PATH as a program
-
-Cells print to the descriptors 1 and 2, which the parent process reads, so a print cannot corrupt a reply. LIMITS is a JSON
-object of rlimits; SECONDS is the time limit of a cell.
+Its arguments are the path of the file that runs as a program, and a JSON object of rlimits.
 """
 
 from __future__ import annotations
 
 import json
 import linecache
-import math
 import os
 import resource
-import select
-import signal
 import sys
-import threading
 import traceback
-import warnings
 
-from .cells import MAX_CHARS, CellLoop, Reply, new_main
-from .removal import remove_tree
+from .cells import new_main
 
 
 def set_limits(limits: dict[str, int]) -> None:
@@ -56,48 +46,7 @@ def run_once(path: str) -> None:
         sys.exit(1)
 
 
-class ToolCellLoop(CellLoop):
-    """A session whose cells have a limit of CPU time: a cell that ignores signals ends even if the parent process is gone."""
-
-    def __init__(self, channel: int, limit_s: float) -> None:
-        super().__init__(channel, MAX_CHARS)
-        self.limit_s = limit_s
-
-    def run(self, number: int, code: str) -> Reply:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        seconds = math.ceil(usage.ru_utime + usage.ru_stime + self.limit_s + 10)
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
-        return super().run(number, code)
-
-
-def end(directory: str) -> None:
-    """Removes the session's directory and kills the process group: this process and everything that cells started."""
-    if os.path.basename(directory).startswith("agentfly-python-"):
-        remove_tree(directory)
-    os.killpg(0, signal.SIGKILL)
-
-
-def watch(channel: int, directory: str) -> None:
-    """Ends the session when the parent process closes its end or dies. A thread, because a running cell does not read."""
-    poller = select.poll()
-    poller.register(channel, getattr(select, "POLLRDHUP", 0) | select.POLLHUP)
-    while True:
-        if any(events & ~select.POLLIN for _, events in poller.poll()):
-            end(directory)
-
-
 def main() -> None:
-    mode, what, limits, *rest = sys.argv[1:]
+    path, limits = sys.argv[1:]
     set_limits(json.loads(limits))
-    if mode == "once":
-        run_once(what)
-        return
-    sys.argv = [""]
-    channel, directory = int(what), os.getcwd()
-    sys.path.insert(0, directory)
-    # Python 3.12 warns when a process with threads forks. The only other thread, `watch`, holds no lock that a fork could copy.
-    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
-    threading.Thread(target=watch, args=(channel, directory), daemon=True).start()
-    ToolCellLoop(channel, float(rest[0])).serve()
-    end(directory)
+    run_once(path)

@@ -70,10 +70,9 @@ class Process:
         arguments: Sequence[str],
         *,
         files: Mapping[str, str],
-        streams: Mapping[str, int | str],
-        pass_fds: Sequence[int] = (),
+        streams: Mapping[str, str],
     ) -> None:
-        """`files` are written into the child's directory first. A stream is a descriptor or the name of a file there."""
+        """`files` are written into the child's directory first. A stream is the name of a file there."""
         if os.name != "posix":
             raise ConfigError("running Python code in a subprocess needs Linux or macOS")
         self.directory = tempfile.mkdtemp(prefix="agentfly-python-")
@@ -81,19 +80,15 @@ class Process:
             for name, text in files.items():
                 Path(self.directory, name).write_text(text, encoding="utf-8")
             with contextlib.ExitStack() as stack:
-                opened: dict[str, Any] = {}
-                for key, stream in streams.items():
-                    if isinstance(stream, str):
-                        path = Path(self.directory, stream)
-                        opened[key] = stack.enter_context(path.open("rb" if key == "stdin" else "wb"))
-                    else:
-                        opened[key] = stream
+                opened: dict[str, Any] = {
+                    key: stack.enter_context(Path(self.directory, name).open("rb" if key == "stdin" else "wb"))
+                    for key, name in streams.items()
+                }
                 self.popen = subprocess.Popen(
                     [sys.executable, "-I", "-X", "utf8", "-c", CHILD, *arguments],
                     cwd=self.directory,
                     env=environment(self.directory),
                     start_new_session=True,
-                    pass_fds=pass_fds,
                     **opened,
                 )
         except BaseException:

@@ -1,1 +1,1 @@
-"""Visits: pages, actions and the score of a purchase; and the shop as a web page or in a terminal."""
+"""Visits: pages, actions and the score of a purchase; and the shop in a terminal."""
