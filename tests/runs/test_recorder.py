@@ -258,7 +258,7 @@ def test_the_catalog_lists_runs_and_says_why_one_cannot_be_read(tmp_path: Path) 
     assert sorted(found) == ["bad", "deep/er", "good"]
     good = found["good"]
     assert (good.state, good.model, good.algorithm, good.world, good.seed) == ("finished", "m", "grpo", "w", 4)
-    assert (good.step, good.total_steps, good.reward, good.format) == (200, 200, 1.0, 3)
+    assert (good.step, good.total_steps, good.reward) == (200, 200, 1.0)
     assert (good.first_validation, good.best_validation, good.last_validation) == (0.5, 0.75, 0.5)
     assert len(good.spark) == 60
     assert good.age_s is not None

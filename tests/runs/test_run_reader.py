@@ -1,4 +1,4 @@
-"""The queries of the views agree with a plain loop over all chains, on all formats, also while a run writes."""
+"""The queries of the views agree with a plain loop over all chains, also while a run writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import Stored, random_chains, write_format_1, write_format_2
+from stores import Stored, random_chains
 from test_run_store import chain
 
 from agentfly.errors import ConfigError, QueryTimeout, StorageError
@@ -24,22 +24,15 @@ from agentfly.types import TokenRecord, Trajectory
 CHAINS = random_chains(0)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunReader:
-    """The same chains in a file of each format."""
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
     path = tmp_path_factory.mktemp("run") / "run.db"
-    metrics = {step: {"reward/mean": step / 10, "odd": math.nan} for step in range(1, 6)}
-    if request.param < 3:
-        (write_format_1 if request.param == 1 else write_format_2)(path, CHAINS, metrics)
-    else:
-        with RunStore(path) as store:
-            for step, split, each in CHAINS:
-                store.add_trajectories(step, split, [each])  # type: ignore[arg-type]
-            for step, named in metrics.items():
-                store.add_metrics(step, named)
-    found = RunReader(path)
-    assert found.format == request.param
-    return found
+    with RunStore(path) as store:
+        for step, split, each in CHAINS:
+            store.add_trajectories(step, split, [each])  # type: ignore[arg-type]
+        for step in range(1, 6):
+            store.add_metrics(step, {"reward/mean": step / 10, "odd": math.nan})
+    return RunReader(path)
 
 
 def score(each: Trajectory) -> float | None:
@@ -81,8 +74,6 @@ FILTERS: list[tuple[ChainFilter, Callable[[Stored], bool]]] = [
 @pytest.mark.parametrize("number", range(len(FILTERS)))
 def test_pages_counts_and_histograms_are_those_of_a_plain_loop(reader: RunReader, number: int) -> None:
     chosen, matches = FILTERS[number]
-    if reader.format == 1 and chosen.text == "worlderror":
-        matches = lambda _: False  # noqa: E731 - format 1 has no column of errors
     wanted = [stored[2].id for stored in CHAINS if matches(stored)]
     for sort in [*SORTS, *(f"-{name}" for name in SORTS)]:
         assert sorted(ids(reader, chosen, sort, limit=7)) == sorted(wanted)
@@ -259,7 +250,7 @@ def test_series_are_in_the_order_of_the_steps(reader: RunReader) -> None:
     assert [(step, value) for step, _, value in found["reward/mean"]] == [(3, 0.3), (4, 0.4), (5, 0.5)]
     assert [value for _, _, value in found["odd"]] == [None] * 3
     assert found["none"] == []
-    assert all((at is None) == (reader.format == 1) for _, at, _ in found["reward/mean"])
+    assert all(at is not None for _, at, _ in found["reward/mean"])
 
 
 def test_steps_and_groups_have_the_figures_of_their_chains(reader: RunReader) -> None:
@@ -276,13 +267,12 @@ def test_steps_and_groups_have_the_figures_of_their_chains(reader: RunReader) ->
         assert row.mean == pytest.approx(statistics.fmean(scores))
     assert {(row.step, row.split) for row in reader.outcomes_by_step()} == {(step, split) for step, split, _ in CHAINS}
     assert [row.step for row in reader.outcomes_by_step(after_step=4)] == [5, 5]
-    draws = {each.id: each.draw if reader.format > 1 else 0 for _, _, each in CHAINS}  # format 1 has no column for it
     for group in reader.groups(2):
         rows = reader.group(2, group.task_id, group.draw)
         wanted = [
             each
             for step, split, each in CHAINS
-            if (step, split, each.task.id, draws[each.id]) == (2, "train", group.task_id, group.draw)
+            if (step, split, each.task.id, each.draw) == (2, "train", group.task_id, group.draw)
         ]
         assert sorted(row.id for row in rows) == sorted(each.id for each in wanted)
         scores = [each for each in map(score, wanted) if each is not None]
@@ -297,9 +287,8 @@ def test_a_chain_comes_back_whole_with_its_summary(reader: RunReader) -> None:
         assert reader.trajectory(each.id) == each
         row = reader.row(each.id)
         assert (row.id, row.split, row.score, row.num_tokens) == (each.id, split, score(each), each.num_sampled)
-        if reader.format > 1:
-            assert row.num_calls == sum(len(turn.calls) for turn in each.turns)
-            assert (row.generate_s, row.tool_s) == (0.25 * len(each.turns), 0.5 * len(each.turns))
+        assert row.num_calls == sum(len(turn.calls) for turn in each.turns)
+        assert (row.generate_s, row.tool_s) == (0.25 * len(each.turns), 0.5 * len(each.turns))
         assert reader.token_series(each.id).trained == (None if split == "train" else [False] * each.num_sampled)
 
 
@@ -320,19 +309,6 @@ def test_a_reader_sees_what_is_written_and_that_it_was(tmp_path: Path) -> None:
         assert found.outcomes_by_step()[0].whole
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             found._opened.db.execute("DELETE FROM metrics")
-
-
-@pytest.mark.parametrize("before", [1, 2])
-def test_a_reader_survives_the_migration_of_its_file(tmp_path: Path, before: int) -> None:
-    (write_format_1 if before == 1 else write_format_2)(tmp_path / "run.db", CHAINS)
-    with RunReader(tmp_path) as found:
-        assert found.format == before
-        rows = found.page(limit=5)[0]
-        RunStore(tmp_path / "run.db").close()
-        after = found.page(limit=5)[0]
-        assert [row.id for row in after] == [row.id for row in rows]
-        assert found.format == 3
-        assert found.tool_names() == ["add", "search"]
 
 
 def test_a_file_whose_folder_cannot_be_written_is_read_also_with_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,11 +174,13 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes) -> N
         RunStore(tmp_path / "run.db")
 
 
-def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [2, 99])
+def test_a_store_of_another_format_is_refused(tmp_path: Path, number: int) -> None:
     with sqlite3.connect(tmp_path / "run.db") as db:
-        db.execute("PRAGMA user_version = 99")
-    with pytest.raises(ConfigError, match="format 99"):
-        RunStore(tmp_path / "run.db")
+        db.execute(f"PRAGMA user_version = {number}")
+    for readonly in (False, True):
+        with pytest.raises(ConfigError, match=f"format {number}, but this version reads format 3"):
+            RunStore(tmp_path / "run.db", readonly=readonly)
     with pytest.raises(ConfigError, match="there is no run store"):
         RunStore(tmp_path / "none.db", readonly=True)
 

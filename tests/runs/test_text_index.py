@@ -1,4 +1,4 @@
-"""A search finds by the full-text index what a plain loop over all texts finds, also after a kill, a resume and a migration."""
+"""A search finds by the full-text index what a plain loop over all texts finds, also after a kill and a resume."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shutil
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -490,45 +488,3 @@ def test_many_requests_at_once_while_the_run_writes(tmp_path: Path) -> None:
             return found
 
     assert set(asyncio.run(work())) == {200}
-
-
-FORMAT_1 = """
-CREATE TABLE metrics (step INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (step, name)) WITHOUT ROWID;
-CREATE TABLE trajectories (
-    key INTEGER PRIMARY KEY, id TEXT NOT NULL, step INTEGER NOT NULL, split TEXT NOT NULL, task_id TEXT NOT NULL,
-    chain INTEGER NOT NULL, outcome TEXT NOT NULL, reward REAL, total_reward REAL, components TEXT NOT NULL,
-    prediction TEXT NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL, seconds REAL NOT NULL, body BLOB NOT NULL
-);
-CREATE INDEX trajectories_by_step ON trajectories (step, split);
-PRAGMA user_version = 1;
-"""
-
-
-def test_a_run_of_the_first_format_has_every_page(tmp_path: Path) -> None:
-    """The store of runs that were made before: no times, no advantages, no checks. It is read as it is, and not changed."""
-    folder = tmp_path / "runs" / "old"
-    folder.mkdir(parents=True)
-    with closing(sqlite3.connect(folder / "run.db")) as db:
-        db.executescript(FORMAT_1)
-        for number, reward in enumerate((0.0, 1.0)):
-            chain = make_chain(f"t1-0-{number}", task="0", chain=number, reward=reward, reply_ids=[403, 32 + number, 2])
-            head = (number + 1, chain.id, 1, "train", "0", number, "finished", reward, reward, "{}")
-            row = (*head, chain.prediction, 2, 6, 1.0, encode(chain))
-            db.execute(f"INSERT INTO trajectories VALUES ({', '.join('?' * len(row))})", row)
-        metrics = [("reward/mean", 0.5), ("train/logprob_gap", 0.0), ("time/step_s", 2)]
-        db.executemany("INSERT INTO metrics VALUES (1, ?, ?)", metrics)
-        db.commit()
-    before = (folder / "run.db").read_bytes()
-    parts = [
-        "", "/series?names=reward/mean", "/steps", "/chains?tool=add", "/histogram?bins=2", "/groups?step=1", "/envs",
-        "/checks", "/group?step=1&task=0", "/chain/t1-0-1", "/chain/t1-0-1/tokens", "/sources", "/export",
-    ]  # fmt: skip
-    found = dict(zip(parts, ask(tmp_path / "runs", *(f"/api/runs/old{part}" for part in parts)), strict=True))
-    assert {part: response.status_code for part, response in found.items()} == dict.fromkeys(parts, 200)
-    assert found[""].json()["format"] == 1
-    assert found["/histogram?bins=2"].json()["counts"] == [1, 1]
-    assert found["/group?step=1&task=0"].json()["differences"][1]["token"] == 1
-    assert found["/chain/t1-0-1/tokens"].json()["series"] == ["logprob", "version"]
-    assert [check["name"] for check in found["/checks"].json()["checks"]] == ["logprob_gap"]
-    assert len(found["/export"].text.splitlines()) == 2
-    assert (folder / "run.db").read_bytes() == before

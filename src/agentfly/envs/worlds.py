@@ -7,7 +7,6 @@ is in the world's package. An environment class may declare more, all optional:
     missing()      a sentence with the cure if a requirement is missing, else ""
     admissible()   the actions that are possible now, for the help of a player
     shown(text)    an observation formatted for a person
-    page(task)     serves a web page of the world until the person closes it
     task_set       the name of the default task set
     main_tool      the name of the tool that plain lines go to; by default the first one that takes a single text
 """

@@ -46,7 +46,6 @@ class RunSummary:
     last_validation: float | None = None
     started: float | None = None
     updated: float | None = None
-    format: int | None = None
     error: str | None = None
     problem: str | None = None
 
@@ -120,7 +119,6 @@ def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) 
         last_validation=held[-1] if held else None,
         started=meta.get("started"),
         updated=updated,
-        format=reader.format,
         error=meta.get("error"),
     )
 

@@ -1,8 +1,7 @@
 """Trajectories to bytes and back.
 
-    format 3    what `encode` writes: records in MessagePack and packed arrays of numbers, see `bodies.packed`
-    format 2    one byte (2), then zlib over MessagePack with the records of `agentfly.codec`: runs stored by earlier versions
-    format 1    zlib over JSON: runs stored before those, and (uncompressed) the lines of `export_jsonl`
+    bytes    records in MessagePack and packed arrays of numbers, see `bodies.packed`
+    JSON     the lines of `export_jsonl`
 
 A round trip keeps log-probs to the last bit, tuples, large integers, dicts with any keys and texts with half a surrogate pair.
 Images, bytes and objects are replaced by an `Opaque`. Reading uses no pickle, so a run from somebody else executes no code.
@@ -11,7 +10,6 @@ Images, bytes and objects are replaced by an `Opaque`. Reading uses no pickle, s
 from __future__ import annotations
 
 import contextlib
-import json
 import struct
 import zlib
 from collections.abc import Mapping
@@ -26,12 +24,12 @@ from .bodies.opaque import SCALARS, Opaque, hashable, left_out, simplify
 from .bodies.texts import texts_of
 
 JSON_FORMAT = 1
-_RECORDS_MARK = b"\x02"  # a zlib stream never begins with this byte, so it marks format 2
+_HEAD = 5  # the mark, and the length of the records
 MAX_SEARCHED = 64 << 20
 """Bytes of one trajectory that a search reads."""
 _TAG = "$"  # {"$": kind, "v": value} is a value that JSON cannot express
 _NUMBERS = frozenset(("context_ids", "token_ids", "logprobs", "versions"))  # lists of numbers
-# The class of the records that a field of a trajectory, or of a part of it, holds. In format 1 a turn has the fields of its
+# The class of the records that a field of a trajectory, or of a part of it, holds. In JSON a turn has the fields of its
 # completion, whose `tool_calls` are called `native_calls` there.
 _RECORDS: dict[str, type] = {
     "task": Task, "messages": Message, "turns": Turn, "results": ToolResult,
@@ -51,14 +49,11 @@ def encode(trajectory: Trajectory) -> bytes:
 
 
 def decode(data: bytes) -> Trajectory:
-    """Reads all formats. Raises ConfigError if the bytes are not a stored trajectory."""
+    """Raises ConfigError if the bytes are not a stored trajectory."""
     try:
-        if data[:1] == packed.MARK:
-            found = packed.decode(data)
-        elif data[:1] == _RECORDS_MARK:
-            found = codec.decode(packed.inflate(data[1:]), any_keys=True)
-        else:
-            found = from_json(json.loads(packed.inflate(data)))
+        if data[:1] != packed.MARK:
+            raise ValueError("the bytes begin with another mark")
+        found = packed.decode(data)
     except (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError, InvariantError) as error:
         raise ConfigError(f"a stored trajectory cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(found, Trajectory):
@@ -67,20 +62,15 @@ def decode(data: bytes) -> Trajectory:
 
 
 def body_contains(data: bytes, needle: bytes) -> bool:
-    """Whether a text occurs in a stored trajectory, in any of its formats. `needle` is its UTF-8 in lower case (ASCII only).
+    """Whether a text occurs in a stored trajectory. `needle` is its UTF-8 in lower case (ASCII only).
 
     Searches the bytes without decoding them, about 20 times faster than `decode`.
     """
-    start = {packed.MARK: 5, _RECORDS_MARK: 1}.get(data[:1], 0)
     try:
         # Past the records come packed numbers, which decompressobj leaves alone.
-        text = zlib.decompressobj().decompress(data[start:], MAX_SEARCHED).lower()
+        return needle in zlib.decompressobj().decompress(data[_HEAD:], MAX_SEARCHED).lower()
     except zlib.error:
         return False
-    if needle in text:
-        return True
-    escaped = b"" if start else json.dumps(needle.decode("utf-8", "replace"))[1:-1].encode().lower()
-    return bool(escaped) and escaped in text
 
 
 def body_text(data: bytes) -> str:
@@ -88,9 +78,8 @@ def body_text(data: bytes) -> str:
     try:
         return texts_of(decode(data))
     except ConfigError:
-        start = {packed.MARK: 5, _RECORDS_MARK: 1}.get(data[:1], 0)
         with contextlib.suppress(zlib.error):
-            return zlib.decompressobj().decompress(data[start:], MAX_SEARCHED).decode("utf-8", "replace")
+            return zlib.decompressobj().decompress(data[_HEAD:], MAX_SEARCHED).decode("utf-8", "replace")
         return ""
 
 
@@ -114,7 +103,7 @@ def _simplify(value: Any, field: str = "") -> Any:
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as JSON values of format 1, as `export_jsonl` writes them."""
+    """The trajectory as JSON values, as `export_jsonl` writes them."""
     return {"format": JSON_FORMAT, **_write(_simplify(trajectory))}
 
 

@@ -201,7 +201,7 @@ class Source:
 
 
 def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, needed: Needed = "page") -> Source:
-    """The source of a store of format 3. `texts` says whether the store has full-text indexes.
+    """The source of a store. `texts` says whether the store has full-text indexes.
 
     `needed` is a page, which reads the first chains that match, or all that match: their keys (a count) or their scores.
     What few chains have is looked up in its own index, then a text in its index, then a tool. What is left is the index of the

@@ -1,6 +1,6 @@
 """Reads a run store for the views: `RunReader` answers every question of a page, a table or a plot in SQL.
 
-It reads a run that is being written, and runs of earlier formats, and changes none. A list is read in pages by a cursor, so a
+It reads a run that is being written, and changes nothing. A list is read in pages by a cursor, so a
 page costs its rows wherever it lies. An offset skips rows in the index of the order (`filters.find_source`), which has the
 columns of the usual filters: 100,000 rows take 3 to 20 ms. A statement that takes longer than `timeout_s` is interrupted and
 raises `QueryTimeout`. A count then returns what it has counted, and a search for a text the chains that it has found.
@@ -26,7 +26,7 @@ from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
-from .filters import RARE, ChainFilter, Cursor, Needed, Order, Source, clean_text, find_source
+from .filters import ChainFilter, Cursor, Needed, Order, Source, clean_text, find_source
 from .lock import RunState, state_of
 from .rows import (
     ChainRow,
@@ -45,7 +45,7 @@ from .rows import (
     tool_row,
     unpack_values,
 )
-from .schema import BY_REWARD, BY_STEP, FORMAT, WHOLE_RUN, Opened, open_readonly
+from .schema import BY_REWARD, BY_STEP, WHOLE_RUN, Opened, open_readonly
 
 __all__ = [
     "ChainFilter", "ChainRow", "CheckRow", "Count", "EventRow", "GroupRow", "Histogram", "Point", "RunReader", "StepRow",
@@ -66,7 +66,7 @@ _READ = 16  # chains whose bodies one statement reads
 _STRATA = 64  # ranges of keys that a histogram of a part of the chains is read from
 _LOOK = 10_000  # instructions of SQLite between two looks at the clock
 Point = tuple[int, float | None, float | None]
-"""Step, wall-clock time (None in runs of format 1) and value (None if it is not a finite number) of a metric."""
+"""Step, wall-clock time and value (None if it is not a finite number) of a metric."""
 
 
 _COLUMNS = ", ".join(each.name for each in fields(ChainRow))
@@ -103,11 +103,6 @@ class RunReader(Displayed):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def format(self) -> int:
-        """The format of the file: 1, 2 or 3."""
-        return self._opened.format
-
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
     def data_version(self) -> int:
@@ -115,10 +110,7 @@ class RunReader(Displayed):
         return int(self._fetch("PRAGMA data_version")[0][0])
 
     def meta(self) -> dict[str, Any]:
-        """What the run says about itself: status, pid, host, heartbeat, model, world, algorithm, version, seed and others.
-
-        Empty for a run of format 1.
-        """
+        """What the run says about itself: status, pid, host, heartbeat, model, world, algorithm, version, seed and others."""
         return {key: _json(value) for key, value in self._fetch("SELECT key, value FROM meta")}
 
     def state(self) -> RunState:
@@ -128,8 +120,8 @@ class RunReader(Displayed):
     def last_step(self) -> int | None:
         """The newest step that has metrics or chains."""
         # A step that has metrics is whole. The metrics themselves are in the order of their names.
-        with_metrics = "SELECT max(step) FROM metrics" if self.format == 1 else "SELECT max(step) FROM steps WHERE whole = 1"
-        found = [self._fetch(each)[0][0] for each in (with_metrics, "SELECT max(step) FROM trajectories")]
+        whole, played = "SELECT max(step) FROM steps WHERE whole = 1", "SELECT max(step) FROM trajectories"
+        found = [self._fetch(each)[0][0] for each in (whole, played)]
         return max((step for step in found if step is not None), default=None)
 
     def num_chains(self) -> int:
@@ -142,20 +134,16 @@ class RunReader(Displayed):
             raise ConfigError(f"the values of {column!r} cannot be listed")
         if column == "split":
             return sorted({split for _, split in self._places(-1)})
-        if self.format == 1:
-            return [value for (value,) in self._fetch(f"SELECT DISTINCT {column} FROM trajectories ORDER BY 1")]
         return self._distinct("trajectories", column)
 
     def tool_names(self) -> list[str]:
-        """The tools that a chain called, sorted. Empty for a run of format 1."""
+        """The tools that a chain called, sorted."""
         return self._distinct("calls", "name")
 
     # ---- metrics ---------------------------------------------------------------------------------------------------------
 
     def metric_names(self) -> list[str]:
         """Sorted."""
-        if self.format == 1:
-            return [name for (name,) in self._fetch("SELECT DISTINCT name FROM metrics ORDER BY name")]
         return self._distinct("metrics", "name")
 
     def series(self, names: Sequence[str], after_step: int | None = None) -> dict[str, list[Point]]:
@@ -182,7 +170,7 @@ class RunReader(Displayed):
         return [
             StepRow(
                 step, split, chains, scored, outcomes, mean, quantiles,
-                *((None, None, None, self.format == 1) if step not in times else (*times[step][:3], bool(times[step][3]))),
+                *((None, None, None, False) if step not in times else (*times[step][:3], bool(times[step][3]))),
             )
             for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(kept.items())
         ]  # fmt: skip
@@ -229,7 +217,7 @@ class RunReader(Displayed):
         for condition, more in order.ranges(start, source.key):
             conditions, values = _all([condition, *source.where]), (*more, *source.values)
             # Without its index a text may match few chains: to look for it in another order would read the table at random.
-            terms = order.sql(source.key, by_index=self.format == FORMAT or not chosen.text)
+            terms = order.sql(source.key, by_index=True)
             # The inner statement sorts keys, not whole rows.
             inner = f"SELECT {source.key} FROM {source.tables} WHERE {conditions} ORDER BY {terms} LIMIT ? OFFSET ?"
             outer = f"key IN ({inner}) ORDER BY {order.sql(by_index=False)}"
@@ -539,29 +527,10 @@ class RunReader(Displayed):
     def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
         """Where the chains that match are read from, in this order.
 
-        For a figure over all of them, `figures` is the index that has its columns in format 2.
+        For a figure over all of them, `figures` is the index that has its columns.
         """
-        if self.format == FORMAT:
-            needed: Needed = "page" if figures is None else "scores" if figures == BY_REWARD else "count"
-            return find_source(chosen, order, self._is_rare, texts=self._opened.texts, needed=needed)
-        where, values = chosen.conditions()
-        if figures is not None and chosen.tool is not None:
-            where = ["calls.name = ?", "trajectories.key = calls.key", *where]
-            return Source("calls CROSS JOIN trajectories", where, [clean_text(chosen.tool), *values], "calls.key", parts=True)
-        if figures is not None and self.format == 2 and chosen.covered and chosen.step is None:
-            return Source(f"trajectories INDEXED BY {figures}", where, values, parts=True, index=figures)
-        sorts = order.column != "key"
-        if sorts and chosen.outcome is not None and not self._has_few("trajectories", "outcome", chosen.outcome):
-            where[where.index("outcome = ?")] = "+outcome = ?"  # the plus keeps SQLite from the index
-        if chosen.tool is not None:
-            rare = self._has_few("calls", "name", chosen.tool)
-            listed = "key IN (SELECT key FROM calls WHERE name = ?)"
-            checked = "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"
-            where, values = [*where, listed if rare else checked], [*values, clean_text(chosen.tool)]
-        return Source("trajectories", where, values, parts=True)
-
-    def _has_few(self, table: str, column: str, value: str) -> bool:
-        return self._is_rare(table, f"{column} = ?", (clean_text(value),), RARE)
+        needed: Needed = "page" if figures is None else "scores" if figures == BY_REWARD else "count"
+        return find_source(chosen, order, self._is_rare, texts=self._opened.texts, needed=needed)
 
     def _is_rare(self, table: str, condition: str, values: Sequence[Any], limit: int) -> bool:
         statement = f"SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {condition} LIMIT {limit})"
@@ -598,10 +567,6 @@ class RunReader(Displayed):
                 self._deadline = math.inf
 
     def _execute(self, statement: str, values: Sequence[Any]) -> sqlite3.Cursor:
-        if self.format != FORMAT and self._opened.db.execute("PRAGMA user_version").fetchone()[0] != self.format:
-            # The trainer has migrated the file since it was opened: views and indexes do not fit its tables.
-            self._opened.close()
-            self._opened = self._open()
         return self._opened.db.execute(statement, values)
 
     @contextmanager

@@ -318,5 +318,4 @@ def group_row(step: int, task: str, draw: int, chains: Sequence[tuple[float | No
 def chain_row(row: Sequence[Any]) -> ChainRow:
     values = list(row)
     values[11] = json.loads(values[11])
-    values[12] = values[12][:MAX_PREDICTION]  # format 1 has all of it
     return ChainRow(*values)

@@ -1,4 +1,4 @@
-"""The SQLite schema of a run store, format 3, and how a file of any format is opened for reading.
+"""The SQLite schema of a run store, and how a file is opened for reading.
 
     trajectories   summaries, one row per chain: everything that lists, filters and histograms read
     bodies         the encoded trajectories (`codec`), by the key of their summary
@@ -8,9 +8,7 @@
     metrics, steps, step_stats, tools, checks      per step
     gauges, events, live, meta                     over time
 
-Format 2 has the same tables without the full-text indexes, and fewer other indexes. Format 1 has `metrics` without times and
-`trajectories` with the bodies inside. For reading, temporary views give such a file the tables of format 2, so every query runs
-on all formats. `migrate` rewrites the file when a run is resumed.
+The file holds the number of its format (`PRAGMA user_version`), and a file of another format is refused.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .codec import body_text, decode
-from .rows import ToolCounts, columns_of, step_stats, sum_tools, tool_counts, tool_values
+from .rows import step_stats
 
 FORMAT = 3
-READABLE = (1, 2, 3)
 BUSY_S = 30.0
 
 CHAIN_COLUMNS: dict[str, str] = {
@@ -64,13 +60,7 @@ CHAIN_COLUMNS: dict[str, str] = {
     "num_trained": "INTEGER",
 }
 """The columns of `trajectories` after `key`. The last two are NULL until the learner has used the chain."""
-_IN_FORMAT_1 = frozenset(
-    ("id", "step", "split", "task_id", "chain", "outcome", "reward", "total_reward", "components", "prediction", "num_turns",
-     "num_tokens", "seconds")
-)  # fmt: skip
-_DERIVED = {"draw": "0", "score": "CASE WHEN reward IS NULL THEN NULL ELSE total_reward END"}
-
-# The tables other than `trajectories` and `bodies`, with their columns. `views_of_format_1` makes them empty.
+# The tables other than `trajectories` and `bodies`, with their columns.
 _TABLES: dict[str, str] = {
     "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "metrics": "name TEXT NOT NULL, step INTEGER NOT NULL, value REAL, time REAL, PRIMARY KEY (name, step)",
@@ -187,7 +177,7 @@ def set_trained(db: sqlite3.Connection, rows: Sequence[tuple[int, float | None, 
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Create the tables of format 3. The caller has begun a transaction, which executescript would end."""
+    """Create the tables. The caller has begun a transaction, which executescript would end."""
     for statement in (*_statements(_schema()), TRIGGER, *(_TEXT_TABLES if can_index_texts(db) else ())):
         db.execute(statement)
 
@@ -220,27 +210,6 @@ def _schema() -> str:
     )
 
 
-def views_of_format_1() -> str:
-    """Statements that give a connection to a file of format 1 the tables of format 2, as temporary views that hide its own."""
-    chosen = ", ".join(name if name in _IN_FORMAT_1 else f"{_DERIVED.get(name, 'NULL')} AS {name}" for name in CHAIN_COLUMNS)
-    views = [
-        f"CREATE TEMP VIEW trajectories AS SELECT key, {chosen} FROM main.trajectories;",
-        "CREATE TEMP VIEW bodies AS SELECT key, body FROM main.trajectories;",
-        "CREATE TEMP VIEW metrics AS SELECT name, step, value, NULL AS time FROM main.metrics;",
-        _empty("events", ("key", *EVENT_COLUMNS)),
-    ]
-    views += [_empty(name, _names(text)) for name, text in _TABLES.items() if name != "metrics"]
-    return "\n".join(views)
-
-
-def _names(columns: str) -> tuple[str, ...]:
-    return tuple(part.split()[0] for part in columns.partition(", PRIMARY KEY (")[0].split(", "))
-
-
-def _empty(table: str, columns: tuple[str, ...]) -> str:
-    return f"CREATE TEMP VIEW {table} AS SELECT {', '.join(f'NULL AS {name}' for name in columns)} WHERE 0;"
-
-
 def chain_values(key: int, columns: Mapping[str, Any]) -> tuple[Any, ...]:
     """The values of INSERT_CHAIN."""
     return (key, *(columns.get(name) for name in CHAIN_COLUMNS))
@@ -252,82 +221,6 @@ def stats_values(step: int, split: str, chains: list[tuple[str, float | None]]) 
     return (step, split, num, scored, mean, json.dumps(quantiles), json.dumps(outcomes))
 
 
-def migrate(db: sqlite3.Connection, found: int) -> None:
-    """Rewrite a store of an earlier format. The caller has begun a transaction, and has made a copy of the file.
-
-    The bodies stay as they are.
-    """
-    if found == 1:
-        _migrate_1(db)
-    else:
-        indexes = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
-        for (name,) in indexes:
-            db.execute(f"DROP INDEX {name}")
-        for statement in (*_statements(INDEXES), *(_TEXT_TABLES if can_index_texts(db) else ())):
-            db.execute(statement)
-    if indexes_texts(db):
-        db.execute(INDEX_SUMMARIES, (0,))
-        last = -1
-        while rows := db.execute("SELECT key, body FROM bodies WHERE key > ? ORDER BY key LIMIT 256", (last,)).fetchall():
-            db.executemany(INSERT_TEXT, [(key, body_text(body)) for key, body in rows])
-            last = rows[-1][0]
-    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('migrated_from', ?)", (str(found),))
-    db.execute(f"PRAGMA user_version = {FORMAT}")
-
-
-def _migrate_1(db: sqlite3.Connection) -> None:
-    """A body that cannot be read keeps its columns of format 1."""
-    old = (
-        "DROP INDEX IF EXISTS trajectories_by_step",
-        "DROP INDEX IF EXISTS trajectories_by_id",
-        "ALTER TABLE trajectories RENAME TO old_trajectories",
-        "ALTER TABLE metrics RENAME TO old_metrics",
-        "DROP TABLE IF EXISTS meta",
-    )
-    for statement in old:
-        db.execute(statement)
-    create(db)
-    db.execute("INSERT INTO metrics (name, step, value) SELECT name, step, value FROM old_metrics")
-    db.execute("INSERT INTO steps (step, phase, whole) SELECT DISTINCT step, 'done', 1 FROM old_metrics")
-    kept = sorted(_IN_FORMAT_1)
-    tools: dict[tuple[int, str], dict[str, ToolCounts]] = {}
-    last = -1
-    while found := db.execute(
-        f"SELECT key, body, {', '.join(kept)} FROM old_trajectories WHERE key > ? ORDER BY key LIMIT 256", (last,)
-    ).fetchall():
-        for key, body, *values in found:
-            before = dict(zip(kept, values, strict=True))
-            columns, counts = _of_body(before, body)
-            db.execute(INSERT_CHAIN, chain_values(key, columns))
-            db.execute(INSERT_BODY, (key, body))
-            db.executemany(INSERT_CALLS, [(name, key, each.calls, each.errors) for name, each in counts.items()])
-            place = (before["step"], before["split"])
-            tools[place] = sum_tools((tools.get(place, {}), counts))
-        last = found[-1][0]
-    tools |= {(WHOLE_RUN, split): sum_tools(named for (_, own), named in tools.items() if own == split) for _, split in tools}
-    for (step, split), named in tools.items():
-        db.executemany(INSERT_TOOL, [(step, split, name, *tool_values(each)) for name, each in named.items()])
-        chains = db.execute("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split)).fetchall()
-        if chains:
-            db.execute(INSERT_STATS, stats_values(step, split, chains))
-    db.execute("DROP TABLE old_trajectories")
-    db.execute("DROP TABLE old_metrics")
-
-
-def _of_body(old: dict[str, Any], body: bytes) -> tuple[dict[str, Any], dict[str, ToolCounts]]:
-    """The columns and the calls of a chain of format 1."""
-    score = None if old["reward"] is None else old["total_reward"]
-    try:
-        trajectory = decode(body)
-    except ConfigError:
-        return {**old, "draw": 0, "score": score}, {}
-    timed = any(turn.sampled_s for turn in trajectory.turns)
-    times = {} if timed else dict.fromkeys(("generate_s", "tool_s"))
-    found = columns_of(old["step"], old["split"], trajectory) | {"wait_s": None, **times}
-    prediction = found["prediction"]
-    return found | old | {"prediction": prediction, "score": score}, tool_counts(trajectory)
-
-
 @dataclass(slots=True)
 class Opened:
     """A read-only connection. `copied` is the temporary folder of the copy that it reads, if the file could not be opened.
@@ -336,7 +229,6 @@ class Opened:
     """
 
     db: sqlite3.Connection
-    format: int
     copied: Path | None = None
     texts: bool = False
 
@@ -348,7 +240,7 @@ class Opened:
 
 
 def open_readonly(path: Path, *, timeout_s: float = BUSY_S) -> Opened:
-    """Open a store of any format without changing it. Raises ConfigError.
+    """Open a store without changing it. Raises ConfigError.
 
     A file in WAL mode cannot be opened read-only in a folder that this process may not write to, because SQLite needs its
     index file there. If there is no log (`-wal`), the file is complete and is opened as immutable. Otherwise the file and its
@@ -370,18 +262,16 @@ def open_readonly(path: Path, *, timeout_s: float = BUSY_S) -> Opened:
                     shutil.copy(file, copied / file.name)
                 db = _open(copied / path.name, "mode=rw", timeout_s)
         found = int(db.execute("PRAGMA user_version").fetchone()[0])
-        if found not in READABLE:
+        if found != FORMAT:
             db.close()
-            raise ConfigError(f"{path} is a run store of format {found}, but this version reads formats 1 to {FORMAT}")
-        if found == 1:
-            db.executescript(views_of_format_1())
+            raise ConfigError(f"{path} is a run store of format {found}, but this version reads format {FORMAT}")
         texts = indexes_texts(db)
         db.execute("PRAGMA query_only = ON")
     except (sqlite3.Error, OSError) as error:
         if copied is not None:
             shutil.rmtree(copied, ignore_errors=True)
         raise ConfigError(f"{path} cannot be opened as a run store: {error}") from error
-    return Opened(db, found, copied, texts)
+    return Opened(db, copied, texts)
 
 
 def _open(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:

@@ -1,8 +1,7 @@
 """The store of one run: metrics, trajectories and all other records of it in one SQLite file (see `schema`).
 
 Each call that writes is one transaction, so a process killed at any moment leaves complete records. One process writes, from
-any of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of an earlier
-format is read as it is. Opened for writing, it is copied to `run.format-1.db` (or `-2`) and rewritten. A file of a later format
+any of its threads; others may read at the same time (in WAL mode readers do not wait for the writer). A file of another format
 is refused.
 """
 
@@ -39,14 +38,12 @@ from .schema import (
     INSERT_TEXT,
     INSERT_TOKENS,
     INSERT_TOOL,
-    READABLE,
     WHOLE_RUN,
     Opened,
     chain_values,
     create,
     indexes_texts,
     insert,
-    migrate,
     open_readonly,
     set_trained,
     stats_values,
@@ -133,18 +130,14 @@ class RunStore:
 
     def _prepare(self) -> None:
         found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if found not in (0, *READABLE):
+        if found not in (0, FORMAT):
             self._db.close()
-            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads formats 1 to {FORMAT}")
+            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads format {FORMAT}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a power cut at most the last steps
         if found == 0:
             with self.transaction() as db:
                 create(db)
-        elif found != FORMAT:
-            self.backup(self.path.with_name(f"{self.path.stem}.format-{found}{self.path.suffix}"))
-            with self.transaction() as db:
-                migrate(db, found)
         self._texts = indexes_texts(self._db)
 
     # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -307,7 +300,7 @@ class RunStore:
     # ---- reading ---------------------------------------------------------------------------------------------------------
 
     def meta(self) -> dict[str, Any]:
-        """What the run says about itself. Empty for a run of format 1."""
+        """What the run says about itself."""
         return {key: json.loads(value) for key, value in self._fetch("SELECT key, value FROM meta", ())}
 
     def metrics(self, name: str | None = None) -> list[MetricRow]:
@@ -363,7 +356,7 @@ class RunStore:
                 yield LearnedRow(name, step, outcome, bool(scored), num_tokens, num_trained, series.get(key, {}))
 
     def checks(self) -> list[tuple[int, str, bool]]:
-        """Step, name and result of every invariant that was checked. Empty for a run of format 1."""
+        """Step, name and result of every invariant that was checked."""
         return [(step, name, bool(ok)) for step, name, ok in self._fetch("SELECT step, name, ok FROM checks", ())]
 
     def _select(self, columns: str, query: TrajectoryQuery) -> list[Any]:
@@ -494,6 +487,6 @@ def _read_row(row: tuple[Any, ...]) -> TrajectoryRow:
     values |= {
         "total_reward": math.nan if total is None else total,
         "components": json.loads(values["components"]),
-        "prediction": values["prediction"][:MAX_PREDICTION],  # format 1 has all of it
+        "prediction": values["prediction"][:MAX_PREDICTION],
     }
     return TrajectoryRow(**values)

@@ -6,8 +6,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
 
     /api/runs    [{name, state?: "running" "finished" "stopped" "dead", kind: "train" "eval" "sft", model?, world?, algorithm?,
                    seed?, step?, total_steps?, chains, reward?, spark: [number?], first_validation?, best_validation?,
-                   last_validation?, started?, updated?, age_s?, format?, error?, problem?}]           the newest write first
-    /api/runs/N                 {name, state, format, meta: {...}, config: {...nested}, model?, world?, algorithm?, step?,
+                   last_validation?, started?, updated?, age_s?, error?, problem?}]           the newest write first
+    /api/runs/N                 {name, state, meta: {...}, config: {...nested}, model?, world?, algorithm?, step?,
                                  total_steps?, chains, chains_per_step?, metrics: [{name, group, description, unit}],
                                  splits: [str], outcomes: [str], tools: [str], checkpoints: [{name, step}], sorts: [str],
                                  live: LIVE}
@@ -387,7 +387,6 @@ def about_json(reader: RunReader, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "state": reader.state(),
-        "format": reader.format,
         "meta": meta,
         "config": config,
         **{key: meta.get(key) or described[key] for key in ("model", "world", "algorithm", "total_steps")},
