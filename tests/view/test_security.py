@@ -190,7 +190,8 @@ def test_a_body_that_expands_to_gigabytes_is_refused(tmp_path: Path, monkeypatch
     assert packed.MAX_RECORDS <= 1 << 28
     monkeypatch.setattr(packed, "MAX_RECORDS", 1 << 20)
     folder = make_run(tmp_path / "runs" / "one")
-    data = zlib.compress(bytes(1 << 24), level=9)
+    records = zlib.compress(bytes(1 << 24), level=9)
+    data = packed.MARK + len(records).to_bytes(4, "little") + records
     with RunStore(folder / "run.db") as store, store.transaction() as db:
         db.execute("UPDATE bodies SET body = ? WHERE key = 1", (data,))
         name = db.execute("SELECT id FROM trajectories WHERE key = 1").fetchone()[0]

@@ -56,14 +56,13 @@ def run_query(arguments: argparse.Namespace) -> int:
 
 
 def tables(path: Path) -> list[tuple[Any, ...]]:
-    """The tables of a store with their columns; those of format 2 also for a run of format 1."""
+    """The tables of a store with their columns."""
     from ..runs.schema import open_readonly
 
     opened = open_readonly(path)
     try:
         names = opened.db.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB '*texts*' "  # full-text indexes
-            "UNION SELECT name FROM sqlite_temp_master ORDER BY 1"
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB '*texts*' ORDER BY 1"  # full-text indexes
         ).fetchall()
         return [(name, ", ".join(row[1] for row in opened.db.execute(f"PRAGMA table_info({name})"))) for (name,) in names]
     finally:

@@ -13,7 +13,7 @@ from .rows import ChainRow, TokenSeries
 class Training:
     """`turns` has, for each turn, one value per sampled token: whether it was in the loss of an optimizer step.
 
-    `turns` is None if the run did not record it (format 1) or the step is not finished. `reason` says why no token was trained,
+    `turns` is None if the run did not record it or the step is not finished. `reason` says why no token was trained,
     or only some were; it is None if all were, or if nothing is known.
     """
 
