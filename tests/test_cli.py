@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ from agentfly.errors import RewardError
 from agentfly.runs import RunStore
 from agentfly.training.evaluation import evaluate_run
 from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
+from tests.ports import free_port
 from tests.tiny import ROWS, save_tiny_model
 
 KINDS = {
@@ -244,18 +244,12 @@ def test_an_environment_can_be_checked(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean 'guess'" in capsys.readouterr().err
 
 
-def dead_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-
-
 def test_eval_on_a_dead_server_is_one_sentence_within_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    address, figures = dead_address(), tmp_path / "figures.json"
+    address, figures = f"http://127.0.0.1:{free_port()}/v1", tmp_path / "figures.json"
     began = time.monotonic()
     words = ["eval", str(write_config(tmp_path)), "--model", f"openai:m@{address}", "--json", str(figures)]
     assert main(words) == 1
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120  # the engine alone would be asked for ten minutes
     output = capsys.readouterr()
     assert output.err.startswith(f"EngineError: m at {address} does not answer (")
     assert output.err.count("\n") == 1

@@ -22,7 +22,6 @@ LIMITS = {"rl_loop.py": 150}
 def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are written to the current folder."""
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
 
 
 def load(name: str) -> Any:

@@ -10,6 +10,10 @@ import pytest
 
 from agentfly.aio import deadline
 from agentfly.aio.deadline import Expired, TimeLimit, within
+from tests.virtual_time import virtual_time
+
+__all__ = ["virtual_time"]
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 async def forever() -> None:

@@ -12,6 +12,10 @@ import pytest
 
 from agentfly.aio.deadline import Deadlines, deadlines_of
 from agentfly.aio.wait_line import Waiter, WaitLine
+from tests.virtual_time import virtual_time
+
+__all__ = ["virtual_time"]
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 class Tickets:

@@ -18,7 +18,6 @@ TINY = [
 def run(path: Path, *more: str) -> dict[str, Any]:
     import gpu
 
-    torch.set_num_threads(1)
     assert gpu.main([*TINY, "--json", str(path), *more]) == 0
     return json.loads(path.read_text())
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from .tiny import FAMILIES, ask, ask_or_leave, check_pages, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, make_model, prompt_of, run, until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -126,7 +126,7 @@ def test_a_reply_does_not_wait_for_what_another_thread_has_launched():
     alone, beside, has_ended = run(work, model)
     assert not has_ended
     assert beside.token_ids == alone.token_ids
-    assert beside.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    assert close_to(beside.logprobs, alone.logprobs)
 
 
 def test_weights_that_were_changed_by_kernels_still_running_are_those_of_the_next_reply():

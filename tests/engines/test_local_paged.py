@@ -96,7 +96,7 @@ def test_many_chains_of_several_turns_are_those_of_the_slots(family: str) -> Non
             options = {**DRAWS[number % len(DRAWS)], "seed": 10 * number + turn, "max_tokens": 6 + number}
             completion = await ask(engine, prompt, f"chain {number}", **options)
             temperature = options["temperature"] or 1.0
-            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids, temperature), 2e-4)
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids, temperature))
             said.append((completion.token_ids, completion.stop))
             prompt = [*prompt, *completion.token_ids, *prompt_of(7, turn + 50)]
         engine.release(f"chain {number}")
@@ -288,7 +288,7 @@ def test_a_sibling_sits_down_only_when_what_it_shares_has_been_read(monkeypatch:
         return said
 
     for completion in run(work, model, cache="pages", stop_ids=[]):
-        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
+        assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
 
 
 @pytest.mark.parametrize("patience", [1, 3])
@@ -302,7 +302,7 @@ def test_rows_cancelled_during_prefill_leave_the_other_rows_unchanged(patience: 
         prompt = [*prompt_of(rng.choice([10, 33])), *prompt_of(rng.randint(1, 20), number)]
         for turn in range(3):
             completion = await ask(engine, prompt, f"{number}", seed=turn, max_tokens=rng.randint(1, 90))
-            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
             prompt = [*prompt[: rng.randint(5, 50)], *completion.token_ids, *prompt_of(rng.randint(1, 9), turn)]
 
     async def work(engine: Any) -> Any:
@@ -489,7 +489,7 @@ def test_a_pass_of_a_removed_sequence_does_not_overwrite_the_next_holder_of_its_
         return completion
 
     completion = run(work, model, cache="pages", stop_ids=[], kv_tokens=15 * PAGE_SIZE, max_context=15 * PAGE_SIZE)
-    assert close_to(completion.logprobs, full_logprobs(model, prompt_of(9, 5), completion.token_ids), 2e-4)
+    assert close_to(completion.logprobs, full_logprobs(model, prompt_of(9, 5), completion.token_ids))
 
 
 @pytest.mark.usefixtures("ahead", "slow")
@@ -565,7 +565,7 @@ def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_bal
             completion = await ask_or_leave(engine, rng, 0.3, prompt, f"s{number % 17}", **given)
             if completion is None:
                 continue
-            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids), 2e-4)
+            assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
             cut = rng.randint(5, len(prompt)) if rng.random() < 0.2 else len(prompt)
             prompt = [*prompt[:cut], *completion.token_ids, *prompt_of(rng.randint(1, 9), turn)]
         engine.release(f"s{number % 17}")
@@ -635,7 +635,7 @@ def test_the_decode_batch_samples_what_the_sampler_samples() -> None:
     top_k = torch.tensor([s.top_k for s in samplings])
     ids, logprobs = draw_batch(logits, uniforms, temperature, top_k, top_p, min_p)
     assert ids.tolist() == want_ids
-    assert close_to(logprobs.tolist(), want, 1e-5)
+    assert close_to(logprobs.tolist(), want)
     plain = [i for i, s in enumerate(samplings) if s.top_k == 0 and s.top_p == 1.0 and s.min_p == 0.0]
     ids, _ = draw_batch(logits[plain], uniforms[plain], temperature[plain], None, top_p[plain], min_p[plain])
     assert ids.tolist() == [want_ids[i] for i in plain]
@@ -648,6 +648,7 @@ def test_an_unknown_cache_is_refused() -> None:
 
 KERNELS = """
 import torch
+from tests.close import assert_close_to_norm
 from agentfly.engines.local import paged_attention
 from agentfly.kernels import paged_attention as kernels
 torch.manual_seed(0)
@@ -674,9 +675,9 @@ def check_new(query, keys, values, table, lengths, options):
         for pool, part in zip(theirs, (turned[1], v)):
             pool.view(-1, kv_heads, dim)[places[live]] = part[live]
         want = paged_attention.decode_reference(turned[0], *theirs, table, lengths, **options)
-        assert (got - want).abs().max() < 1e-5
+        assert_close_to_norm(got, want)
         for pool, expected in zip(ours, theirs):
-            assert (pool - expected).abs().max() < 1e-6
+            assert_close_to_norm(pool, expected)
 
 for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
     for window, softcap in ((None, None), (20, None), (None, 5.0)):
@@ -691,13 +692,13 @@ for heads, kv_heads, dim in ((4, 2, 16), (9, 3, 64), (4, 4, 24)):
             kernels.num_splits = lambda _: splits
             got = kernels.decode(query, keys, values, table, lengths, **options)
             want = paged_attention.decode_reference(query, keys, values, table, lengths, **options)
-            assert (got - want).abs().max() < 1e-5
+            assert_close_to_norm(got, want)
             check_new(query, keys.clone(), values.clone(), table, lengths, options)
         rows = [(table[0].tolist(), 70, 75), (table[2].tolist(), 0, 5), (table[1].tolist(), 33, 1)]
         plan = paged_attention.PrefillMetadata.of(pools, rows, torch.device("cpu"))
         query = torch.randn(81, heads, dim)
         got = kernels.prefill(query, keys, values, plan, **options)
-        assert (got - paged_attention.prefill_reference(query, keys, values, plan, **options)).abs().max() < 1e-5
+        assert_close_to_norm(got, paged_attention.prefill_reference(query, keys, values, plan, **options))
 print("equal")
 """
 

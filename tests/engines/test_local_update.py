@@ -238,7 +238,10 @@ def test_closing_the_engine_ends_the_wait_of_finish(cache: str) -> None:
 
 @EVERY_MODE
 def test_weights_that_change_under_load_leave_every_reply_right(mode: str, cache: str) -> None:
-    """Two threads hold the engine again and again while chains of several turns come, leave and are preempted."""
+    """Two threads hold the engine again and again while chains of several turns come, leave and are preempted.
+
+    Chains come until enough replies were sampled by one version: the learners end at their limit, and then all are.
+    """
     model = make_model()
     weights = {0: copy.deepcopy(model)}
     lock = threading.Lock()
@@ -269,7 +272,7 @@ def test_weights_that_change_under_load_leave_every_reply_right(mode: str, cache
                 continue
             assert reply.versions == sorted(reply.versions)
             if len(set(reply.versions)) == 1:
-                assert close_to(reply.logprobs, full_logprobs(weights[reply.versions[0]], prompt, reply.token_ids), 3e-4)
+                assert close_to(reply.logprobs, full_logprobs(weights[reply.versions[0]], prompt, reply.token_ids))
                 checked += 1
             prompt = [*prompt, *reply.token_ids, *prompt_of(5, turn)]
 
@@ -277,7 +280,8 @@ def test_weights_that_change_under_load_leave_every_reply_right(mode: str, cache
         engine.at_update = mode
         learners = [asyncio.create_task(asyncio.to_thread(learn, engine)) for _ in range(2)]
         try:
-            await asyncio.gather(*(chain(engine, number) for number in range(12)))
+            while checked < 12 or engine.version < 4:
+                await asyncio.gather(*(chain(engine, number) for number in range(12)))
         finally:
             stop.set()
         await asyncio.gather(*learners)
@@ -288,8 +292,7 @@ def test_weights_that_change_under_load_leave_every_reply_right(mode: str, cache
 
     stats, version = run(work, model, cache=cache, stop_ids=(), max_batch=5, kv_tokens=480, max_context=160, max_step_tokens=32)
     assert stats["stale_hits"] == 0
-    assert checked > 5
-    assert version > 1
+    assert version >= 4
     assert (stats["running"], stats["queued"]) == (0, 0)
 
 
@@ -350,21 +353,25 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
 
 def test_the_counters_of_a_step_account_for_the_time_of_the_engine(cache: str) -> None:
     async def work(engine: Any) -> Any:
-        began = time.perf_counter()
+        began = [time.perf_counter()]
         first = engine.stats()
+        began.append(time.perf_counter())
         await asyncio.gather(*(ask(engine, prompt_of(60, i), seed=i, max_tokens=20) for i in range(4)))
         await until(lambda: not engine._scheduler.busy)
         with engine.hold():
             await asyncio.sleep(0.05)
         await until(lambda: engine.stats()["held_s"] > 0)
-        return first, engine.stats(), time.perf_counter() - began
+        ended = [time.perf_counter()]
+        last = engine.stats()
+        ended.append(time.perf_counter())
+        return first, last, ended[0] - began[1], ended[1] - began[0]
 
-    first, last, elapsed = run(work, cache=cache, stop_ids=())
+    first, last, least_s, most_s = run(work, cache=cache, stop_ids=())
     spent = {name: last[name] - first[name] for name in (*COUNTERS, "busy_s", "held_s")}
     assert spent["sampled_tokens"] == 80
     assert spent["prefilled_tokens"] == 4 * 59
     assert spent["prepared_s"] == spent["stale_hits"] == 0
     assert all(spent[name] > 0 for name in ("prefill_s", "decode_s", "host_s", "idle_s"))
     assert spent["prefill_s"] + spent["decode_s"] + spent["host_s"] == pytest.approx(spent["busy_s"], rel=1e-3)
-    assert spent["busy_s"] + spent["idle_s"] == pytest.approx(elapsed, abs=0.2 * elapsed)
+    assert least_s - 1e-6 <= spent["busy_s"] + spent["idle_s"] <= most_s + 1e-6
     assert spent["idle_s"] >= spent["held_s"] >= 0.05

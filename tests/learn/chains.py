@@ -28,7 +28,6 @@ def chain_of_ids(context, reply, reward, *, logprobs=None, group="g", number=0, 
 
 
 def tiny_llama(vocabulary: int = 64, width: int = 32, layers: int = 2, seed: int = 0) -> LlamaForCausalLM:
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,

@@ -18,6 +18,7 @@ from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
 from agentfly.learn.settings import LoraSettings, OptimSettings
+from tests.close import assert_close_to_norm, error_of_norm
 from tests.engines.tiny import make_model
 from tests.learn.chains import tiny_llama
 from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups
@@ -115,7 +116,7 @@ def test_layers_on_a_processor_compute_what_torch_computes(family: str) -> None:
         found.append([out.detach(), *(parameter.grad for parameter in replica.parameters())])
     for got, want in zip(*found, strict=True):
         # Sums are rounded in another order, how far depends on the processor; a wrong term would be off by a hundredth.
-        assert float((got - want).norm()) <= 5e-5 * float(want.norm())
+        assert_close_to_norm(got, want)
 
 
 def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ def test_an_update_with_faster_parts_is_the_update_without(
         runs = 2 if options else 1
         used = {"rms_norm": 4 * runs + 1, "gated": 2 * runs, "rotary": 2 * runs}  # for one micro batch
         assert kernels.calls == (used if found else dict.fromkeys(used, 0))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)
+    assert_close_to_norm(results[1], results[0])
 
 
 KERNELS = """
@@ -267,6 +268,7 @@ from agentfly.learn.batching import Rows
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings, OptimSettings
+from tests.close import assert_close_to_norm
 from tests.engines.tiny import make_model
 from tests.learn.model.test_logprobs import rows_of
 
@@ -301,7 +303,7 @@ for family, options in cases:
         want, got = (gradients(family, dtype, kernels, **options) for kernels in (None, layers))
         far = lambda a, b: float((a - b).norm() / b.norm())
         if dtype == torch.float32:
-            assert far(got, want) < 1e-5, (family, options, far(got, want))
+            assert_close_to_norm(got, want, of=(family, options))
         else:  # as near to the truth of these weights as torch is: its own roundings are not better than others
             truth = gradients(family, dtype, None, computed=torch.float32, **options)
             assert far(got, truth) < 1.5 * far(want, truth), (family, options, far(got, truth), far(want, truth))
@@ -356,4 +358,4 @@ def test_a_packed_update_on_the_device_is_the_same_with_and_without_kernels(
     (want, before), (got, after) = results
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2
     assert after["train/loss"] == pytest.approx(before["train/loss"], rel=tolerance, abs=tolerance)
-    assert float((got - want).norm() / want.norm()) < tolerance
+    assert error_of_norm(got, want) < tolerance

@@ -52,7 +52,7 @@ def test_gradients_too_small_for_float16_are_those_of_float32():
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_gradient_that_overflows_is_computed_again_and_counted_once(algorithm):
     _, half = half_of(tiny_llama(VOCABULARY))
-    options = {"epochs": 2, "num_minibatches": 2}
+    options = {"epochs": 2, "num_minibatches": 2, "lr": 1e-4}  # where a gradient is rounding alone, weights differ by this
     one, calm = step_of(copy.deepcopy(half), algorithm, factor=2.0**16, **options)
     two, after = step_of(half, algorithm, factor=2.0**60, **options)
     assert scale_of(one).factor == 2.0**16

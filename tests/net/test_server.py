@@ -87,7 +87,7 @@ def test_a_broken_or_foreign_request_is_refused(head: bytes, status: bytes) -> N
 
 
 def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "READ_S", 0.2)
+    monkeypatch.setattr(server_module, "READ_S", 0.5)
 
     async def body(server: WebServer) -> list[bytes]:
         partial = b"GET / HTTP/1.1\r\nHost: loc"
@@ -107,6 +107,7 @@ def test_idle_connections_beyond_the_limit_do_not_keep_others_out_for_long(monke
         for reader, writer in idle:
             assert await reader.read() == b""
             writer.close()
+        monkeypatch.setattr(server_module, "READ_S", 60.0)
         async with httpx.AsyncClient() as client:
             return (await client.get(server.url)).status_code
 

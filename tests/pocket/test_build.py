@@ -12,9 +12,7 @@ import pytest
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model and a corpus small enough to build in seconds; the path through the code is the same."""
-    import torch
 
-    torch.set_num_threads(1)
     monkeypatch.setattr(
         script, "SHAPE", {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "num_attention_heads": 2}
     )

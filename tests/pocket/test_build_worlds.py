@@ -27,6 +27,7 @@ from agentfly.render import HFRenderer
 from agentfly.training.build import build_agent
 from agentfly.training.demonstrations import to_trajectory
 from agentfly.watch.progress import Progress
+from tests.close import assert_close_to_norm
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PLAYED = ("alfworld", "webshop", "search")  # ScienceWorld's dialogues need Java and time: one is written out here
@@ -45,9 +46,7 @@ SCIENCE = [
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of three worlds, small enough to build in seconds; the path through the code is the same."""
-    import torch
 
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("worlds")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "SHAPE", {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2})
@@ -93,7 +92,7 @@ def test_it_begins_with_what_the_bundled_model_knows(tokenizer):
     ids = raw.encode("The boss of Nami is Pava.", add_special_tokens=False).ids
     with torch.inference_mode():
         same, longer = (model(input_ids=torch.tensor([ids])).logits for model in models)
-    assert torch.allclose(same, longer, atol=1e-5)
+    assert_close_to_norm(longer, same)
     for token in ("<|im_end|>", "1", "."):
         mine, theirs = raw.token_to_id(token), bundled_id(token)
         assert torch.equal(models[0].get_input_embeddings().weight[mine], bundled.get_input_embeddings().weight[theirs])

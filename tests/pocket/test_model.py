@@ -25,10 +25,8 @@ def test_the_two_take_less_than_16_megabytes_on_disk_together():
 
 
 def test_it_loads_through_from_pretrained_and_is_what_the_script_builds(tokenizer):
-    import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_dir())
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.config.vocab_size == len(tokenizer)
@@ -41,7 +39,6 @@ def test_it_uses_a_tool_to_answer_the_first_example(tokenizer):
     from build_evaluate import held_out, play
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_dir(), dtype=torch.float32).eval()
     chains = [case.chain(tokenizer) for case in held_out("readme", 16)]
     play(model, tokenizer, chains)
@@ -76,8 +73,6 @@ def test_in_each_text_world_it_leaves_reinforcement_learning_something_to_do(nam
 
 @pytest.mark.parametrize("name", ["alfworld", "webshop", "search"])
 def test_in_the_text_worlds_it_solves_some_tasks_that_it_has_not_seen_and_not_all(name):
-    import torch
 
-    torch.set_num_threads(1)
     solved = build_worlds.success(worlds_dir(), name, 40, "cpu")
     assert 0.05 <= solved <= 0.75  # built to solve a quarter to two fifths: beyond these bounds is one chance in thousands

@@ -12,8 +12,12 @@ import pytest
 
 from agentfly.errors import WorldError
 from agentfly.resources import Budget, Cost, Lease, ResourceManager, spec_of
+from tests.virtual_time import virtual_time
 
 from .worlds import TASK, Board, Chalk, Library, Once, task
+
+__all__ = ["virtual_time"]
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 BOTH = (Board, Chalk)
 

@@ -96,16 +96,16 @@ def test_tools_work_the_same_and_values_travel_unchanged_and_errors_by_name(far:
 
 def test_a_blocking_call_does_not_block_the_loop_and_ends_at_its_limit(far: Far) -> None:
     async def main() -> None:
-        async with ResourceManager(None, far.spec(Worker, max=1, limit_s=0.3)) as manager:
+        async with ResourceManager(None, far.spec(Worker, max=1, limit_s=1.0)) as manager:
             lease = await manager.acquire([Worker], TASK, "c", WAIT_S)
             turns = 0
             call = asyncio.ensure_future(lease[Worker].block(600))
             while not call.done():
                 await asyncio.sleep(0.005)
                 turns += 1
-            with pytest.raises(DeadlineError, match=r"Worker\.block took longer than 0\.3 s"):
+            with pytest.raises(DeadlineError, match=r"Worker\.block took longer than 1 s"):
                 await call
-            assert turns > 5
+            assert turns > 1, "a loop that is blocked turns once, after the call"
             async with manager.lease([Worker], TASK, "next", WAIT_S) as other:  # served before the first one released
                 assert other.observation(Worker) == "board of t"
             await lease.release()

@@ -12,8 +12,12 @@ from agentfly.errors import ConfigError, DeadlineError, UnknownName, WorldError
 from agentfly.resources import Budget, Cost, Lease, ResourceManager, Spec, spec_of
 from agentfly.resources.manager import RESET_TRIES
 from agentfly.types import Task
+from tests.virtual_time import virtual_time
 
 from .worlds import TASK, Board, Chalk, Library, NeverUp, Once, Sickly, task
+
+__all__ = ["virtual_time"]
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -519,6 +523,7 @@ def test_metrics_name_every_kind_and_the_total() -> None:
         async with ResourceManager(None, Board, Chalk) as manager:
             async with manager.lease([Board, Chalk], TASK):
                 figures = manager.metrics()
+                await asyncio.sleep(0.01)
             names = {name.split("/")[2] for name in figures}
             assert {name.split("/")[1] for name in figures} == {"Board", "Chalk", "total"}
             assert names >= {

@@ -282,9 +282,9 @@ def test_ten_times_the_text_takes_no_more_than_a_multiple_of_the_time(piece: str
         text = (piece * length)[:length]
         best = 9.0
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.thread_time()
             math_equal(prediction=text, answer="84")
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     assert seconds(20_000) < 0.02 + 40 * seconds(2_000)

@@ -297,14 +297,18 @@ def test_cancelling_a_run_closes_the_chains_and_tells_their_outcome() -> None:
     @tool(name="hang")
     async def hang() -> str:
         """Hang."""
+        hanging.append(1)
         await asyncio.sleep(60)
         return ""
 
+    hanging: list[int] = []
     agent = agent_for(["Action: hang\nInput: {}"], tools=[hang], env=World)
 
     async def scenario() -> None:
         run = asyncio.create_task(agent.run([{"question": "q", "secret": 3}], num_chains=3, on_event=told.append))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while len(hanging) < 3:
+                await asyncio.sleep(0.001)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run

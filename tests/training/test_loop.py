@@ -198,7 +198,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(model: Path, tmp_path: Path) -> None
     ):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=250)
     assert process.returncode == 130, output
     assert "--resume" in output
     assert "Traceback" not in output

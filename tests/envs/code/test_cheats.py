@@ -61,10 +61,7 @@ def test_a_cheat_passes_no_test_and_the_verdict_is_a_number(apart, name):
 @pytest.mark.parametrize("name", LATE)
 def test_a_cheat_that_takes_all_the_time_passes_no_test_and_the_next_solution_is_decided(apart, name):
     suite, code = LATE[name]
-    started = time.monotonic()
-    verdict = apart(code, SUITES[suite][0], 1.0)
-    assert verdict.passed == 0
-    assert time.monotonic() - started < 20  # on a busy machine; `test_the_time_limit_holds_...` has the exact bound
+    assert apart(code, SUITES[suite][0], 1.0).passed == 0
     tests, solution = SUITES["square"]
     assert apart(solution, tests).passed == len(tests)
 
@@ -183,13 +180,13 @@ def test_any_text_is_a_message_or_refused(text):
     ids=["brackets", "escapes", "quotes", "too deep", "too long"],
 )  # fmt: skip
 def test_a_text_is_measured_in_linear_time_before_it_is_parsed(text, monkeypatch):
-    started = time.monotonic()
+    started = time.thread_time()
     monkeypatch.setattr(json, "loads", lambda *a, **k: pytest.fail("it was parsed"))
     if set(text) <= set('"') or '\\"' in text:
         monkeypatch.undo()  # flat, so it may be parsed
     with pytest.raises(NotData):
         read(text)
-    assert time.monotonic() - started < 10
+    assert time.thread_time() - started < 10
 
 
 def test_what_would_be_refused_is_not_sent():

@@ -24,11 +24,9 @@ def test_the_recipe_reads_and_its_names_are_known():
 
 @pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")
 def test_the_recipe_trains_for_one_small_step(tmp_path, monkeypatch):
-    import torch
 
     import agentfly
 
-    torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     small = ["data.train_count=8", "data.validation_count=4", "rollout.num_tasks=2", "rollout.num_chains=2", "train.steps=1"]
     result = agentfly.train(Config.load(RECIPE, small))

@@ -92,7 +92,6 @@ def test_a_model_directory_becomes_an_encoder():
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    torch.set_num_threads(1)
     folder = str(agentfly.pocket.__path__[0] + "/model")
     made = open_encoder(folder, pooling="mean", query_prefix="query: ")
     vectors = made.encode(["What is 12 times 7?", "red"], query=False)
@@ -151,7 +150,6 @@ def small_model(folder, kind, *, pad=True, eos=True, stated=None):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     letters = {token: place for place, token in enumerate(["[PAD]", "[UNK]", "[END]", *string.ascii_letters, "."])}
     plain = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")

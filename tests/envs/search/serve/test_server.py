@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from agentfly.envs.search.tasks import easy_search
 from agentfly.errors import ConfigError, MissingExtra, WorldError
 from agentfly.testing import ScriptedEngine
 from agentfly.types import Outcome, Task
+from tests.ports import free_port
 
 QUICK = {"retries": 2, "retry_s": 0.01, "timeout_s": 30.0}
 
@@ -52,12 +52,6 @@ class Gated(LocalRetriever):
 
 def home() -> LocalRetriever:
     return open_local(Source("easy_search"))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 async def until(condition) -> None:

@@ -8,6 +8,10 @@ import math
 import pytest
 
 from agentfly.envs.search.web.rate_limit import RateLimit, TooLate
+from tests.virtual_time import virtual_time
+
+__all__ = ["virtual_time"]
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def fire(limit: RateLimit) -> None:

@@ -1,0 +1,56 @@
+"""Time for tests of one thread that pretends to pass: an event loop with nothing to do goes to its next timer at once.
+
+However busy the machine is, a wait of 0.3 s ends before one of 0.4 s, and no deadline passes while the loop has work to do. Not
+for tests that wait for threads, processes or sockets: the time does not know of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from typing import Any
+
+import pytest
+
+
+class Clock:
+    """Begins with the real time, which a default of a dataclass may still read."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def read(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class _Selector(selectors.DefaultSelector):
+    """Never waits for a timer."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            return super().select(60)  # a thread may still call the loop
+        ready = super().select(0)
+        if not ready and timeout > 0:
+            self._clock.sleep(timeout)
+        return ready
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all event loops that the test opens, of `time.sleep` and of the clocks of the package."""
+    clock = Clock()
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, clock.read)
+    for module in ("agentfly.rollout.activity", "agentfly.tools.calls"):
+        monkeypatch.setattr(f"{module}.perf_counter", clock.read)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    monkeypatch.setattr(asyncio.events, "new_event_loop", lambda: asyncio.SelectorEventLoop(_Selector(clock)))
+    return clock
