@@ -359,7 +359,7 @@ def test_texts_that_utf8_cannot_hold_are_exported(tmp_path: Path, capsys: pytest
         store.add_trajectories(1, "train", [chain("t1-0-0", "0", 0, 1.0, text="half \ud800 a pair")])
     for words in (["--format", "sft"], ["--format", "jsonl"]):
         assert "\\ud800" in out(capsys, "export", tmp_path, "-", *words)
-    if "pyarrow" in sys.modules or pytest.importorskip("pyarrow"):
+    if "pyarrow" in sys.modules or pytest.importorskip("pyarrow", reason="no pyarrow: pip install 'agentfly[parquet]'"):
         out(capsys, "export", tmp_path, tmp_path / "c.parquet")
 
 

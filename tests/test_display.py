@@ -146,7 +146,7 @@ def test_a_notebook_gets_html_and_plain_text() -> None:
 
 
 def test_the_real_display_of_ipython_shows_it() -> None:
-    formatters = pytest.importorskip("IPython.core.formatters", reason="IPython is not installed")
+    formatters = pytest.importorskip("IPython.core.formatters", reason="IPython is not installed: pip install ipython")
     data, _ = formatters.DisplayFormatter().format(chain())
     assert set(data) == {"text/plain", "text/html"}
 

@@ -108,7 +108,7 @@ def test_a_module_of_the_current_folder_can_be_named(tmp_path: Path) -> None:
 
 
 def test_the_wheel_holds_the_recipes_and_the_project(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install 'hatchling'")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

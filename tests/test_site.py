@@ -12,7 +12,7 @@ import pytest
 import agentfly
 
 ROOT = Path(__file__).resolve().parent.parent
-pytest.importorskip("material", reason="needs agentfly[docs]")
+pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'agentfly[docs]'")
 
 
 @pytest.fixture(scope="module")

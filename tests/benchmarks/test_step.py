@@ -60,7 +60,7 @@ def test_ours_trains_in_a_process_of_its_own_and_a_missing_trl_is_said(tmp_path:
     assert "| TRL, generate | - |" in shown and "trl is not installed" in shown and "| time/learn_s |" in shown
 
 
-@pytest.mark.skipif("not __import__('importlib.util').util.find_spec('trl')", reason="needs trl")
+@pytest.mark.skipif("not __import__('importlib.util').util.find_spec('trl')", reason="TRL is not installed: pip install trl")
 def test_trl_plays_the_same_prompts(tmp_path: Path) -> None:
     import step
 

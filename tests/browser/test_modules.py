@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "src/agentfly/view/static"
 MODULES = sorted((STATIC / "js").rglob("*.js"))
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="no node on PATH: the syntax of the modules is not checked")
+needs_node = pytest.mark.skipif(NODE is None, reason="no node on PATH: apt-get install nodejs")
 
 
 def test_the_vendored_files_are_those_of_the_list() -> None:

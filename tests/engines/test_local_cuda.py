@@ -8,9 +8,11 @@ import random
 import pytest
 import torch
 
+from tests.needs import needs_cuda
+
 from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, make_model, prompt_of, run, until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, needs_cuda]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

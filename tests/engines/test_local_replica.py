@@ -21,7 +21,7 @@ from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings
 from tests.close import assert_close_to_norm
 
-from ..needs import has_interpreter, has_triton
+from ..needs import has_interpreter, has_triton, needs_cuda
 from ..plain_kernels import Plain
 from .tiny import FAMILIES, make_model, prompt_of
 
@@ -455,7 +455,7 @@ def test_fused_parts_compute_what_torch_computes(script: str) -> None:
 
 @has_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_fused_parts_compute_on_the_device_what_torch_computes(script: str) -> None:
     run_script(script, "cuda", interpreted=False)

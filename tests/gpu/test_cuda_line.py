@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import agentfly
+from tests.needs import needs_cuda
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
-torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, needs_cuda]
 
 
 @pytest.mark.parametrize(("dtype", "gap"), [("float32", 1e-3), ("bfloat16", 0.02), ("float16", 0.005)])

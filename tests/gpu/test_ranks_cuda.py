@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+from tests.needs import needs_cuda
+
+pytestmark = [pytest.mark.gpu, needs_cuda]
 
 NAMES = ("grpo in micro batches", "grpo, gradient checkpointing", "ppo", "lora", "gspo", "bfloat16")
 

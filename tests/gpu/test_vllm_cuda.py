@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import agentfly
 from agentfly.engines import open_engine
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Request, Sampling
+from tests.needs import needs_cuda
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
-torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    needs_cuda,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: pip install 'agentfly[vllm]'"),
     pytest.mark.timeout(900),
 ]

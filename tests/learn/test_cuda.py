@@ -14,8 +14,9 @@ from agentfly.learn.packed import run_packed
 from agentfly.learn.samples import to_samples
 from tests.learn.chains import chain_of_ids, tiny_llama
 from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups
+from tests.needs import needs_cuda
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [pytest.mark.gpu, needs_cuda]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

@@ -22,7 +22,7 @@ from tests.close import assert_close_to_norm, error_of_norm
 from tests.engines.tiny import make_model
 from tests.learn.chains import tiny_llama
 from tests.learn.test_learner import VOCABULARY, gradient, learner_of, make_groups
-from tests.needs import has_interpreter, has_triton
+from tests.needs import has_interpreter, has_triton, needs_cuda
 from tests.plain_kernels import Plain
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -334,7 +334,7 @@ def test_the_layers_kernels_compute_what_torch_computes(script: str) -> None:
 
 @has_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("script", [KERNELS, REPLICAS], ids=["kernels", "replicas"])
 def test_the_layers_kernels_compute_on_the_device_what_torch_computes(script: str) -> None:
     run_script(script, "cuda", interpreted=False)
@@ -342,7 +342,7 @@ def test_the_layers_kernels_compute_on_the_device_what_torch_computes(script: st
 
 @has_triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_packed_update_on_the_device_is_the_same_with_and_without_kernels(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'agentfly[serve]'")
 
 from starlette.applications import Starlette
 from starlette.requests import Request

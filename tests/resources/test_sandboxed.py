@@ -23,7 +23,7 @@ from .worlds import TASK, Board, Curious, Digger, Worker
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
-    pytest.mark.skipif(kernel_forbids("namespace"), reason="the kernel forbids namespaces here"),
+    pytest.mark.skipif(kernel_forbids("namespace"), reason="the kernel forbids namespaces: run as root"),
 ]
 WAIT_S = 120
 

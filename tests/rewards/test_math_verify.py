@@ -17,7 +17,9 @@ from agentfly.errors import ConfigError, MissingExtra
 from agentfly.rewards import as_reward
 from agentfly.rewards.math_answer import math_equal
 
-installed = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs agentfly[math-verify]")
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed: pip install 'agentfly[math-verify]'"
+)
 
 # GSM8K's answers are numbers; replies name them in these ways.
 GSM8K = [

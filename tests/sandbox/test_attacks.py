@@ -90,7 +90,7 @@ def test_it_is_stopped_by_landlock_without_mounts_and_cgroups(
 @by_name
 def test_it_works_outside(host: dict[str, Any], attack: Attack, tmp_path: Path) -> None:
     if attack.control == "root" and os.geteuid() != 0:
-        pytest.skip("the control of this attack needs root")
+        pytest.skip("the control of this attack needs root: run pytest as root")
     code = attack.code if attack.control in ("same", "root") else attack.control
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"{PRELUDE}\nHOST = {host!r}\n{code}"],

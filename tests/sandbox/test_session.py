@@ -43,7 +43,7 @@ def test_a_session_joins_its_cgroup_before_its_cgroup_namespace_begins(namespace
     """With the opposite order systemd's mount option `nsdelegate` forbids the joining, and the group shows its name here."""
     code = "print(*{line.rsplit(':', 1)[1] for line in open('/proc/self/cgroup').read().split()})"
     if not namespace.server.facts["proc"]:
-        pytest.skip("/proc cannot be mounted here")
+        pytest.skip("/proc cannot be mounted: run outside a container, or in one with --privileged")
     assert cells(namespace, code) == [CellResult("/\n")]
 
 
@@ -334,6 +334,6 @@ def test_without_root_and_cgroups_every_attack_is_stopped_too() -> None:
         pytest.skip("the other tests ran without root already")
     done = as_another_user()
     if done is None:
-        pytest.skip("no Python that another user can start")
+        pytest.skip("no Python that another user can start: give others access to its folder")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""

@@ -134,7 +134,7 @@ def test_a_record_that_contains_itself_is_referred_to():
 
 
 def test_pydantic_models_bring_their_own_schema():
-    pydantic = pytest.importorskip("pydantic")
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed: pip install 'pydantic'")
 
     class Inner(pydantic.BaseModel):
         title: str

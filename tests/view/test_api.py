@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
 
 from agentfly.runs import RunStore, decode, encode
 from agentfly.runs.codec import from_json

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
 
 from agentfly import ReactAgent, reward, tool
 from agentfly.errors import ConfigError

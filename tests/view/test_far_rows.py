@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
 
 from agentfly.runs import query as query_module
 

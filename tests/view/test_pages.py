@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
 
 from agentfly.runs import RunStore
 from agentfly.view import live

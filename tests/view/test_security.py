@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
 
 from agentfly.errors import ConfigError
 from agentfly.net.guard import Guard

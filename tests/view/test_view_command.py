@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-pytest.importorskip("starlette")
+pytest.importorskip("starlette", reason="Starlette is not installed: pip install 'agentfly[serve]'")
 
 from agentfly import cli
 from agentfly.cli import main

@@ -131,7 +131,7 @@ print([(event.step, event.value) for event in events.Scalars("reward/mean")])
 
 
 def test_tensorboard_reads_scalars_and_needs_no_torch(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'agentfly[tensorboard]'")
     done = subprocess.run([sys.executable, "-c", TENSORBOARD, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == "[(0, 0.0), (1, 0.5), (2, 1.0)]"
@@ -175,7 +175,7 @@ for first in (0, 2):
 
 @pytest.mark.slow
 def test_wandb_writes_offline_without_a_key_or_a_question_and_resumes_its_id(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly[wandb]'")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     environment = {**kept, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
     done = subprocess.run(
@@ -351,7 +351,7 @@ def test_samples_are_the_best_the_worst_and_some_between() -> None:
 
 
 def test_wandb_is_online_only_where_it_need_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly[wandb]'")
     from agentfly.ext.trackers.wandb_tracker import choose_mode, has_key
 
     assert [choose_mode(None, False), choose_mode(None, True)] == ["offline", "online"]
@@ -382,12 +382,12 @@ class Talkative(Fragile):
 def test_a_notice_of_a_tracker_reaches_the_user(tmp_path: Path) -> None:
     plugins.register("trackers", "talkative", Talkative)
     said: list[str] = []
-    Trackers.open(["talkative"], tmp_path, {}, "run", warn=said.append)
+    Trackers.open(["talkative"], tmp_path, {}, "run", warn=said.append).close()
     assert said == ["written to a drawer"]
 
 
 def test_wandb_says_in_which_mode_it_is(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly[wandb]'")
     from agentfly.ext.trackers.wandb_tracker import explain_mode
 
     assert explain_mode("online", True, tmp_path) is None

@@ -164,8 +164,8 @@ def insert(db: sqlite3.Connection, statement: str, rows: Iterable[Sequence[Any]]
 def set_trained(db: sqlite3.Connection, rows: Sequence[tuple[int, float | None, int]]) -> None:
     """Set the advantage and the number of trained tokens of chains; a row is (key, advantage, number)."""
     if sqlite3.sqlite_version_info < (3, 33):  # no UPDATE FROM
-        statement = "UPDATE trajectories SET advantage = ?2, num_trained = ?3 WHERE key = ?1"
-        db.executemany(statement, rows)
+        statement = "UPDATE trajectories SET advantage = ?, num_trained = ? WHERE key = ?"
+        db.executemany(statement, [(advantage, number, key) for key, advantage, number in rows])
         return
     for start in range(0, len(rows), MAX_ROWS):
         part = rows[start : start + MAX_ROWS]

@@ -8,7 +8,7 @@ from agentfly.envs.alfworld.engine import State
 from agentfly.envs.alfworld.game import Game, read_problem
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "alfworld"
-MISSING = "the shared data folder is not beside this checkout"
+MISSING = f"no folder {SHARED}"
 
 OBJECTS = """
     agent1 - agent

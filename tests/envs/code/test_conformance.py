@@ -66,7 +66,8 @@ def test_the_table_is_large_and_has_sequences_of_cells() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_snippet_does_what_cpython_does(name: str, expected: dict[str, Cells], found: dict[str, list[CellResult]]) -> None:
     if not installed(name):
-        pytest.skip(f"{NEEDS[name.partition(' ')[0]]} is not installed")
+        package = NEEDS[name.partition(" ")[0]]
+        pytest.skip(f"{package} is not installed: pip install {package}")
     for cell, result in zip(expected[name], found[name], strict=True):
         assert result.alive
         assert not result.timed_out

@@ -109,7 +109,7 @@ def test_the_recipe_reads_and_its_names_are_known(folder: Path) -> None:
     assert (len(train), len(validation)) == (lines(folder / "train.jsonl"), 5)
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="the GSM8K file is not here")
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no file {REAL}")
 def test_the_real_train_file_has_problems_enough_for_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GSM8K_DATA", str(REAL.parent))
     parts = [set(questions(split)) for split in SPLITS]

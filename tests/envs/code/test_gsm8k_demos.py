@@ -144,7 +144,7 @@ def test_beyond_their_number_they_come_again() -> None:
     assert gsm8k_demos(100)[45:90] == gsm8k_demos(45)
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="the GSM8K file is not here")
+@pytest.mark.skipif(not REAL.is_file(), reason=f"no file {REAL}")
 def test_real_worked_answers_give_programs_that_python_agrees_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GSM8K_DATA", str(REAL))
     tasks = gsm8k_tasks("train")

@@ -234,7 +234,7 @@ def test_figures_come_back_as_an_image_and_a_word():
 
 
 def test_figures_of_the_real_matplotlib_come_back_as_png(run):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'agentfly[plot]'")
     draw = "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.title('squares')\nprint('drawn')"
     first, two, none = run(
         draw, "plt.figure(); plt.bar([1], [2])\nplt.figure(); plt.show()", "plt.get_fignums()", limit_s=120.0

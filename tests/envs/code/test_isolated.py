@@ -295,7 +295,7 @@ def test_a_late_solution_and_one_that_cannot_start_say_why(apart):
 
 def test_published_references_are_decided_apart(runner):
     if not MBPP.is_file():
-        pytest.skip("no MBPP file beside the checkout")
+        pytest.skip(f"no file {MBPP}")
     rows = random.Random(0).sample(load_mbpp(MBPP), 40)
 
     async def main() -> list[tuple[str, Verdict, int]]:

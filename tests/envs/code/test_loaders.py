@@ -119,14 +119,14 @@ def test_a_missing_file_a_broken_archive_and_bytes_that_are_not_text_are_refused
         load_gsm8k(tmp_path / "bad.jsonl")
 
 
-@pytest.mark.skipif(not (SHARED / "math" / "gsm8k_train.jsonl.gz").is_file(), reason="the GSM8K file is not here")
+@pytest.mark.skipif(not (SHARED / "math" / "gsm8k_train.jsonl.gz").is_file(), reason=f"no GSM8K in {SHARED}")
 def test_the_real_gsm8k_loads():
     rows = load_gsm8k(SHARED / "math" / "gsm8k_train.jsonl.gz")
     assert len(rows) > 7000
     assert all(float(row["answer"].replace("/", "e-")) is not None for row in rows[:500])
 
 
-@pytest.mark.skipif(not (SHARED / "code" / "mbpp.jsonl.gz").is_file(), reason="the MBPP file is not here")
+@pytest.mark.skipif(not (SHARED / "code" / "mbpp.jsonl.gz").is_file(), reason=f"no MBPP in {SHARED}")
 def test_the_real_mbpp_loads_and_its_solutions_pass():
     rows = load_mbpp(SHARED / "code" / "mbpp.jsonl.gz")
     assert len(rows) > 900

@@ -49,7 +49,8 @@ def test_it_passes_the_examination(java: None, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_plays_as_the_published_wrapper_does(world: ScienceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrapper_class = pytest.importorskip("scienceworld").ScienceWorldEnv
+    missing = "scienceworld is not installed: pip install 'agentfly[scienceworld]'"
+    wrapper_class = pytest.importorskip("scienceworld", reason=missing).ScienceWorldEnv
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UnlockExperimentalVMOptions -XX:hashCode=2")
     actions = ["teleport to outside", "focus on turtle egg", "pick up turtle egg", "dance", "wait1", "teleport to kitchen"]
     wrapper = wrapper_class("", envStepLimit=100)

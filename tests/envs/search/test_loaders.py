@@ -152,7 +152,7 @@ def test_search_questions_says_what_it_needs(tmp_path, write_jsonl):
     assert empty == 2
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared HotpotQA questions are not beside this checkout")
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no HotpotQA questions: no folder {SHARED}")
 def test_the_real_hotpotqa_questions_are_read():
     rows = load_questions(SHARED / "hotpotqa_questions.jsonl.gz")
     assert len(rows) == 950

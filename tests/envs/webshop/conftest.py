@@ -27,7 +27,7 @@ def cache(tmp_path_factory, monkeypatch) -> Path:
 @pytest.fixture(scope="session")
 def recorded() -> Path:
     if not RECORDED.is_dir():
-        pytest.skip("the recorded episodes of the original shop are not beside this checkout")
+        pytest.skip(f"no recorded episodes of the original shop: no folder {RECORDED}")
     return RECORDED
 
 

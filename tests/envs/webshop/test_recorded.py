@@ -62,7 +62,7 @@ def test_the_stored_catalogue_is_what_the_search_engine_was_fed(shop, recorded):
 
 
 def test_the_hanta_tagger_finds_the_recorded_nouns(shop, recorded):
-    pytest.importorskip("HanTa")
+    pytest.importorskip("HanTa", reason="HanTa is not installed: pip install 'agentfly[webshop]'")
     _, tag = find_tagger("hanta")
     with gzip.open(recorded / "title_nouns.json.gz", "rt") as stream:
         nouns = json.load(stream)

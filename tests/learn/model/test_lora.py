@@ -117,7 +117,7 @@ def test_adapters_are_written_as_peft_reads_them_and_come_back(tmp_path: Path) -
     adapt(other, LORA, seed=5)
     load_adapter(other, tmp_path)
     assert torch.equal(other(IDS).logits, model(IDS).logits)
-    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    peft = pytest.importorskip("peft", reason="PEFT is not installed: pip install peft")
     theirs = peft.PeftModel.from_pretrained(tiny_llama(), tmp_path)
     assert_close_to_norm(theirs(IDS).logits, model(IDS).logits)
 

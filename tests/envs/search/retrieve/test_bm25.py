@@ -125,7 +125,7 @@ def test_wrong_options_and_empty_corpora_are_refused():
         Bm25(corpus_of("...", "!"))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared Wikipedia passages are not beside this checkout")
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no Wikipedia passages: no folder {SHARED}")
 def test_a_gold_page_is_in_the_top_ten_for_nearly_every_hotpotqa_question():
     from agentfly.envs.search.loaders import load_questions
 

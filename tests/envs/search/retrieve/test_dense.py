@@ -39,7 +39,7 @@ def test_the_nearest_are_the_same_in_one_block_and_in_many(monkeypatch):
 
 
 def test_faiss_finds_what_numpy_finds():
-    pytest.importorskip("faiss")
+    pytest.importorskip("faiss", reason="faiss is not installed: pip install 'agentfly[faiss]'")
     here = open_local(Source("encyclopaedia")).corpus
     queries = [here[place].text for place in range(0, 200, 10)]
     one, other = (Dense(here, HashingEncoder(), library=name).rank(queries, 3) for name in ("faiss", "numpy"))

@@ -377,14 +377,14 @@ def test_what_a_cache_holds_that_is_no_answer_is_asked_again():
 
 
 def redis_cache(url: str, **options: Any):
-    pytest.importorskip("redis")
+    pytest.importorskip("redis", reason="redis is not installed: pip install 'agentfly[search]'")
     from agentfly.ext.redis_cache import RedisCache
 
     return RedisCache(url, 60.0, **options)
 
 
 def test_answers_are_remembered_in_redis_where_its_address_is_set(monkeypatch):
-    pytest.importorskip("redis")
+    pytest.importorskip("redis", reason="redis is not installed: pip install 'agentfly[search]'")
     monkeypatch.setattr("agentfly.ext.redis_cache.TIMEOUT_S", 30.0)  # a loaded machine is not a dead Redis
     with running(FakeRedis()) as redis, running(FakeProvider([FOUND])) as server:
         monkeypatch.setenv("REDIS_URL", redis.url)
@@ -400,7 +400,7 @@ def test_answers_are_remembered_in_redis_where_its_address_is_set(monkeypatch):
 
 
 def test_a_dead_redis_makes_it_slower_and_never_failed(monkeypatch, caplog):
-    pytest.importorskip("redis")
+    pytest.importorskip("redis", reason="redis is not installed: pip install 'agentfly[search]'")
     with running(FakeRedis()) as redis:
         monkeypatch.setenv("REDIS_URL", redis.url)
     with running(FakeProvider([FOUND])) as server:
