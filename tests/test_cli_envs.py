@@ -49,7 +49,7 @@ def test_a_reader_who_goes_away_ends_the_play_without_a_word() -> None:
             stdout=writer,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
+            timeout=800,
         )
     finally:
         os.close(writer)

@@ -527,5 +527,5 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback(runs: Path) -> None:
         process.stdout.readline()
         process.stdout.close()
         error = process.stderr.read()
-        assert process.wait(timeout=120) == 141
+        assert process.wait(timeout=800) == 141
     assert "Traceback" not in error and "BrokenPipe" not in error

@@ -15,7 +15,7 @@ import pytest
 from . import stored
 
 WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-WAIT_MS = 30_000
+WAIT_MS = 120_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,9 +64,9 @@ def test_news_that_come_faster_than_answers_do_not_keep_a_page_empty(open_tab: C
         if (given[1]?.signal?.aborted) throw new DOMException('given up', 'AbortError'); return answer; };"""
     )
     page = tab.open("/run/full/checks")
-    page.get_by_role("heading", name="Where the time goes").wait_for(timeout=20_000)
-    tab.visit("/compare?runs=full,again-seed1").get_by_role("heading", name="Config difference").wait_for(timeout=20_000)
-    tab.visit("/run/full/chains").get_by_text("61 chains").wait_for(timeout=20_000)
+    page.get_by_role("heading", name="Where the time goes").wait_for()
+    tab.visit("/compare?runs=full,again-seed1").get_by_role("heading", name="Config difference").wait_for()
+    tab.visit("/run/full/chains").get_by_text("61 chains").wait_for()
     assert next(told) > 3
     tab.context.unroute_all(behavior="ignoreErrors")
 

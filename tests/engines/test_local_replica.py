@@ -441,7 +441,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.stdout.strip().endswith("equal"), done.stdout + done.stderr
     print(done.stdout)

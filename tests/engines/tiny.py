@@ -83,10 +83,10 @@ def byte_tokenizer() -> Any:
 
 
 def run(work: Callable[[LocalEngine], Awaitable[Any]], model: Any = None, **options: Any) -> Any:
-    """Open an engine, do the work in it, close it; never longer than two minutes."""
+    """Open an engine, do the work in it, close it; never longer than ten minutes."""
 
     async def main() -> Any:
-        async with opened(model, **options) as engine, asyncio.timeout(120):
+        async with opened(model, **options) as engine, asyncio.timeout(600):
             return await work(engine)
 
     return asyncio.run(main())

@@ -158,7 +158,7 @@ def build(folder):
 stored(Path(sys.argv[1]), build, lambda folder: None)
 """
     path = tmp_path / "thing"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=800, check=False)
     assert done.returncode != 0
     assert not path.exists()
     maker = Maker()
@@ -191,7 +191,7 @@ print(stored(where, build, lambda folder: (folder / "text").read_text(), wait_s=
         while not log.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         (tmp_path / "go").touch()
-        assert [process.communicate(timeout=120)[0].strip() for process in both] == ["hello", "hello"]
+        assert [process.communicate(timeout=800)[0].strip() for process in both] == ["hello", "hello"]
     finally:
         for process in both:
             process.kill()

@@ -321,7 +321,7 @@ def run_script(script: str, device: str, interpreted: bool) -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.stdout.strip().endswith("equal"), done.stdout + done.stderr
 

@@ -23,7 +23,7 @@ from agentfly.errors import ConfigError
 from agentfly.net.guard import Guard
 from agentfly.net.server import WebServer, serve_until_stopped
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 async def size(request: Request) -> JSONResponse:

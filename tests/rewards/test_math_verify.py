@@ -165,4 +165,4 @@ def test_a_limit_that_is_no_time_is_refused() -> None:
 
 def test_naming_the_reward_loads_no_sympy() -> None:
     code = "import sys, agentfly.rewards as r; r.math_verify; assert not {'sympy', 'math_verify'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=800)

@@ -152,7 +152,7 @@ with StoreWriter(RunStore({str(store.path)!r})) as writer:
         writer.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code], check=False, timeout=120, env=os.environ)
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=800, env=os.environ)
     with read(store) as reader:
         assert reader.meta()["status"] == "running"
         assert reader.state() == "dead"

@@ -209,7 +209,7 @@ def test_a_kill_in_the_middle_of_writing_leaves_whole_steps(tmp_path: Path, afte
             break
     process.send_signal(signal.SIGKILL)
     rest = process.stdout.read().split()
-    process.wait(timeout=30)
+    process.wait(timeout=300)
     process.stdout.close()
     acknowledged = int(rest[-1]) if rest else after
     with RunStore(path) as store:

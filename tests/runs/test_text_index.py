@@ -219,7 +219,7 @@ def test_the_index_is_whole_after_a_kill_and_a_resume(tmp_path: Path, after: int
             break
     process.send_signal(signal.SIGKILL)
     process.stdout.read()
-    process.wait(timeout=30)
+    process.wait(timeout=300)
     process.stdout.close()
     check_every_text(path)
     with RunStore(path) as store:  # as a resumed run does

@@ -30,7 +30,7 @@ class Bench:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         async def bounded() -> Any:
-            return await asyncio.wait_for(work, 60)
+            return await asyncio.wait_for(work, 300)
 
         return self.runner.run(bounded())
 

@@ -22,7 +22,7 @@ def as_another_user() -> subprocess.CompletedProcess[str] | None:
             run = drop + f"[{python!r}, '-m', 'tests.sandbox.rootless'])"
             environment = {"PYTHONPATH": f"{ROOT / 'src'}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
             return subprocess.run(
-                [sys.executable, "-c", run], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+                [sys.executable, "-c", run], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800
             )
     return None
 

@@ -94,7 +94,7 @@ def test_it_works_outside(host: dict[str, Any], attack: Attack, tmp_path: Path) 
     code = attack.code if attack.control in ("same", "root") else attack.control
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"{PRELUDE}\nHOST = {host!r}\n{code}"],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path, pass_fds=[host["fd"]], start_new_session=True,
+        capture_output=True, text=True, timeout=300, cwd=tmp_path, pass_fds=[host["fd"]], start_new_session=True,
     )  # fmt: skip
     if "PWNED" not in done.stdout and not done.stderr:
         pytest.skip("this host stops it by itself")

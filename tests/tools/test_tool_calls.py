@@ -334,7 +334,7 @@ task = Task("t", ())
 hang = Tool(lambda: time.sleep(1000), name="hang", description="d", timeout_s=0.05)
 print(asyncio.run(call_tools({"hang": hang}, [ToolCall("hang")], Context(task, Trajectory("c", task))))[0].error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=800, check=True)
     assert (done.stdout.strip(), done.stderr) == ("timeout", "")
 
 

@@ -192,13 +192,13 @@ def test_ctrl_c_saves_and_says_how_to_go_on(model: Path, tmp_path: Path) -> None
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     metrics = tmp_path / "stopped" / "metrics.jsonl"
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 500
     while (
         not (metrics.exists() and '"step": 2' in metrics.read_text()) and time.monotonic() < deadline and process.poll() is None
     ):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=250)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert "--resume" in output
     assert "Traceback" not in output

@@ -546,7 +546,7 @@ def test_ctrl_c_twice_ends_at_once_and_says_what_is_kept(model: Path, tmp_path: 
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.0)  # it waits for the update
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=800)
     assert process.returncode == 130, output
     assert f"stopped at once; the newest checkpoint is {tmp_path}/run/checkpoints/step-000002" in output
     assert "Traceback" not in output

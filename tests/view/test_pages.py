@@ -21,7 +21,7 @@ from agentfly.view.live import Changes
 
 from .stored import BEARER, TOKEN, make_run
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def fetch(runs: Path, static: Path, *paths: str, **headers: str) -> list[httpx.Response]:

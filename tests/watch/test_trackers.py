@@ -132,7 +132,7 @@ print([(event.step, event.value) for event in events.Scalars("reward/mean")])
 
 def test_tensorboard_reads_scalars_and_needs_no_torch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'agentfly[tensorboard]'")
-    done = subprocess.run([sys.executable, "-c", TENSORBOARD, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", TENSORBOARD, str(tmp_path)], capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == "[(0, 0.0), (1, 0.5), (2, 1.0)]"
     assert json.loads((tmp_path / "tensorboard" / "config.json").read_text()) == {"name": "run", "lr": 1e-5}
@@ -180,7 +180,7 @@ def test_wandb_writes_offline_without_a_key_or_a_question_and_resumes_its_id(tmp
     environment = {**kept, "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
     done = subprocess.run(
         [sys.executable, "-c", WANDB, str(tmp_path)],
-        capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL, env=environment,
+        capture_output=True, text=True, timeout=800, stdin=subprocess.DEVNULL, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run_id = (tmp_path / "wandb-id.txt").read_text()
@@ -234,7 +234,7 @@ def run_script(script: str, folder: Path, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "TRACKIO", "OTEL"))}
     done = subprocess.run(
         [sys.executable, "-c", script, str(folder)],
-        capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL, env={**kept, "HOME": str(folder), **environment},
+        capture_output=True, text=True, timeout=800, stdin=subprocess.DEVNULL, env={**kept, "HOME": str(folder), **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

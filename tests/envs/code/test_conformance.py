@@ -32,7 +32,7 @@ def expected() -> dict[str, Cells]:
     cases = {name: cells for name, cells in CASES.items() if installed(name)}
     script = Path(__file__).with_name("reference.py")
     command = [sys.executable, "-X", "utf8", "-W", "ignore", str(script)]
-    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=800, check=True)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 

@@ -416,7 +416,7 @@ def test_the_command_serves_until_it_is_told_to_stop(write_jsonl):
         answer = httpx.post(url[1] + "/search", json={"queries": ["cat"]}, trust_env=False, timeout=60).json()
         assert answer["results"][0][0]["title"] == "Cat"
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, out, err) == (0, "stopped\n", "")
     finally:
         process.kill()
