@@ -7,6 +7,7 @@ for tests that wait for threads, processes or sockets: the time does not know of
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 import time
 from typing import Any
@@ -15,10 +16,10 @@ import pytest
 
 
 class Clock:
-    """Begins with the real time, which a default of a dataclass may still read."""
+    """Begins with the real time, which a default of a dataclass may still read; a whole number, so that sums are exact."""
 
     def __init__(self) -> None:
-        self.now = time.monotonic()
+        self.now = float(math.ceil(time.monotonic()))
 
     def read(self) -> float:
         return self.now
