@@ -56,6 +56,20 @@ def write_shop(folder: Path) -> Path:
     return folder
 
 
+def write_questions(folder: Path) -> Path:
+    """Questions about people and towns, in HotpotQA's format, and the passages that answer them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ["".join(parts) for parts in itertools.product("BDKL", "ae", ("rin", "lom", "sto", "vek", "gad"))]
+    questions = [
+        {"_id": f"q{n}", "question": f"Where was {name} born?", "answer": f"{name}ton", "supporting_facts": [[name, 0]]}
+        for n, name in enumerate(names)
+    ]
+    passages = [{"id": f"{n}", "title": name, "text": f"{name} was born in {name}ton."} for n, name in enumerate(names)]
+    for stem, rows in (("questions", questions), ("passages", passages)):
+        (folder / f"{stem}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
 def write_gsm8k(folder: Path) -> Path:
     """Word problems with worked answers that mark their steps: train.jsonl and test.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)

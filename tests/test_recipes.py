@@ -13,7 +13,7 @@ from agentfly import Config
 from agentfly.cli import main
 from agentfly.errors import MissingExtra
 from agentfly.watch.progress import Progress
-from tests.published import write_games, write_gsm8k, write_shop
+from tests.published import write_games, write_gsm8k, write_questions, write_shop
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 MINIATURE = [
@@ -35,6 +35,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("ALFWORLD_DATA", str(write_games(folder / "alfworld")))
         patch.setenv("WEBSHOP_DATA", str(write_shop(folder / "webshop")))
         patch.setenv("GSM8K_DATA", str(write_gsm8k(folder / "gsm8k")))
+        patch.setenv("SEARCH_DATA", str(write_questions(folder / "search")))
         patch.setenv("AGENTFLY_CACHE", str(folder / "cache"))
         yield
 

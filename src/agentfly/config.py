@@ -43,6 +43,9 @@ class AgentSettings:
     reward: str | dict[str, Any] = setting("exact_match", "a reward by name, or a table of names with weights or options")
     env: str | None = setting(None, "environment of one chain, by name")
     system: str | None = setting(None, "system text; replaces the first line of the agent's prompt")
+    examples: list[dict[str, Any]] = setting(
+        [], "worked examples in every prompt, before the task: messages with `role` and `content`"
+    )
     max_turns: int = setting(8, "replies a chain may give")
     max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set")
     chain_timeout_s: float = setting(600.0, "seconds after which a chain is ended and not trained on")

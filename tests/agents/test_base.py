@@ -44,6 +44,37 @@ def test_a_custom_agent_overrides_two_methods() -> None:
     assert trajectory.reward == 1.0
 
 
+EXAMPLES = [{"role": "user", "content": "greet"}, {"role": "assistant", "content": "say hello"}]
+
+
+def test_examples_stand_between_the_system_text_and_the_task_in_every_prompt() -> None:
+    agent = EchoAgent(ScriptedEngine(["HI"]), reward=exact, examples=EXAMPLES, renderer=ByteRenderer())
+    (trajectory,) = agent.run_sync([{"question": "part", "answer": "HI"}])
+    opening = [(message.role, message.content) for message in trajectory.messages[:-1]]
+    assert opening == [
+        ("system", "Reply `say X`, or the answer."), ("user", "greet"), ("assistant", "say hello"), ("user", "part"),
+    ]  # fmt: skip
+    assert ByteRenderer().decode(trajectory.turns[0].context_ids).count("say hello") == 1
+    assert trajectory.task.messages == (Message("user", "part"),)
+
+
+@pytest.mark.parametrize(
+    ("examples", "sentence"),
+    [
+        (EXAMPLES[:1], "examples begin with a user message and end with the assistant's reply"),
+        (EXAMPLES[1:], "examples begin with a user message and end with the assistant's reply"),
+        (
+            [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}, EXAMPLES[1]],
+            "examples hold no system message",
+        ),
+        ([{"role": "user"}], "examples: message 0 must be an object with 'role' and 'content'"),
+    ],
+)
+def test_examples_that_are_no_dialogue_are_refused(examples: list[dict[str, str]], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        EchoAgent(ScriptedEngine([]), examples=examples)
+
+
 def test_run_is_async_and_run_sync_works_inside_a_loop_too() -> None:
     agent = EchoAgent(ScriptedEngine(["hi"]), reward=exact, renderer=ByteRenderer())
     rows = [{"question": "greet", "answer": "hi"}]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentfly import ReactAgent
+from agentfly import Message, ReactAgent, Task
 from agentfly.errors import DataError
 from agentfly.learn.samples import to_samples
+from agentfly.rollout import opening_messages
 from agentfly.training.demonstrations import to_trajectory
 
 ROW = {
@@ -46,6 +47,20 @@ def test_the_prompt_is_the_one_that_the_agent_writes_when_it_acts(agent: ReactAg
     renderer: Any = agent.renderer
     assert trajectory.turns[0].context_ids == renderer.start(agent.start(trajectory.task), agent.schemas)
     assert "- add(" in trajectory.messages[0].content
+
+
+def test_the_examples_of_the_prompt_are_not_trained_and_an_exported_chain_gets_them_once(agent: ReactAgent) -> None:
+    shown = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "Answer: 2"}]
+    taught = ReactAgent("pocket", tools=["add"], examples=shown)
+    taught.use_engine(agent.engine, agent.renderer)
+    trajectory = convert(taught, ROW)
+    (row,) = to_samples(trajectory)
+    renderer: Any = agent.renderer
+    assert renderer.tokenizer.decode(row.token_ids[row.mask].tolist()).count("Answer: ") == 1
+    assert renderer.tokenizer.decode(row.token_ids.tolist()).count("Answer: 2") == 1
+    opening = opening_messages(taught, Task("4", (Message("user", "2 + 3?"),)))
+    exported = [{"role": each.role, "content": each.content} for each in opening] + ROW["messages"][1:]
+    assert convert(taught, {"messages": exported}).messages == trajectory.messages
 
 
 @pytest.mark.parametrize(

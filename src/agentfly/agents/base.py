@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Never, get_args
 
 from ..aio.threads import run_to_end
-from ..data import check_fields, load_tasks
+from ..data import check_fields, load_tasks, parse_message
 from ..engines import engine_options
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..foreign_names import unknown_argument
 from ..resources import spec_of
 from ..rewards import Reward, as_reward
@@ -45,8 +45,9 @@ class BaseAgent:
 
     `model` is a name ("pocket", "pocket-worlds", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools`
     are decorated functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a
-    class or function that makes the environment of one chain. `engine` is "local", "vllm" or "openai", or a table of `kind`
-    and the engine's options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
+    class or function that makes the environment of one chain. `examples` are messages of worked examples, which every prompt
+    shows between the system text and the task. `engine` is "local", "vllm" or "openai", or a table of `kind` and the engine's
+    options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "user"
@@ -63,6 +64,7 @@ class BaseAgent:
         reward: Any = None,
         env: Any = None,
         system: str | None = None,
+        examples: Iterable[Message | Mapping[str, Any]] = (),
         max_turns: int = 8,
         max_context: int | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
@@ -85,6 +87,7 @@ class BaseAgent:
         self.resources = dict(resources or {})
         check_resources(self)
         self.system = system
+        self.examples = as_examples(examples)
         self.max_context = max_context
         self.limits = Limits(max_turns=max_turns, chain_timeout_s=chain_timeout_s)
         self.sampling = as_sampling(sampling)
@@ -246,6 +249,22 @@ def tool_list(tools: Any) -> list[Any]:
     if not isinstance(tools, Iterable):
         raise ConfigError(f"tools is a list of decorated functions or names, not {type(tools).__name__}")
     return list(tools)
+
+
+def as_examples(messages: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Returns the examples of a prompt as messages. Raises ConfigError unless they are whole dialogues."""
+    try:
+        made = tuple(
+            each if isinstance(each, Message) else parse_message(each, number, "examples")
+            for number, each in enumerate(messages)
+        )
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if made and (made[0].role != "user" or made[-1].role != "assistant"):
+        raise ConfigError("examples begin with a user message and end with the assistant's reply")
+    if any(message.role == "system" for message in made):
+        raise ConfigError("examples hold no system message: `system` is the place for it")
+    return made
 
 
 def with_system(system: str | None, messages: Sequence[Message]) -> list[Message]:

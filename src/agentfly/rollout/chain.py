@@ -43,6 +43,7 @@ class AgentLike(Protocol):
     """The part of an agent that a chain uses."""
 
     tools: dict[str, Tool]
+    examples: tuple[Message, ...]
     on_no_tool_call: Reaction
     on_invalid_call: Reaction
     on_tool_error: Reaction
@@ -51,6 +52,15 @@ class AgentLike(Protocol):
     def parse(self, completion: Completion) -> Action: ...
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
     def nudge(self, action: Action) -> Message: ...
+
+
+def opening_messages(agent: AgentLike, task: Task) -> list[Message]:
+    """Returns what `agent.start` writes, with the agent's examples after the system messages at its beginning."""
+    messages = agent.start(task)
+    if not agent.examples:
+        return messages
+    at = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
+    return [*messages[:at], *agent.examples, *messages[at:]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

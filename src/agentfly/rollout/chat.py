@@ -24,7 +24,7 @@ from ..errors import ConfigError, DataError, DeadlineError, InvariantError, Roll
 from ..resources import Lease
 from ..tools import Context, call_tools
 from ..types import Event, Message, Outcome, Sampling, Task, ToolResult, Trajectory, Turn
-from .chain import Plan, borrow, play, score
+from .chain import Plan, borrow, opening_messages, play, score
 from .setup import RunnableAgent, make_plan, next_run_number, open_environments
 
 STOPPED = "The call was stopped by the user."
@@ -216,11 +216,11 @@ class ChatSession:
         if text is None:
             if task is None:
                 raise ConfigError("there is nothing to reply to: say something")
-            return list(self.agent.start(task))
+            return opening_messages(self.agent, task)
         if task is None:
             task = Task("chat", ())
         kept = task.messages[:-1] if task.messages and task.messages[-1].role == "user" else task.messages
-        return list(self.agent.start(replace(task, messages=(*kept, Message("user", text)))))
+        return opening_messages(self.agent, replace(task, messages=(*kept, Message("user", text))))
 
     def _complete_last_turn(self) -> None:
         """Answer the calls of a turn that was stopped, so that the conversation can go on."""

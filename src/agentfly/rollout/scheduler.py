@@ -18,7 +18,7 @@ from ..data import row_of
 from ..errors import AgentFlyError, DataError, InvariantError
 from ..resources import Admission, ResourceManager
 from ..types import BoundedEngine, Engine, Message, Task, Trajectory
-from .chain import Limits, Opening, Plan, run_chain
+from .chain import Limits, Opening, Plan, opening_messages, run_chain
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256
@@ -34,7 +34,7 @@ def open_task(plan: Plan, task: Task, draw: int = 0) -> Opening:
     """Write and render a task's prompt. Raises DataError if it leaves no room for a reply."""
     if plan.runner is not None:
         return plan.runner.open(plan, task, draw)
-    return replace(_render(plan, task, plan.agent.start(task), f"task {task.id!r}"), draw=draw)
+    return replace(_render(plan, task, opening_messages(plan.agent, task), f"task {task.id!r}"), draw=draw)
 
 
 def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
@@ -45,9 +45,9 @@ def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
     """
     if plan.renderer is None or not tasks:
         return
-    overhead = len(_render(plan, tasks[0], plan.agent.start(tasks[0]), row_of(tasks[0], 0)).prompt_ids)
+    overhead = len(_render(plan, tasks[0], opening_messages(plan.agent, tasks[0]), row_of(tasks[0], 0)).prompt_ids)
     for index, task in enumerate(tasks):
-        messages = plan.agent.start(task)
+        messages = opening_messages(plan.agent, task)
         bound = overhead + sum(len(message.content.encode("utf-8", "replace")) for message in messages)
         if bound >= plan.limits.max_context or any(message.images for message in messages):
             _render(plan, task, messages, row_of(task, index))

@@ -15,7 +15,7 @@ from ..agents.base import BaseAgent
 from ..data import is_file_name, parse_message, read_rows
 from ..errors import ConfigError, DataError
 from ..learn.samples import to_samples
-from ..rollout import make_plan
+from ..rollout import make_plan, opening_messages
 from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
 
 COUNT = 1000
@@ -58,7 +58,7 @@ def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> l
 
 def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
     """Returns a demonstration as the trajectory of a chain that sampled its replies. Raises DataError if it is malformed."""
-    messages = _messages(row, index)
+    messages = _without(agent.examples, _messages(row, index))
     first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
     if not first:
         raise DataError(f"row {index}: a demonstration has at least one message before its first assistant reply")
@@ -93,9 +93,15 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
 def _opening(agent: BaseAgent, task: Task) -> list[Message]:
     """The agent's opening messages. A row that begins with them already, as an exported chain does, is left as it is."""
     given = list(task.messages)
-    if given[0].role == "system" and agent.start(replace(task, messages=task.messages[1:])) == given:
-        return given
-    return agent.start(task)
+    bare = replace(task, messages=task.messages[1:])
+    return opening_messages(agent, bare if given[0].role == "system" and agent.start(bare) == given else task)
+
+
+def _without(examples: Sequence[Message], messages: list[Message]) -> list[Message]:
+    """Returns the messages of a demonstration without the agent's examples, which an exported chain holds and a prompt adds."""
+    at = int(messages[:1] != [] and messages[0].role == "system")
+    shown = messages[at : at + len(examples)] == list(examples)
+    return [*messages[:at], *messages[at + len(examples) :]] if shown else messages
 
 
 def _messages(row: Any, index: int) -> list[Message]:

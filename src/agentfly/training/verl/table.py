@@ -416,6 +416,7 @@ TABLE: dict[str, Rule] = {
     "agent.reward": LOOP,
     "agent.env": LOOP,
     "agent.system": LOOP,
+    "agent.examples": LOOP,
     "agent.max_turns": LOOP,
     "agent.max_context": made("data.max_prompt_length, data.max_response_length, rollout.max_model_len", context),
     "agent.chain_timeout_s": LOOP,
