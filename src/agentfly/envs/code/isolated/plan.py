@@ -68,7 +68,7 @@ def plan_tests(prelude: str, tests: list[str]) -> Plan:
     """Names of modules and built-ins mean Python's own, unless the tests read no other name than those of built-ins."""
     reads, sets = asked_names(tests)
     wanted = reads - sets - asked_names([prelude])[1]
-    called = {node.func.id for test in tests for node in ast.walk(ast.parse(test)) if _calls_name(node)}  # type: ignore[attr-defined]
+    called = {_called_name(node) for test in tests for node in ast.walk(ast.parse(test))}
     modules = {name for name in wanted - called if name in sys.stdlib_module_names or name in ALIASES}
     wanted -= modules
     names = {name for name in wanted if not hasattr(builtins, name)} or wanted
@@ -99,10 +99,11 @@ class _Source:
         for node in self.nodes:
             self.bind(node)
         for node in self.nodes:
-            if _calls_name(node):
-                self.bind_parameters(node, self.functions.get(node.func.id, []))  # type: ignore[attr-defined]
+            if isinstance(node, ast.Call):
+                self.bind_parameters(node, self.functions.get(_called_name(node), []))
         given = [value for node in self.nodes for value in self.handed_over(node)]
         self.handed = {value.id for value in given if isinstance(value, ast.Name)}
+        self.plain_functions: set[str] = set()
         self.plain_functions = self.find_plain_functions()
         made = [value for node in self.nodes if self.constructs(node) for value in self.handed_over(node)]
         displays = [
@@ -360,12 +361,11 @@ class _Source:
         return self.constructs(node)
 
     def constructs(self, node: ast.AST) -> bool:
-        name = node.func.id if _calls_name(node) else ""  # type: ignore[attr-defined]
+        name = _called_name(node)
         return name in self.names and name[:1].isupper() and "_" not in name and name not in self.plain_functions
 
     def find_plain_functions(self) -> set[str]:
         """Names with a capital letter that the tests use three times or more, and only to compare a call with data."""
-        self.plain_functions: set[str] = set()
         compared: set[int] = set()
         for node in self.nodes:
             if isinstance(node, ast.Compare) and sum(map(self.from_solution, [node.left, *node.comparators])) == 1:
@@ -373,9 +373,9 @@ class _Source:
             elif isinstance(node, ast.Call) and not self.from_solution(node.func):
                 compared |= set(map(id, node.args))
         calls = [node for node in self.nodes if self.constructs(node)]
-        names = {node.func.id for node in calls if id(node) not in compared}  # type: ignore[attr-defined]
+        names = {_called_name(node) for node in calls if id(node) not in compared}
         uses = Counter(node.id for node in self.nodes if isinstance(node, ast.Name))
-        counts = Counter(node.func.id for node in calls)  # type: ignore[attr-defined]
+        counts = Counter(map(_called_name, calls))
         return {name for name, count in counts.items() if count >= 3 and count == uses[name] and name not in names}
 
     def holds_objects(self, node: ast.expr, seen: frozenset[str]) -> bool:
@@ -391,8 +391,8 @@ class _Source:
         return {ast.dump(node)} if self.constructs(node) else set()
 
 
-def _calls_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+def _called_name(node: ast.AST) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _last(node: ast.expr) -> str:

@@ -197,7 +197,7 @@ def _are_names(fields: Any) -> bool:
 def _named(name: Any, fields: Any) -> Any:
     if not _are_names([name]) or not _are_names(fields):
         raise NotData("the names of a tuple are malformed")
-    return collections.namedtuple(name, fields)  # type: ignore[misc]
+    return collections.namedtuple(name, fields)
 
 
 def _number(number: Any) -> int:
