@@ -41,7 +41,7 @@ where N is a number from {lowest} (useless) to {highest} (fully right)."""
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _NUMBER = r"[-+]?\d{1,9}(?:\.\d{1,9})?"
 _RATIO = r"(?:\s?(?:/|of|out of)\s?\d{1,9})?"
-# A line that is nothing but a mark: "Score: 7", "**Rating:** [[7]]", "The score is 7 out of 10", "I give it 7/10." Bounded repeats.
+# A line that is nothing but a mark: "Score: 7", "Rating: [[7]]", "The score is 7 out of 10", "I give it 7/10." Bounded repeats.
 _MARK = re.compile(
     rf"(?:(?:the\s|my\s)?(?:final\s|overall\s|total\s)?(?:score|rating|grade|mark)\s?(?:[:=]|\bis\b)?"
     rf"|I(?:\swould|'d)?\s(?:give|rate|grade|score)\s(?:it|this|the\sresponse)(?:\sas|\swith)?(?:\sa)?)?"
@@ -65,9 +65,8 @@ def judge(
     """A mark from another model, scaled to 0 .. 1.
 
     `prompt` may use {question} (the last user message of the task), {prediction}, {transcript}, {lowest}, {highest}, {fence} (a
-    random word, another one for each request) and any field of the data set; the fields it names are needed. The mark is the last
-    line of the reply. An engine that reads ids needs its `renderer` too; the name of a
-    model brings both.
+    random word, another one for each request) and any field of the data set; the fields it names are needed. The mark is the
+    last line of the reply. An engine that reads ids needs its `renderer` too; the name of a model brings both.
     """
     low, high = _read_scale(scale, name)
     if attempts < 1:
@@ -122,8 +121,10 @@ async def _ask(engine: Engine, renderer: Renderer | None, message: Message, samp
 
 
 def read_mark(reply: str, low: float, high: float) -> float | None:
-    """The mark in the last line of a judge's reply: "Score: 7", [[7]], "7/10", a bare number, or a JSON object to the end. Marks
-    elsewhere do not count; one outside the scale is none."""
+    """The mark in the last line of a judge's reply: "Score: 7", [[7]], "7/10", a bare number, or a JSON object to the end.
+
+    Marks elsewhere do not count, and one outside the scale is none.
+    """
     tail = reply[-4000:].strip().removesuffix("```").rstrip()  # a long reply must not take longer to search
     found = _MARK.fullmatch(re.sub(r"[*_`]", "", tail.rpartition("\n")[2]).strip())
     mark = float(found.group(1)) if found else _from_json(tail)
