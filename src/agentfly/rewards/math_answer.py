@@ -14,7 +14,6 @@ time, and no power is multiplied out beyond a bound. Equations other than "x = .
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections import deque
@@ -22,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..types import Task
-from .answers import alternatives
+from .answers import alternatives, read_literal
 from .function import FunctionReward
 from .math_compare import boxed_spans, expression_of, is_answer, last_boxed, plain_signs, same_answer
 from .math_form import stands_in
@@ -91,14 +90,16 @@ _OFFER = re.compile(
     r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?",
     re.I,
 )
-_HEDGE = re.compile(
-    r"\b(?:alternat(?:ive|ively|e)|otherwise|failing that"
-    r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)"
+_HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
+    r"\b(?:alternat(?:ive|ively|e)|otherwise|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
+    r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)|(?:or|else) (?:else|even|it)"
     r"|(?:second|2nd|other|another|next|backup|fallback|alternate|different|my|also) (?:\w+ )?"
     r"(?:guess|answer|choice|option|possibility|candidate|solution|value|bet)s?"
     r"|also (?:possible|plausible|acceptable|valid|works)"
-    r"|(?:or|else) (?:maybe|perhaps|possibly|else|even|it)|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
-    r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?|plan b|either|or|aka)\b",
+    r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?)\b"
+    r"[^\w\n]{0,4}(?:(?:it|is|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|number)"
+    r"[^\w\n]{1,4}){0,4}"
+    r"(\d[\d,.]*)",
     re.I,
 )
 _RIVAL = re.compile(r"\b(?:second|2nd|other|another|next|backup|fallback|alternate|alternative|possible)\s$", re.I)
@@ -158,7 +159,8 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
 def _agree(found: Sequence[str], reference: str, question: Any) -> bool:
     if len(found) == 1:
         return same_answer(found[0], reference, formed=True) and not _copied(found[0], reference, question)
-    alike = all(same_answer(one, reference, formed=True) and not _copied(one, reference, question) for one in found)
+    alike = all(same_answer(one, reference) for one in found)  # a working-out may stand before its result
+    alike = alike and any(same_answer(one, reference, formed=True) and not _copied(one, reference, question) for one in found)
     return alike or same_answer(", ".join(found), reference, formed=True)
 
 
@@ -206,10 +208,7 @@ def _json_answer(text: str) -> str | None:
     try:
         value = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, strict=False)
     except (ValueError, RecursionError):
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            return None
+        value = read_literal(text)
     for _ in range(3):
         if not isinstance(value, dict):
             break
@@ -257,11 +256,8 @@ def _second_thoughts(text: str) -> list[str]:
     """The number that the text behind an answer offers in its place: "Second guess: 25"."""
     first = re.search(r"\d", text)
     start = 0 if first is None or text[:1] == " " else first.end()
-    for hedge in _HEDGE.finditer(text[:MAX_PREDICTION], start):
-        number = re.match(r"[^\d.\n]{0,40}?(\d[\d,.]*)", text[hedge.end() : hedge.end() + 60])
-        if number:
-            return [number.group(1).rstrip(".,")]
-    return []
+    found = _HEDGED.search(text[:MAX_PREDICTION], start)
+    return [found.group(1).rstrip(".,")] if found else []
 
 
 def _clause_answers(rest: str) -> list[str]:
@@ -339,7 +335,7 @@ def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], li
         return (
             len(gap) <= _GAP
             and "round" not in gap
-            and bool(_OFFER.fullmatch(gap) or _HEDGE.search(gap) or (lists and _LIST.fullmatch(gap)))
+            and bool(_OFFER.fullmatch(gap) or _HEDGED.search(f"{gap}0") or (lists and _LIST.fullmatch(gap)))
         )
 
     for index in order:

@@ -83,7 +83,9 @@ def _factors(tree: Expression) -> list[Expression]:
 def stands_in(question: str, found: Expression, reference: Expression | None) -> bool:
     """Whether the question holds this expression, in any order of its terms, and asks for another form of it."""
     form = _form(found)
-    if (reference is not None and form == _form(reference)) or (is_number(found) and not _is_unreduced(found)):
+    if reference is not None and (form == _form(reference) or (is_number(reference) and not _is_unreduced(found))):
+        return False
+    if is_number(found) and not _is_unreduced(found):
         return False
     texts = ["".join(groups) for groups in _FORMULA.findall(question)] + _RUN.findall(question)
     sides = [side for text in texts[:MAX_FORMS] for side in text.rstrip(".?!,").split("=")]
