@@ -267,7 +267,9 @@ class RunSettings:
     def __post_init__(self) -> None:
         parts = Path(self.name or "run").parts
         if not parts or ".." in parts or Path(self.name or "run").is_absolute():
-            raise ConfigError(f"run.name is the name of a folder in run.dir, not {self.name!r}: choose another one, or set run.dir")
+            raise ConfigError(
+                f"run.name is the name of a folder in run.dir, not {self.name!r}: choose another one, or set run.dir"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

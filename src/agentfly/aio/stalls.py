@@ -1,7 +1,7 @@
 """Names a call that holds up an event loop: `with stalls.watch(describe, subject): ...` costs less than a microsecond.
 
-A thread looks every `LOOK_S` seconds which calls still run, and logs a line at the first look, the second, the fourth, and so on.
-It cannot stop them: a call that may block needs a thread with a deadline.
+Every `LOOK_S` seconds a thread looks which calls still run, and logs a line at its first look, its second, its fourth, and so
+on. It cannot stop them: a call that may block needs a thread with a deadline.
 """
 
 from __future__ import annotations
