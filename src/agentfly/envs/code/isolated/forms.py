@@ -194,10 +194,10 @@ def _called(source: Any, node: ast.Call) -> str:
     name = node.args[1] if path in ("getattr", "hasattr", "setattr", "delattr") and len(node.args) > 1 else None
     if name is not None and source.from_solution(name):
         return "the solution names an attribute that the tests use"
-    if isinstance(name, ast.Constant) and (form := _path_form(f"{source.dotted(node.args[0])}.{name.value}")):
+    if isinstance(name, ast.Constant) and (form := _path_form(f"{source.dotted(node.args[0])}.{name.value!s}")):
         return form
     if isinstance(name, ast.Constant) and str(name.value).startswith("__") and name.value not in READABLE:
-        return f"the tests ask for {name.value}"
+        return f"the tests ask for {name.value!s}"
     if path == "type" and any(isinstance(one, ast.Name) and one.id in source.caught for one in node.args):
         return "the tests ask for the class of an exception"
     if (path in ("isinstance", "issubclass") and len(node.args) == 2) or method in ("assertIsInstance", "assertNotIsInstance"):
