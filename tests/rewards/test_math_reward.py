@@ -202,6 +202,13 @@ def test_an_expression_of_the_question_earns_nothing(
     assert math_equal(prediction=rf"\boxed{{{prediction}}}", answer=answer, task=asked) == expected
 
 
+def test_a_question_that_ends_with_its_answer_is_not_paid_when_it_is_copied() -> None:
+    question = "Tom has 18 apples and\ngives none away. How many of the 18 does he keep, if he began with 18?"
+    for part in (question, question.replace("\n", "  "), question[10:]):
+        assert math_equal(prediction=part, answer="18", question=question) == 0.0
+    assert math_equal(prediction="He keeps all of the 18 apples that he had before.", answer="18", question=question) == 1.0
+
+
 @pytest.mark.parametrize(
     "prediction",
     [

@@ -38,7 +38,8 @@ class StallWatch:
     """The calls that run on event loops now, by thread."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.calls: dict[int, _Call] = {}
+        self.thread: threading.Thread | None = None
 
     def watch(self, describe: Callable[[Any], str], subject: Any) -> _Call:
         """Returns a context. `describe(subject)` names the call, if it has to be named."""
@@ -49,8 +50,7 @@ class StallWatch:
 
     def forget(self) -> None:
         """Start empty: the child of a fork has no thread that looks."""
-        self.calls: dict[int, _Call] = {}
-        self.thread: threading.Thread | None = None
+        self.calls, self.thread = {}, None
 
     def _look(self) -> None:
         while True:

@@ -160,7 +160,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.measure(part)
         return "".join(map(str, parts))
 
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(function, LoopContext) and args:  # a recursive loop
             args = (_Counted(self, args[0], 0), *args[1:])
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `str.format`

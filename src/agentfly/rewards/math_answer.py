@@ -37,6 +37,8 @@ AFTER_NUMBER = 300
 MAX_RUN = 200
 MAX_OFFERS = 8
 MAX_NESTING = 4
+COPY = 40
+"""A reply of more characters that is a part of the question is no answer to it."""
 
 _KEYS = ("answer", "final_answer", "finalanswer", "final answer", "result", "value", "solution", "output")
 _FENCE = re.compile(r"```[a-z]{0,10}\s*\n?([^`]{1,10000})```\s*$")
@@ -118,7 +120,9 @@ def math_equal(prediction: str, answer: Any, question: Any = "", task: Task | No
     if prediction.strip() and prediction.strip() in answers:
         return 1.0
     found = find_answers(prediction)
-    if not found:
+    if not found or (
+        isinstance(question, str) and len(prediction) > COPY and " ".join(prediction.split()) in " ".join(question.split())
+    ):
         return 0.0
     asked = _asked_unit(question, found) if isinstance(question, str) else None
     plain = [asked.sub("", one) for one in found] if asked else found
