@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.config import Config, keys, parse_override, to_toml
+from agentfly.config import Config, RunSettings, keys, parse_override, to_toml
 from agentfly.errors import ConfigError
 from agentfly.training.api import full_key
 
@@ -103,3 +103,10 @@ def test_an_old_key_is_accepted_with_a_warning_that_names_the_new_one() -> None:
 def test_an_old_key_is_accepted_as_an_argument_of_train_too() -> None:
     assert full_key("minibatches") == "train.minibatches"
     assert full_key("num_minibatches") == "train.num_minibatches"
+
+
+@pytest.mark.parametrize("name", ["../two", "/tmp/two", "a/../../two", "."])
+def test_a_run_stays_in_the_folder_of_runs(name: str) -> None:
+    with pytest.raises(ConfigError, match="run.name is the name of a folder in run.dir"):
+        RunSettings(name=name)
+    assert RunSettings(name="two").name == "two"

@@ -285,3 +285,12 @@ def test_fields_may_have_the_names_of_what_a_chain_provides() -> None:
     (trajectory,) = agent.run_sync([row])
     assert trajectory.turns[0].results[0].observation == "blue"
     assert trajectory.reward == 1.0
+
+
+def test_an_integer_of_thousands_of_digits_is_one_sentence_with_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q", "answer": 1}\n{"question": "q", "answer": ' + "9" * 5000 + "}\n")
+    with pytest.raises(DataError, match="line 2 is not valid JSON"):
+        load_tasks(path)
+    with pytest.raises(DataError, match=r"row 1: 'answer' is an integer of more than 4,300 digits"):
+        load_tasks([{"question": "q", "answer": 1}, {"question": "q", "answer": 10**5000}])

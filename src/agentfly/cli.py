@@ -107,7 +107,9 @@ def make_parser() -> argparse.ArgumentParser:
     _takes_config(train)
     train.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
     train.add_argument(
-        "--dry-run", action="store_true", help="check everything, print the config and the first prompt, and do not train"
+        "--dry-run",
+        action="store_true",
+        help="check everything, print the config and the first prompt, and do not train (imports the Python files it names)",
     )
     train.add_argument(
         "--profile", action="store_true", help="print where the time went, and write profile.json and profile.txt to the run"
@@ -154,6 +156,7 @@ def make_parser() -> argparse.ArgumentParser:
         lister.add_argument("--json", action="store_true", help="print the list as JSON")
         lister.set_defaults(run=_list, kind=kind)
     cli_envs.add_parser(commands)
+    cli_envs.add_check_tests(commands)
 
     add_search_server(commands)
 

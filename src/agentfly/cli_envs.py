@@ -6,6 +6,8 @@
     agentfly envs play NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
     agentfly envs serve NAME [--host H] [--port P] [--max N] [--token-env NAME] [--placement PLACE] [--option KEY=VALUE]
 
+    agentfly check-tests DATA [--reward NAME] [--solution FIELD] [--count N] [--json]
+
 NAME is a registered name, module:Class or file.py:Class. `envs.worlds` finds what belongs to a world.
 """
 
@@ -211,3 +213,41 @@ def run_serve(arguments: argparse.Namespace) -> int:
     )
     asyncio.run(serve_until_stopped(server, lambda text: print(text, flush=True), server.opening))
     return 0
+
+
+def add_check_tests(commands: Any) -> None:
+    """Add `check-tests` to the command line."""
+    parser = commands.add_parser("check-tests", help="list the rows that their own solution does not pass, or that cheats pass")
+    parser.add_argument("data", metavar="DATA", help="a file, a task set, or a file in the shape of MBPP, HumanEval or GSM8K")
+    parser.add_argument(
+        "--reward", metavar="NAME", help="the reward; default: unit_tests for rows with tests, else code_answer"
+    )
+    parser.add_argument("--solution", default="solution", metavar="FIELD", help="the field with a row's own solution")
+    parser.add_argument("--count", type=int, metavar="N", help="check only the first N rows")
+    parser.add_argument("--json", action="store_true", help="print the rows with a problem as JSON")
+    parser.set_defaults(run=run_check_tests)
+
+
+def run_check_tests(arguments: argparse.Namespace) -> int:
+    """Print the rows with a problem. Returns 1 if a row cannot be scored or passed, or is paid for nothing."""
+    import asyncio
+    from dataclasses import asdict
+
+    from .envs.code.check_tests import check_rows, read_data
+    from .rewards import as_reward
+
+    tasks = read_data(arguments.data, arguments.count)
+    reward = None if arguments.reward is None else as_reward(arguments.reward)
+    if reward is not None:
+        reward.check({name for task in tasks for name in task.fields})
+    reports = asyncio.run(check_rows(tasks, reward, arguments.solution))
+    faulty = [report for report in reports if report.lines]
+    broken = sum(report.broken for report in reports)
+    if arguments.json:
+        print(json.dumps({"rows": len(tasks), "faulty": [asdict(report) for report in faulty]}, indent=1))
+        return int(broken > 0)
+    for report in faulty:
+        print("\n".join(report.lines))
+    unknown = sum(report.own is None and not report.error for report in reports)
+    print(f"{len(tasks)} rows: {broken} broken or free, {len(faulty) - broken} with weak tests, {unknown} without a solution")
+    return int(broken > 0)

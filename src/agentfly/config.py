@@ -267,6 +267,13 @@ class RunSettings:
     )
     threads: int | None = setting(None, "torch threads; torch's choice when not set")
 
+    def __post_init__(self) -> None:
+        parts = Path(self.name or "run").parts
+        if not parts or ".." in parts or Path(self.name or "run").is_absolute():
+            raise ConfigError(
+                f"run.name is the name of a folder in run.dir, not {self.name!r}: choose another one, or set run.dir"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerlSettings:

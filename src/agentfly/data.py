@@ -30,6 +30,7 @@ RowT = TypeVar("RowT")
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 HUB = "hf://"
+MAX_BITS = 14_284  # the longest integer that `str` writes
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -204,7 +205,7 @@ def _generate(name: str, split: str, count: int | None, seed: int) -> list[Any]:
 def _parse_json_list(text: str, path: Path) -> list[Any]:
     try:
         rows = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(rows, list):
         raise DataError(
@@ -216,7 +217,7 @@ def _parse_json_list(text: str, path: Path) -> list[Any]:
 def _parse_line(line: str, number: int, path: Path) -> Any:
     try:
         return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: an integer of more digits than Python reads
         raise DataError(f"{path}: line {number} is not valid JSON: {error}{_formats(path)}") from error
 
 
@@ -283,6 +284,9 @@ def _to_task(row: Any, index: int, where: str) -> Task:
     asked = next((name for name in ("messages", "question", "prompt") if name in row), None)
     if asked is None:
         raise refuse(f"has neither 'question' nor 'messages'; its fields: {', '.join(map(str, row)) or 'none'}")
+    huge = next((key for key, value in row.items() if isinstance(value, int) and value.bit_length() > MAX_BITS), None)
+    if huge is not None:
+        raise refuse(f"{huge!r} is an integer of more than 4,300 digits, which Python does not write")
     value = row[asked]
     if asked == "question" or (asked == "prompt" and isinstance(value, str)):
         if not isinstance(value, str) or not value.strip():
@@ -299,7 +303,7 @@ def _to_messages(value: Any, where: str, name: str) -> tuple[Message, ...]:
     if isinstance(value, str) and value.lstrip()[:1] == "[":  # a cell of a table
         try:
             value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: {name!r} is not valid JSON: {error}") from error
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"{where}: {name!r} must be a non-empty list, not {_kind(value)}")

@@ -3,6 +3,7 @@ r"""Math equality: by value where it can be read, and never more than a moment's
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.rewards import as_reward
-from agentfly.rewards.math_answer import extract_answer, last_boxed, same_answer
+from agentfly.rewards.math_answer import extract_answer, last_boxed, math_equal, same_answer
 from agentfly.rewards.math_parse import read_math
 from agentfly.rewards.math_value import exact_value
+from agentfly.types import Message
 
 EQUAL = [
     # numbers
@@ -72,7 +74,7 @@ def test_these_are_not(left: str, right: str) -> None:
 @pytest.mark.parametrize(
     ("prediction", "answer"),
     [
-        (r"First \boxed{12}, no: \boxed{\frac{1}{\sqrt{4}}}.", r"\frac12"),
+        (r"First \boxed{12}, no: \boxed{\frac{1}{2}}.", r"\frac12"),
         ("12 * 7 = 84", "84"),
         ("The answer is 84.", "84"),
         ("**Answer:** 42", "42"),
@@ -141,6 +143,108 @@ def test_any_text_is_read_without_an_exception_and_equals_itself(text: str) -> N
     assert same_answer(text, text) == bool(same_answer(text, text))
     if read_math(text) is not None and "=" not in text:
         assert same_answer(text, text)
+
+
+FORMED = [
+    ("1776", "1776"), ("-1776", "-1776"), ("1776/1", "1776"), (r"1.776\times 10^3", "1776"), ("1.776e3", "1776"), ("10^6",
+    "1000000"),
+    (r"\frac{1}{2}", "1/2"), (r"\frac{1}{2}", "0.5"), ("0.5", "1/2"), ("2/4", "1/2"), ("3 1/2", "3.5"), (r"3\frac12", "7/2"),
+    ("50%", "0.5"), ("70 thousand", "70000"), ("37*48 = 1776", "1776"), ("x = 1776", "1776"), ("(1776, 2)", "(1776,2)"),
+    (r"2\pi", "6.2831853"), (r"\sqrt{2}", "1.414214"), (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt2}{2}"), (r"\sqrt{8}",
+    r"2\sqrt{2}"),
+    ("(x-3)(x-2)", "(x-2)(x-3)"), ("-(2-x)(x-3)", "(x-2)(x-3)"), ("n(n+1)/2", r"\frac{n^2+n}{2}"), ("(n^2+n)/2",
+    r"\frac{n(n+1)}{2}"),
+    ("3\\ln 2", "3\\ln 2"), ("2^{100}", "2^{100}"), (r"2\sin x\cos x", r"\sin(2x)"), (r"\frac{x+1}{2}", "0.5x+0.5"),
+]  # fmt: skip
+UNFORMED = [
+    ("37*48", "1776"), (r"37 \cdot 48", "1776"), ("37 × 48", "1776"), ("37(48)", "1776"), ("(37)(48)", "1776"), ("1776*1",
+    "1776"),
+    ("1776+0", "1776"), ("3552/2", "1776"), (r"\frac{3552}{2}", "1776"), ("2000-224", "1776"), ("100!/98!", "9900"), ("5!",
+    "120"),
+    ("2^{10}", "1024"), (r"\sqrt{16}", "4"), ("|-5|", "5"), (r"\sin(\pi/6)", "1/2"), (r"\sin(\pi/6)", "0.5"), (r"\log_2 8",
+    "3"),
+    (r"e^{\ln 5}", "5"), ("1.5/3", "0.5"), ("18 squared", "324"), ("(37*48, 2)", "(1776,2)"), (r"\cos(0)\sqrt{2}", r"\sqrt{2}"),
+    ("x^2-5x+6", "(x-2)(x-3)"), ("1(x^2-5x+6)", "(x-2)(x-3)"), ("x^2+2x+1", "(x+1)^2"), ("(x-1)(x^2-1)", "(x-1)^2(x+1)"),
+    (r"\arcsin(1/2)", r"\frac{\pi}{6}"), ("x = 37*48", "1776"), ("37*48 dollars", "1776"), ("1/2+1/2", "1"), ("3+4/2", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prediction", "answer"), FORMED)
+def test_an_answer_may_be_written_in_several_forms(chain: Any, prediction: str, answer: str) -> None:
+    assert reward_of(chain, rf"\boxed{{{prediction}}}", answer) == 1.0
+
+
+@pytest.mark.parametrize(("prediction", "answer"), UNFORMED)
+def test_a_problem_that_is_not_worked_out_earns_nothing(chain: Any, prediction: str, answer: str) -> None:
+    assert same_answer(prediction, answer)
+    assert reward_of(chain, rf"\boxed{{{prediction}}}", answer) == 0.0
+    assert reward_of(chain, f"The answer is {prediction}.", answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("question", "prediction", "answer", "expected"),
+    [
+        ("Expand $(x-2)(x-3)$.", "(x-3)(x-2)", "x^2-5x+6", 0.0), ("Expand (x - 2)(x - 3).", "(x-2)(x-3)", "x^2-5x+6", 0.0),
+        ("Expand $(x-2)(x-3)$.", "6-5x+x^2", "x^2-5x+6", 1.0), ("Simplify $x + x + 1$.", "1+x+x", "2x+1", 0.0),
+        ("Simplify 6/8.", "6/8", "3/4", 0.0), ("Simplify 6/8.", "3/4", "3/4", 1.0), ("Write 3/4 as a decimal.", "3/4",
+        "0.75", 1.0),
+        ("She ate 1/2 of it. How much?", "1/2", "0.5", 1.0), (r"Simplify $\sqrt{8}$.", r"\sqrt{8}", r"2\sqrt{2}", 0.0),
+        (r"Let $f(x) = x+1$. What is $f(x)$?", "x+1", "x+1", 1.0), (r"What is \(\sqrt{2}\cdot\sqrt{3}\)?", r"\sqrt3\sqrt2",
+        r"\sqrt6", 0.0),
+        ("He has 18 of 20. How many?", "18", "18", 1.0), ("Factor 2x+2.", "2x+2", "2(x+1)", 0.0),
+    ],
+)  # fmt: skip
+def test_an_expression_of_the_question_earns_nothing(
+    chain: Any, question: str, prediction: str, answer: str, expected: float
+) -> None:
+    assert math_equal(prediction=rf"\boxed{{{prediction}}}", answer=answer, question=question) == expected
+    asked = replace(chain().task, messages=(Message("user", question),))
+    assert math_equal(prediction=rf"\boxed{{{prediction}}}", answer=answer, task=asked) == expected
+
+
+def test_a_question_that_ends_with_its_answer_is_not_paid_when_it_is_copied() -> None:
+    question = "Tom has 18 apples and\ngives none away. How many of the 18 does he keep, if he began with 18?"
+    for part in (question, question.replace("\n", "  "), question[10:]):
+        assert math_equal(prediction=part, answer="18", question=question) == 0.0
+    assert math_equal(prediction="He keeps all of the 18 apples that he had before.", answer="18", question=question) == 1.0
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "The answer is 18; could also be 25", "My answer: 18. Second guess: 25.", r"\boxed{18} (alternatively 25)",
+        "18; could also be 25",
+        "The answer is 18. Otherwise 25.", "The answer is 18.\nIf that is wrong, 25.", "#### 18\n(or maybe 25)",
+        r"\boxed{18}, or else 25",
+        "The answer is 18, possibly 25.", r"\boxed{18}. Another possibility is 25.",
+        "The answer is 18. My backup answer is 25.",
+        "Answer: 18 (not sure, might be 25)", "The answer is either 18 or 25.", r"\boxed{18}. It may also be $25$.",
+        "18, perhaps 25",
+    ],
+)  # fmt: skip
+def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
+    assert math_equal(prediction=prediction, answer="18") == 0.0
+    assert math_equal(prediction=prediction, answer="25") == 0.0
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "It could be 25, but the check fails. The answer is 18.", "Maybe 25? No: 7 is left, so the answer is 18.",
+        r"\boxed{18}",
+        "There are 20, or 2 more than he has. The answer is 18.", r"If it is 25, then 7 is left over. So \boxed{18}.",
+        r"\boxed{18} (or eighteen)", "The answer is 18 or 18.0.",
+        r"The answer is $\boxed{18}$, which might also be written as 18.0.",
+    ],
+)  # fmt: skip
+def test_a_guess_that_is_given_up_before_the_answer_does_no_harm(prediction: str) -> None:
+    assert math_equal(prediction=prediction, answer="18") == 1.0
+
+
+def test_an_expression_that_vanishes_modulo_a_known_prime_is_not_zero() -> None:
+    for prime in (2**61 - 1, 2**31 - 1, 2**89 - 1, 10**9 + 7):
+        assert not same_answer(f"x + {prime}y", "x")
+        assert not same_answer(f"x^{{{prime}}}", "x")
 
 
 @given(st.fractions(max_denominator=10_000), st.fractions(max_denominator=10_000))

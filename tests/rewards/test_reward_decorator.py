@@ -12,8 +12,9 @@ import numpy
 import pytest
 
 from agentfly import plugins, reward
+from agentfly.aio import stalls
 from agentfly.errors import ConfigError, DeadlineError, EngineError, RewardError, UnknownName, WorldError
-from agentfly.rewards import FunctionReward, Reward, Score, as_reward, factory
+from agentfly.rewards import FunctionReward, Reward, Score, as_reward, factory, function
 
 
 def score(thing: Any, trajectory: Any, env: Any = None) -> Score:
@@ -167,6 +168,69 @@ def test_a_sync_reward_runs_inline_and_a_threaded_one_does_not(chain: Any) -> No
 
     assert score(where, chain()).reward == 1.0
     assert score(reward(name="where", thread=True)(where), chain()).reward == 0.0
+
+
+def test_a_sync_reward_with_a_deadline_runs_in_a_thread_and_is_stopped(chain: Any) -> None:
+    began = threading.Event()
+
+    @reward(timeout_s=0.2)
+    def hangs() -> float:
+        began.set()
+        while True:
+            time.sleep(0.001)
+
+    async def both() -> int:
+        scoring = asyncio.ensure_future(hangs.score(chain()))
+        turns = 0
+        while not scoring.done():  # the loop goes on meanwhile
+            await asyncio.sleep(0.001)
+            turns += 1
+        with pytest.raises(DeadlineError, match=r"'hangs' on task 't7' took longer than 0\.2 s"):
+            await scoring
+        return turns
+
+    assert asyncio.run(both()) > 1
+    assert began.is_set()
+    assert reward(name="sixty", timeout_s=60.0)(lambda: 1.0).thread
+    assert not reward(name="default")(lambda: 1.0).thread
+    assert not reward(name="none", timeout_s=None)(lambda: 1.0).thread
+
+
+def test_a_wait_for_a_thread_does_not_count_as_time_of_the_reward(chain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "MAX_THREADS", 1)
+    release = threading.Event()
+
+    @reward(timeout_s=60)
+    def waits() -> float:
+        return float(release.wait(60))
+
+    @reward(timeout_s=0.05)
+    def quick() -> float:
+        return 1.0
+
+    async def both() -> float:
+        first = asyncio.ensure_future(waits.score(chain()))
+        second = asyncio.ensure_future(quick.score(chain()))
+        await asyncio.sleep(0.2)
+        release.set()
+        return (await first).reward + (await second).reward
+
+    assert asyncio.run(both()) == 2.0
+
+
+def test_a_reward_that_holds_up_the_loop_is_named(chain: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(stalls, "LOOK_S", 0.01)
+    monkeypatch.setattr(function, "stalls", stalls.StallWatch())
+
+    @reward
+    def sleeps() -> float:
+        until = time.monotonic() + 60
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)
+        return 1.0
+
+    assert score(sleeps, chain()).reward == 1.0
+    assert caplog.messages[0].startswith("reward 'sleeps' on task 't7' has held up the event loop for ")
 
 
 def test_a_threaded_reward_leaves_the_loop_to_others(chain: Any) -> None:

@@ -1,7 +1,7 @@
 """One Jinja chat template, compiled once.
 
 A template that refuses its input (`raise_exception`, or an error in it) raises `TemplateRefused`. Templates are untrusted code:
-they run in Jinja's sandbox on plain data, with a fixed clock, so that a prompt does not change at midnight.
+they run in Jinja's sandbox on plain data, with a fixed clock, so that a prompt does not change at midnight, and with a budget.
 
 `literals` are the strings that the template searches for in contents ("</think>", "<tool_response>"); `words` are the strings
 it compares whole values with (roles, tool names); `message_keys` are names of fields that may hold the thought of a reply.
@@ -9,9 +9,13 @@ it compares whole values with (roles, tool names); `message_keys` are names of f
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,9 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from ..errors import ConfigError
 
@@ -33,6 +39,22 @@ CHATML = (
 
 # Methods that search a text for their argument.
 _SEARCHES = {"startswith", "endswith", "split", "rsplit", "partition", "rpartition", "replace", "find", "index", "count"}
+
+
+MAX_STEPS = 200_000
+MAX_CHARS = 10_000_000
+"""What a rendering of nothing may spend; the messages add to it."""
+MAX_WIDTH = 1_000_000
+_WRITES = frozenset(("tojson", "string", "join", "pprint", "format", "format_map", "%", "xmlattr", "urlencode"))
+_FORMATS = frozenset(("format", "format_map", "%"))
+_COPIES = frozenset((
+    "replace", "join", "translate", "wordwrap", "indent", "expandtabs", "urlize", "batch", "slice", "center", "ljust",
+    "rjust", "zfill",
+))  # fmt: skip
+_WIDTH = re.compile(r"(?:%[^%a-zA-Z]{0,20}|\{[^}]{0,200}?)(?:\d{7}|\*|\{)")
+_FAILURES = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 class TemplateRefused(Exception):
@@ -57,23 +79,144 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    # The settings of transformers, which templates are written for.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = now.strftime
-    return environment
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with a budget for each rendering: loops and calls spend steps, texts that are made spend characters."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, now: datetime) -> None:
+        # The settings of transformers, which templates are written for.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=self._output)
+        self.filters.update({name: self._bounded(name, made) for name, made in {**self.filters, "tojson": _tojson}.items()})
+        self.filters.update(counted=partial(_Counted, self), concatenated=self._concatenated)
+        self.globals.update(raise_exception=_refuse, strftime_now=now.strftime)
+        self.globals.pop("lipsum")
+        self.begin(0)
+
+    def begin(self, chars: int) -> None:
+        """Starts a rendering of messages and tools with so many characters."""
+        self.steps, self.chars = MAX_STEPS + 10 * chars, MAX_CHARS + 100 * chars
+
+    def spend(self, chars: int = 0) -> None:
+        self.steps -= 1
+        self.chars -= chars
+        if self.steps < 0 or self.chars < 0:
+            raise TemplateRefused("the template loops or grows without end: its loops, calls or texts exceed their limit")
+
+    def measure(self, value: Any) -> None:
+        """Spends the length of a value's text, before it is written: a list may hold another one many times over."""
+        if type(value) is str:
+            return self.spend(len(value))
+        if isinstance(value, Mapping):
+            for item in value.items():
+                self.measure(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                self.measure(item)
+        return self.spend(10)
+
+    def admit(self, name: str, values: Sequence[Any], widths: Sequence[Any]) -> None:
+        """Spends what a call may write: a copy of a text for each character or item of another one, or a width."""
+        self.spend()
+        if any(type(value) is int and abs(value) > MAX_WIDTH for value in widths):
+            raise TemplateRefused(f"the template asks for a width or a number above {MAX_WIDTH:,}")
+        if name in _WRITES:
+            self.measure(list(values))
+        elif name not in _COPIES:
+            return
+        texts = [value for value in values if isinstance(value, str)]
+        if name in _FORMATS and any(map(_WIDTH.search, texts)):
+            raise TemplateRefused(f"the template asks for a width or a number above {MAX_WIDTH:,}")
+        if name == "replace" and len(texts) == 3:
+            self.spend(texts[0].count(texts[1]) * len(texts[2]))
+        elif name in _COPIES:
+            items = [value for value in values if isinstance(value, list | tuple | Mapping)]
+            lengths = sorted([*map(len, texts), *map(len, items), *(value for value in widths if isinstance(value, int))])
+            inner = [
+                len(text) for item in items if isinstance(item, Mapping) for text in item.values() if isinstance(text, str)
+            ]
+            self.spend(math.prod(max(1, size) for size in [*lengths[-2:], *sorted(inner)[-1:]]))
+
+    def _made(self, value: Any) -> Any:
+        self.spend(len(value) if isinstance(value, str | list | tuple) else 0)
+        return value
+
+    def _bounded(self, name: str, made: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter within the budget. It keeps the marks by which Jinja hands over its context."""
+
+        @functools.wraps(made)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self.admit(name, [*args, *kwargs.values()], [*args[1:], *kwargs.values()])
+            return self._made(made(*args, **kwargs))
+
+        return bounded
+
+    def _output(self, value: Any) -> Any:
+        self.measure(value)
+        return value
+
+    def _concatenated(self, parts: list[Any]) -> str:
+        for part in parts:
+            self.measure(part)
+        return "".join(map(str, parts))
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(function, LoopContext) and args:  # a recursive loop
+            args = (_Counted(self, args[0], 0), *args[1:])
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `str.format`
+        given = [*args, *kwargs.values()]
+        self.admit(getattr(function, "__name__", ""), [owner, *given], given if isinstance(owner, str) else [])
+        return self._made(super().call(context, function, *args, **kwargs))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":  # both operands are within the budget
+            return self._made(left + right)
+        self.admit(operator, [left, right], [])
+        sizes = [len(one) if hasattr(one, "__len__") else int(abs(one)) for one in (left, right) if operator in ("*", "**")]
+        if sizes and (math.prod(sizes) if operator == "*" else max(sizes) * 1000) > MAX_WIDTH:
+            raise TemplateRefused(f"the template asks for a width or a number above {MAX_WIDTH:,}")
+        return self._made(super().call_binop(context, operator, left, right))
+
+    def compiled(self, source: str) -> jinja2.Template:
+        """The template, with a count in every loop."""
+        tree = self.parse(source)
+        for loop in tree.find_all(nodes.For):
+            chars = sum(len(text.data) for text in loop.find_all(nodes.TemplateData))
+            loop.iter = nodes.Filter(loop.iter, "counted", [nodes.Const(chars)], [], None, None, lineno=loop.lineno)
+        return self.from_string(_Joined().visit(tree))
+
+
+class _Joined(NodeTransformer):
+    """Makes `a ~ b` a filter, because Jinja does not hand it to `call_binop`."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "concatenated", [], [], None, None, lineno=node.lineno)
+
+
+class _Counted:
+    """The items of a loop with `chars` characters of text in its body."""
+
+    def __init__(self, environment: _Environment, items: Any, chars: int) -> None:
+        self.environment, self.items, self.chars = environment, items, chars
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.environment.spend(self.chars)
+            yield item
+
+    def __len__(self) -> int:
+        return len(self.items)
 
 
 class ChatTemplate:
     """The compiled template and its fixed variables (special tokens, `enable_thinking`, `date_string`, ...)."""
 
     def __init__(self, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> None:
-        environment = _environment(now or datetime.now())
+        self._environment = environment = _Environment(now or datetime.now())
         try:
             tree = environment.parse(source)
-            self._template = environment.from_string(source)
+            self._template = environment.compiled(source)
         except jinja2.TemplateError as error:
             raise ConfigError(
                 f"the chat template is not valid Jinja ({error}); give another one with chat_template="
@@ -92,6 +235,9 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, generate: bool) -> str:
         """The text of a conversation; with `generate`, up to the beginning of the next reply. Raises TemplateRefused."""
+        contents = (message.get("content") for message in messages)
+        chars = sum(len(content) for content in contents if isinstance(content, str))
+        self._environment.begin(chars + 1000 * len(messages) + 10_000 * len(tools or ()))
         try:
             return self._template.render(
                 messages=messages,
@@ -100,7 +246,7 @@ class ChatTemplate:
                 add_generation_prompt=generate,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except _FAILURES as error:
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
 
 

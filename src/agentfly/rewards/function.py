@@ -2,8 +2,8 @@
 
 The function asks by parameter name for `prediction` (the final response), `trajectory`, `task`, `env` and the fields of the
 data set. A default makes a field optional; `**fields` receives all others. Parameters that cannot be filled (`*args`,
-positional-only ones, misspelt names) raise ConfigError at decoration. Sync functions run on the event loop, because most
-take microseconds; one that blocks needs `@reward(thread=True)`.
+positional-only ones, misspelt names) raise ConfigError at decoration. Sync functions run on the event loop, because most take
+microseconds; one that blocks needs `@reward(thread=True)` or a `timeout_s`, which runs it in a thread, too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import inspect
 import math
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, overload
+from typing import Any, Final, overload
 
 from .. import plugins
 from ..aio.deadline import Expired, within
+from ..aio.stalls import stalls
 from ..aio.threads import run_in_thread
 from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, ToolError, WorldError, contained, environment_call
 from ..tools.signature import env_parameters
@@ -29,6 +30,8 @@ from .values import read
 
 MAX_THREADS = 32
 """Limit of threaded rewards that run at the same time, per event loop."""
+DEFAULT_S: Final = float(60)
+"""The deadline of async and threaded rewards that name none. It is compared by identity: a given 60.0 is not this default."""
 _KIND = inspect.Parameter
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
@@ -51,7 +54,7 @@ class FunctionReward(Reward):
         name: str | None = None,
         weight: float = 1.0,
         thread: bool = False,
-        timeout_s: float | None = 60.0,
+        timeout_s: float | None = DEFAULT_S,
         needs: Iterable[str] = (),
     ) -> None:
         if not callable(function):
@@ -72,7 +75,9 @@ class FunctionReward(Reward):
         self._envs = env_parameters(function)
         self._required = [parameter for parameter in self._required if parameter not in self._envs]
         # A sync function would block the event loop while it waits for an environment in another thread or process.
-        self.thread = thread or (bool(self._envs) and not _is_async(function))
+        # A deadline needs a thread, too: a function on the loop cannot be stopped.
+        limited = timeout_s is not None and timeout_s is not DEFAULT_S
+        self.thread = thread or ((bool(self._envs) or limited) and not _is_async(function))
         self._extra = frozenset(needs)
         functools.update_wrapper(self, function, updated=())
 
@@ -129,7 +134,7 @@ class FunctionReward(Reward):
                 if lend is None:
                     raise _RewardFailure(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
                 arguments[name] = await lend(kind)
-            value = self._start(arguments)
+            value = self._start(arguments, trajectory)
             if type(value) is float and math.isfinite(value):  # fast path: most rewards return a float
                 return Score(value)
             if inspect.isawaitable(value):
@@ -164,17 +169,18 @@ class FunctionReward(Reward):
             arguments |= {name: value for name, value in task.fields.items() if name not in arguments}
         return arguments
 
-    def _start(self, arguments: dict[str, Any]) -> Any:
+    def _start(self, arguments: dict[str, Any], trajectory: Trajectory) -> Any:
         if self.thread:
-            return _in_thread(self.function, arguments)
+            return _in_thread(self.function, arguments, self.timeout_s)
         try:
-            return self.function(**arguments)
+            with stalls.watch(self._who, trajectory):
+                return self.function(**arguments)
         except BaseException as error:
             raise contained(error) from error
 
     async def _finish(self, value: Awaitable[Any]) -> Any:
-        try:
-            return await within(value, math.inf if self.timeout_s is None else self.timeout_s)
+        try:  # the deadline of a thread begins when the thread does
+            return await within(value, math.inf if self.timeout_s is None or self.thread else self.timeout_s)
         except Expired as error:
             late = f"took longer than {self.timeout_s:g} s; raise its timeout_s if that is normal."
             raise _RewardFailure(DeadlineError, late) from error
@@ -187,7 +193,7 @@ class FunctionReward(Reward):
 def reward(function: Callable[..., Any], /) -> FunctionReward: ...
 @overload
 def reward(
-    *, name: str | None = None, weight: float = 1.0, thread: bool = False, timeout_s: float | None = 60.0
+    *, name: str | None = None, weight: float = 1.0, thread: bool = False, timeout_s: float | None = DEFAULT_S
 ) -> Callable[[Callable[..., Any]], FunctionReward]: ...
 
 
@@ -198,13 +204,14 @@ def reward(
     name: str | None = None,
     weight: float = 1.0,
     thread: bool = False,
-    timeout_s: float | None = 60.0,
+    timeout_s: float | None = DEFAULT_S,
 ) -> FunctionReward | Callable[[Callable[..., Any]], FunctionReward]:
     """Makes a reward from a function and registers its name.
 
     The function may be sync or async and returns a number, a bool, or a dict with `reward`, any named components and, where
     it has them, `turn_rewards` (one per turn). `weight` scales what is trained on, not the component that is logged.
-    `thread` runs a blocking function off the event loop. `timeout_s` limits async and threaded rewards; None is no limit.
+    `thread` runs a blocking function off the event loop. `timeout_s` (default: 60) limits async and threaded rewards; given
+    for a sync function it runs that in a thread, too. None is no limit.
     """
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:
@@ -245,11 +252,12 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[list[str], lis
     return reserved, required, optional, rest
 
 
-async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Returns `function(**arguments)`, called in a thread. A call past the caller's deadline is abandoned."""
+async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float | None) -> Any:
+    """Returns `function(**arguments)`, called in a thread. A call past its deadline is abandoned."""
 
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_THREADS)):
-        return await run_in_thread(functools.partial(function, **arguments))
+        call = run_in_thread(functools.partial(function, **arguments))
+        return await within(call, math.inf if timeout_s is None else timeout_s)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

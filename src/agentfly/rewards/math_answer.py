@@ -3,7 +3,8 @@
 Comes in: a prediction, prose and all, and the field `answer` (one or several). Goes out: 1 or 0. The answer is taken from a
 JSON object with a key `answer`, else from <answer> tags, else from the last \\boxed{}, else after the last "####" or "answer
 is", else it is the whole text, else the last number of the last sentence that names one. A value that the text denies ("not
-18", "18 is wrong"), bounds ("at least 18") or offers beside another one ("18 or 19") is no answer.
+18", "18 is wrong"), bounds ("at least 18") or offers beside another one ("18 or 19", "18; could also be 25") is no answer. The
+problem over again is none either ("37*48" for 1776; see `math_form`).
 
 Scale words count ("18 million", "2 dozen"), 18 cents are 0.18, and units of one dimension are converted; all other units are
 not compared ("5 cm" is 5). 50% is 50 and 0.5, because data sets write both. If the row has a `question` that asks in cents,
@@ -13,16 +14,17 @@ time, and no power is multiplied out beyond a bound. Equations other than "x = .
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .answers import alternatives
+from ..types import Task
+from .answers import alternatives, read_literal
 from .function import FunctionReward
-from .math_compare import boxed_spans, is_answer, last_boxed, plain_signs, same_answer
+from .math_compare import boxed_spans, expression_of, is_answer, last_boxed, plain_signs, same_answer
+from .math_form import stands_in
 from .math_parse import MAX_LENGTH
 from .math_words import SCALES, is_significant, plain_numbers
 
@@ -34,6 +36,9 @@ MAX_PROSE = 1000  # characters around the last number
 AFTER_NUMBER = 300
 MAX_RUN = 200
 MAX_OFFERS = 8
+MAX_NESTING = 4
+COPY = 40
+"""A reply of more characters that is a part of the question is no answer to it."""
 
 _KEYS = ("answer", "final_answer", "finalanswer", "final answer", "result", "value", "solution", "output")
 _FENCE = re.compile(r"```[a-z]{0,10}\s*\n?([^`]{1,10000})```\s*$")
@@ -87,6 +92,19 @@ _OFFER = re.compile(
     r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?",
     re.I,
 )
+_HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
+    r"\b(?:alternat(?:ive|ively|e)|otherwise|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
+    r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)|(?:or|else) (?:else|even|it)"
+    r"|(?:second|2nd|other|another|next|backup|fallback|alternate|different|my|also) (?:\w+ )?"
+    r"(?:guess|answer|choice|option|possibility|candidate|solution|value|bet)s?"
+    r"|also (?:possible|plausible|acceptable|valid|works)"
+    r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?)\b"
+    r"[^\w\n]{0,4}(?:(?:it|is|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|number)"
+    r"[^\w\n]{1,4}){0,4}"
+    r"(\d[\d,.]*)",
+    re.I,
+)
+_RIVAL = re.compile(r"\b(?:second|2nd|other|another|next|backup|fallback|alternate|alternative|possible)\s$", re.I)
 _LIST = re.compile(r"\s?,\s?")
 _BOX_GAP = re.compile(r"[\s$,\\()]{0,8}(?:or|and|,|\\text\{\s?(?:or|and)\s?\})?[\s$,\\()]{0,8}", re.I)
 _SUFFIX = re.compile(r"[ \-]?\\?([A-Za-z]+|[¢%])(?:[ \-]([A-Za-z]+|[¢%]))?")
@@ -94,17 +112,21 @@ _MONEY = re.compile(r"\$|\bdollars?\b", re.I)
 
 
 @FunctionReward
-def math_equal(prediction: str, answer: Any, question: Any = "") -> float:
+def math_equal(prediction: str, answer: Any, question: Any = "", task: Task | None = None) -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
+    if not question and task is not None:
+        question = next((message.content for message in reversed(task.messages) if message.role == "user"), "")
     answers = alternatives(answer)
     if prediction.strip() and prediction.strip() in answers:
         return 1.0
     found = find_answers(prediction)
-    if not found:
+    if not found or (
+        isinstance(question, str) and len(prediction) > COPY and " ".join(prediction.split()) in " ".join(question.split())
+    ):
         return 0.0
     asked = _asked_unit(question, found) if isinstance(question, str) else None
     plain = [asked.sub("", one) for one in found] if asked else found
-    return float(any(_agree(some, _reference(one)) for one in answers for some in {tuple(found), tuple(plain)}))
+    return float(any(_agree(some, _reference(one), question) for one in answers for some in {tuple(found), tuple(plain)}))
 
 
 def extract_answer(prediction: str) -> str:
@@ -116,6 +138,8 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     """The answer of a prediction; several if it offers several, none if it denies what it names. Only the end is read: an
     answer comes last, and a ramble must not cost more."""
     prediction = prediction[-MAX_PREDICTION:]
+    if nesting > MAX_NESTING:
+        return []
     inner = tagged_answer(prediction) if nesting < 3 else None
     if inner is not None:
         return find_answers(inner, nesting + 1)
@@ -126,17 +150,27 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     if cue is not None:
         rest = prediction[cue.end() :].lstrip(" \t\n:=*").partition("\n")[0].strip(" *")
         if rest:
-            return _clause_answers(rest)
+            first = (
+                find_answers(prediction[: cue.start()], nesting + 1) if _RIVAL.search(prediction[: cue.start()][-40:]) else []
+            )
+            return [*first, *_clause_answers(rest), *_second_thoughts(prediction[cue.end() :])]
     whole = prediction.strip()
     if "\n" not in whole and is_answer(whole):
         return [whole]
     return _prose_answers(whole)
 
 
-def _agree(found: Sequence[str], reference: str) -> bool:
+def _agree(found: Sequence[str], reference: str, question: Any) -> bool:
     if len(found) == 1:
-        return same_answer(found[0], reference)
-    return all(same_answer(one, reference) for one in found) or same_answer(", ".join(found), reference)
+        return same_answer(found[0], reference, formed=True) and not _copied(found[0], reference, question)
+    alike = all(same_answer(one, reference) for one in found)  # a working-out may stand before its result
+    alike = alike and any(same_answer(one, reference, formed=True) and not _copied(one, reference, question) for one in found)
+    return alike or same_answer(", ".join(found), reference, formed=True)
+
+
+def _copied(found: str, reference: str, question: Any) -> bool:
+    tree = expression_of(found) if isinstance(question, str) and question else None
+    return tree is not None and stands_in(plain_signs(question[:MAX_LENGTH]), tree, expression_of(reference))
 
 
 def _reference(answer: str) -> str:
@@ -178,10 +212,7 @@ def _json_answer(text: str) -> str | None:
     try:
         value = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, strict=False)
     except (ValueError, RecursionError):
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            return None
+        value = read_literal(text)
     for _ in range(3):
         if not isinstance(value, dict):
             break
@@ -222,7 +253,15 @@ def _boxed_answers(text: str) -> list[str] | None:
     other = _RUN.search(after)
     if other and re.search(r"\d", other.group()) and _OFFER.fullmatch(after[: other.start()]):
         contents.append(other.group().strip(" .,$"))
-    return contents
+    return contents + _second_thoughts(" " + text[spans[last][3] :])
+
+
+def _second_thoughts(text: str) -> list[str]:
+    """The number that the text behind an answer offers in its place: "Second guess: 25"."""
+    first = re.search(r"\d", text)
+    start = 0 if first is None or text[:1] == " " else first.end()
+    found = _HEDGED.search(text[:MAX_PREDICTION], start)
+    return [found.group(1).rstrip(".,")] if found else []
 
 
 def _clause_answers(rest: str) -> list[str]:
@@ -297,7 +336,11 @@ def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], li
 
     def joined(left: int) -> bool:
         gap = text[runs[left][1] : runs[left + 1][0]]
-        return len(gap) <= _GAP and "round" not in gap and bool(_OFFER.fullmatch(gap) or (lists and _LIST.fullmatch(gap)))
+        return (
+            len(gap) <= _GAP
+            and "round" not in gap
+            and bool(_OFFER.fullmatch(gap) or _HEDGED.search(f"{gap}0") or (lists and _LIST.fullmatch(gap)))
+        )
 
     for index in order:
         if _is_denied(text, runs, index):

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from .math_form import is_answer_form
 from .math_parse import MAX_LENGTH, Expression, read_math
 from .math_value import exact_value, is_rational, same_value, scaled
 from .math_words import CENT, plain_numbers, read_words, spelled_number, split_words
@@ -57,9 +58,10 @@ _HUNDREDTH = Fraction(1, 100)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One way to read a text as a value. A known unit is its dimension and its size."""
+    """One way to read a text as a value. `written` is it without words of scale. A known unit is its dimension and size."""
 
     tree: Expression
+    written: Expression
     percent: bool = False
     unit: tuple[str, Fraction] | None = None
 
@@ -91,11 +93,16 @@ def boxed_spans(text: str) -> list[tuple[int, int, int, int]]:
     return spans
 
 
-def same_answer(found: str, reference: str) -> bool:
-    """Whether two answers, without prose around them, are the same."""
+def same_answer(found: str, reference: str, formed: bool = False) -> bool:
+    """Whether two answers, without prose around them, are the same. With `formed`, `found` must have the form of an answer."""
     if max(len(found), len(reference)) > MAX_LENGTH:
         return found.strip() == reference.strip()
-    return _same(_clean(found), _clean(reference), 0)
+    return _same(_clean(found), _clean(reference), 0, formed)
+
+
+def expression_of(text: str) -> Expression | None:
+    """The expression that a text without prose is, or None."""
+    return read_math(plain_numbers(_right_sides(_clean(text), "")[0])) if len(text) <= MAX_LENGTH else None
 
 
 def is_answer(text: str) -> bool:
@@ -131,7 +138,7 @@ def _clean(text: str) -> str:
     return f"-{spelled_number(text[negative.end() :])}" if negative else spelled_number(text)
 
 
-def _same(found: str, reference: str, nesting: int) -> bool:
+def _same(found: str, reference: str, nesting: int, formed: bool) -> bool:
     if _as_text(found) == _as_text(reference):
         return bool(reference)
     if nesting > MAX_NESTING or not found or not reference:
@@ -140,20 +147,20 @@ def _same(found: str, reference: str, nesting: int) -> bool:
     offered, wanted = _offers(found), _offers(reference)
     if len(offered) > 1 or len(wanted) > 1:
         if len(wanted) == 1 and "," not in reference:  # "1/2 or 0.5" is one value, "18 or 19" is not
-            return all(_same(one, reference, nesting + 1) for one in offered)
-        return _same(", ".join(offered), ", ".join(wanted), nesting + 1)
+            return all(_same(one, reference, nesting + 1, formed) for one in offered)
+        return _same(", ".join(offered), ", ".join(wanted), nesting + 1, formed)
     left_kind, left_parts = _sequence(found)
     right_kind, right_parts = _sequence(reference)
     if left_kind or right_kind:
-        return left_kind == right_kind and _same_parts(left_parts, right_parts, left_kind != r"\{", nesting)
+        return left_kind == right_kind and _same_parts(left_parts, right_parts, left_kind != r"\{", nesting, formed)
     found, reference = plain_numbers(found), plain_numbers(reference)
     if "," in found and "," not in reference:
         found = _DECIMAL_COMMA.sub(r"\1.\2", found)
     for mark, ordered in ((r"\cup", False), (",", False), ("=", True)):
         left, right = _split(found, mark), _split(reference, mark)
         if len(left) > 1 or len(right) > 1:
-            return _same_parts(left, right, ordered, nesting)
-    return any(_same_readings(a, b) for a in _readings(found) for b in _readings(reference))
+            return _same_parts(left, right, ordered, nesting, formed)
+    return any(_same_readings(a, b, formed) for a in _readings(found) for b in _readings(reference))
 
 
 def _right_sides(found: str, reference: str) -> tuple[str, str]:
@@ -183,16 +190,16 @@ def _offers(text: str) -> list[str]:
     return [part.strip() for part in _OFFERS.split(text, maxsplit=MAX_SET)]
 
 
-def _same_parts(left: list[str], right: list[str], ordered: bool, nesting: int) -> bool:
+def _same_parts(left: list[str], right: list[str], ordered: bool, nesting: int, formed: bool) -> bool:
     if len(left) != len(right):
         return False
     if ordered:
-        return all(_same(a, b, nesting + 1) for a, b in zip(left, right, strict=True))
+        return all(_same(a, b, nesting + 1, formed) for a, b in zip(left, right, strict=True))
     if len(left) > MAX_SET:
         return sorted(left) == sorted(right)
     rest = list(right)
     for a in left:
-        match = next((i for i, b in enumerate(rest) if _same(a, b, nesting + 1)), None)
+        match = next((i for i, b in enumerate(rest) if _same(a, b, nesting + 1, formed)), None)
         if match is None:
             return False
         del rest[match]
@@ -238,8 +245,10 @@ def _split(text: str, mark: str) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
-def _same_readings(found: _Reading, reference: _Reading) -> bool:
+def _same_readings(found: _Reading, reference: _Reading, formed: bool) -> bool:
     a, b = found.tree, reference.tree
+    if formed and not is_answer_form(found.written, reference.written):
+        return False
     if found.unit and reference.unit:
         if found.unit[0] != reference.unit[0]:
             return False
@@ -265,7 +274,7 @@ def _readings(text: str) -> list[_Reading]:
     """The text as mathematics, and as a number with words after it."""
     text = plain_numbers(text)
     tree = read_math(text)
-    readings = [] if tree is None else [_Reading(tree)]
+    readings = [] if tree is None else [_Reading(tree, tree)]
     if len(text) <= 200:
         amount = _amount(text)
         readings += [amount] if amount else _compound(text)
@@ -280,11 +289,12 @@ def _amount(text: str) -> _Reading | None:
         return None
     if not (is_rational(tree) or words.unit or words.percent or re.match(r"[A-Za-z]{4}", parts[1])):
         return None  # "x ab" is a product, not x of a unit
+    written = tree
     if words.power != 1:
-        tree = ("pow", tree, ("num", Fraction(words.power), False))
+        tree = written = ("pow", tree, ("num", Fraction(words.power), False))
     if words.factor != 1:
         tree = scaled(tree, words.factor)
-    return _Reading(tree, words.percent, words.unit)
+    return _Reading(tree, written, words.percent, words.unit)
 
 
 def _compound(text: str) -> list[_Reading]:

@@ -1,10 +1,10 @@
 """Decides whether two trees of `math_parse` have the same value, by three methods that are bounded in time and memory:
 
     exact       both are rational numbers of a reasonable size: compared as fractions
-    modular     only + - * / and whole powers: evaluated at random points modulo a prime, so that variables and huge powers
-    cost nothing
+    modular     only + - * / and whole powers: evaluated at random points modulo a random prime, so that variables and huge
+                powers cost nothing
                 (Schwartz-Zippel: two different expressions agree at three random points with a chance far below 1e-15)
-    numeric     roots, pi, logarithms, trigonometry: evaluated in floating point at fixed positive points
+    numeric     roots, pi, logarithms, trigonometry: evaluated in floating point at random positive points
 
 Nothing is simplified symbolically.
 """
@@ -12,9 +12,11 @@ Nothing is simplified symbolically.
 from __future__ import annotations
 
 import cmath
+import functools
 import math
 import operator
 import random
+import secrets
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -23,7 +25,8 @@ from .math_parse import Expression
 
 T = TypeVar("T")
 
-PRIME = 2**61 - 1
+_SECRET = secrets.SystemRandom().getrandbits(64)
+"""Makes the prime and the points of this process unknown to a policy, which could else write `x + PRIME y` for x."""
 MAX_BITS = 20_000
 DECIMAL_TOLERANCE = 2e-6  # six digits: 0.333333 for 1/3, 1.414214 for sqrt(2)
 TOLERANCE = 1e-9
@@ -42,15 +45,25 @@ class _Undecided(Exception):
     """This way of evaluating does not apply. Never leaves this file."""
 
 
+@functools.cache
+def prime() -> int:
+    """Returns the random prime of 61 bits of this process, found by Fermat's test to 20 bases."""
+    draw = random.Random(_SECRET)
+    while True:
+        number = draw.getrandbits(61) | 1 << 60 | 1
+        if all(pow(draw.randrange(2, number - 1), number - 1, number) == 1 for _ in range(20)):
+            return number
+
+
 def same_value(left: Expression, right: Expression) -> bool | None:
     """Whether two expressions are equal; a decimal may stand for a number that no decimal can write."""
     exact = _both(exact_value, left, right)
     if exact is not None:
-        return _same_rational(exact[0], exact[1], _has_decimal(left), _has_decimal(right))
+        return _same_rational(exact[0], exact[1], has_decimal(left), has_decimal(right))
     modular = _at_points(_modular, left, right, operator.eq)
     if modular is not None:
         return modular
-    tolerance = DECIMAL_TOLERANCE if _has_decimal(left) or _has_decimal(right) else TOLERANCE
+    tolerance = DECIMAL_TOLERANCE if has_decimal(left) or has_decimal(right) else TOLERANCE
     return _at_points(_numeric, left, right, lambda a, b: cmath.isclose(a, b, rel_tol=tolerance, abs_tol=1e-12))
 
 
@@ -152,27 +165,27 @@ def _exact_function(name: str, value: Fraction) -> Fraction:
 def _modular(tree: Expression, point: int) -> int:
     match tree:
         case ("num", value, _):
-            return int(value.numerator * _inverse(value.denominator) % PRIME)
+            return int(value.numerator * _inverse(value.denominator) % prime())
         case ("var", name) if name not in ("pi", "e"):
-            return random.Random(f"{name} {point}").randrange(2, PRIME)
+            return random.Random(f"{_SECRET} {name} {point}").randrange(2, prime())
         case ("neg" | "add" | "sub" | "mul" as name, *parts):
-            return int(_RING[name](*(_modular(part, point) for part in parts)) % PRIME)
+            return int(_RING[name](*(_modular(part, point) for part in parts)) % prime())
         case ("div", a, b):
-            return _modular(a, point) * _inverse(_modular(b, point)) % PRIME
+            return _modular(a, point) * _inverse(_modular(b, point)) % prime()
         case ("pow", a, b):
             exponent = exact_value(b)
             if exponent.denominator != 1:
                 raise _Undecided
             base = _modular(a, point)
-            return pow(base if exponent >= 0 else _inverse(base), abs(exponent.numerator), PRIME)
+            return pow(base if exponent >= 0 else _inverse(base), abs(exponent.numerator), prime())
         case _:
             raise _Undecided
 
 
 def _inverse(value: int) -> int:
-    if value % PRIME == 0:
+    if value % prime() == 0:
         raise _Undecided
-    return pow(value, -1, PRIME)
+    return pow(value, -1, prime())
 
 
 def _numeric(tree: Expression, point: int) -> complex:
@@ -182,7 +195,7 @@ def _numeric(tree: Expression, point: int) -> complex:
         case ("var", "pi" | "e" as name):
             return complex(math.pi if name == "pi" else math.e)
         case ("var", name):
-            return complex(random.Random(f"{name} {point}").uniform(0.3, 2.3))
+            return complex(random.Random(f"{_SECRET} {name} {point}").uniform(0.3, 2.3))
         case ("neg" | "add" | "sub" | "mul" as name, *parts):
             return complex(_RING[name](*(_numeric(part, point) for part in parts)))
         case ("div", a, b):
@@ -213,10 +226,11 @@ def _terminates(value: Fraction) -> bool:
     return rest == 1
 
 
-def _has_decimal(tree: Expression) -> bool:
+def has_decimal(tree: Expression) -> bool:
+    """Whether a number in the tree is written as a decimal."""
     if tree[0] == "num":
         return bool(tree[2])
-    return any(_has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
+    return any(has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 def _nonzero(value: Fraction) -> Fraction:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sin": math.sin, "cos": math.cos, "tan": math.tan, "asin": math.asin, "acos": math.acos, "atan": math.atan,
 }  # fmt: skip
 _CONSTANTS = {"pi": math.pi, "e": math.e}
+_WORD = re.compile(r"\d[\w.]*?(?:and|else|for|if|in|is|not|or)(?!\w)|\\")
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
 
 
@@ -119,6 +121,8 @@ async def calculator(expression: str) -> float:
     if len(expression) > _MAX_LENGTH:
         raise ToolError(f"the expression has {len(expression)} characters; at most {_MAX_LENGTH} are allowed")
     try:
+        if _WORD.search(expression):
+            raise SyntaxError  # Python reads "18or 25" with a warning on the terminal
         tree = ast.parse(expression.strip().translate(_SIGNS), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ToolError("this is not an arithmetic expression; write for example (3 + 4) * 2") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from agentfly.envs.code.session import open_session
 from agentfly.errors import ConfigError, RewardError
 from agentfly.resources.sandbox.shared_server import SERVERS
 from agentfly.rewards import Reward, Score, as_reward
+from agentfly.rewards.answers import read_literal
+from agentfly.rewards.math_answer import math_equal
 from agentfly.types import Completion, Task, ToolCall, ToolResult, Trajectory, Turn
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")
@@ -199,3 +202,20 @@ def test_a_server_is_shared_by_sessions_and_ends_with_the_loop():
     assert count == 1
     assert not SERVERS
     assert not os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    ["[18or 25]", "(1if 2else 3)", "{'answer': '\\d'}", "[0x1for x in y]", "1, 2or 3", "['\\d']", "{'answer': 18or 25}"],
+)
+def test_a_reply_in_nearly_pythons_notation_prints_no_warning(prediction: str) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        code_answer(prediction=prediction, answer="18")
+        math_equal(prediction=prediction, answer="18")
+    assert [str(warning.message) for warning in seen] == []
+
+
+def test_lists_in_pythons_notation_are_still_read() -> None:
+    assert read_literal("['a\\n', 1.5, 0x1f, 1e5, 2j, 'for 3or']") is None  # the words of a text count, too
+    assert read_literal("['a\\n', 1.5, 0x1f, 1e5]") == ["a\n", 1.5, 31, 1e5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import collections
 import datetime
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 
-from agentfly.envs.code.isolated.plan import asked_names
+from agentfly.envs.code import isolated
+from agentfly.envs.code.isolated.plan import asked_names, plan_tests
 from agentfly.envs.code.isolated.run import Verdict, count_isolated
 from agentfly.envs.code.isolated.wire import NotData, NotPlain, pack, read, unpack, write
 from agentfly.envs.code.loaders import load_mbpp
 from agentfly.envs.code.reward import count_beside, unit_tests_reward
 from agentfly.errors import RewardError
 
+from .honest import APART, BESIDE, RUNS_TEXT
 from .test_code_rewards import block, chain, scores
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")
@@ -284,6 +287,55 @@ def test_tests_that_hand_over_a_function_run_beside_and_the_score_says_so(apart)
     assert (joint.reward, joint.components["apart"]) == (1.0, 0.0)
     with pytest.raises(RewardError, match="beside=True"):
         scores(unit_tests_reward(beside=False), chain(block(code), tests=tests))
+
+
+@pytest.mark.parametrize("name", APART)
+def test_an_ordinary_test_is_decided_apart(apart, name):
+    test, code = APART[name]
+    assert apart(code, test) == Verdict(1)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_right_solution_whose_tests_need_one_process_is_paid_beside(runner, name):
+    test, code = BESIDE[name]
+    assert plan_tests("", [test]).cannot.startswith("the tests ")
+    score = runner.run(unit_tests_reward(timeout_s=60).score(chain(block(code), tests=test)))
+    assert (score.reward, score.components["apart"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("test", RUNS_TEXT)
+def test_tests_that_can_run_text_of_the_solution_do_not_run_isolated(test):
+    assert plan_tests("", [test]).cannot.startswith("the tests ") or plan_tests("", [test]).cannot.startswith(
+        "the solution names"
+    )
+
+
+def test_a_prelude_that_can_run_text_of_the_solution_counts():
+    assert "can run text" in plan_tests("def value(text):\n    return eval(text)", ["assert value(f(1)) == 2"]).cannot
+
+
+@pytest.mark.parametrize(
+    "test",
+    ["assert f(1) == 2\nimport os", "import os\nassert f(os.path.join('a', 'b')) == 1", "assert Calc().eval('1+1') == 2"],
+)
+def test_tests_that_only_name_such_a_module_or_method_run_isolated(test):
+    assert plan_tests("import sys\nsys.setrecursionlimit(5000)", [test]).cannot == ""
+
+
+def test_no_name_of_one_file_of_a_session_hides_that_of_another():
+    folder = Path(isolated.__file__).parent
+    for side in (("wire", "forms", "plan", "judge"), ("wire", "solution")):
+        trees = [ast.parse((folder / f"{name}.py").read_text()) for name in side]
+        defined = [
+            node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else node.id
+            for tree in trees
+            for top in tree.body
+            for node in ([top] if isinstance(top, ast.FunctionDef | ast.ClassDef) else ast.walk(top))
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        ]
+        repeated = {name for name, count in collections.Counter(defined).items() if count > 1} - {"_name", "kind", "error"}
+        assert repeated == set()
 
 
 def test_a_late_solution_and_one_that_cannot_start_say_why(apart):

@@ -13,7 +13,6 @@ refuses such tasks.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import re
@@ -23,7 +22,7 @@ from typing import Any
 
 from ...errors import ConfigError, WorldError, blame
 from ...rewards import Reward
-from ...rewards.answers import alternatives
+from ...rewards.answers import alternatives, read_literal
 from ...rewards.code_execution import RUN_TESTS, count_reported, extract_code, output_lines, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
@@ -84,10 +83,7 @@ def _listed(text: str) -> list[Any] | None:
     """Returns a list or tuple in Python's notation, or None. "3, 4" is one, "1,234" is not."""
     if len(text) > 10_000 or not re.search(r"^[\[(]|, ", text):
         return None
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        return None
+    value = read_literal(text)
     return list(value) if isinstance(value, list | tuple) else None
 
 

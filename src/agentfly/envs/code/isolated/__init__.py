@@ -3,6 +3,7 @@
     trainer, run.py            opens both sessions; carries requests and answers between them, unread and of limited length
     tests' session, judge.py   runs the tests with stand-ins for what the solution defines; counts the tests that pass
                     plan.py    decides from the tests alone whether they can run isolated, before any solution runs
+                    forms.py   what tests may do that needs the solution in their own process
     solution's session,        runs the solution; answers each request with data
       solution.py
     both sessions, wire.py     the grammar: plain data to text and back

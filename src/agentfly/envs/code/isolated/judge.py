@@ -1,4 +1,4 @@
-"""Runs in the session of the tests, after `wire` and `plan`: runs the tests with stand-ins for what the solution defines.
+"""Runs in the session of the tests, after `plan`: runs the tests with stand-ins for what the solution defines.
 
 `begin` and `reply` return a part of the next message: a request to the solution ("r"), the verdict ("d", {"passed": numbers,
 "because"}), or why the tests cannot run isolated ("c", decided before the first request). What comes in is data in the grammar
@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# A session runs `wire` and `plan` before this file, so `run.source` removes these lines.
+# A session runs `wire`, `forms` and `plan` before this file, so `run.source` removes these lines.
+from .forms import ERRORS, READABLE
 from .plan import ALIASES, Plan, plan_tests
 from .wire import NotData, NotPlain, PartSender, decode, pack, read, unpack, write
 
@@ -26,18 +27,6 @@ BINARY = (
 MUTABLE: tuple[Any, ...] = (
     list, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter, dict,
 )  # fmt: skip
-READABLE = ("__name__", "__qualname__", "__doc__", "__dict__", "__annotations__")
-ERRORS = {
-    error.__name__: error
-    for error in (
-        ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, Exception, FileExistsError, FileNotFoundError,
-        FloatingPointError, ImportError, IndexError, IsADirectoryError, KeyError, LookupError, MemoryError, ModuleNotFoundError,
-        NameError, NotADirectoryError, NotImplementedError, OSError, OverflowError, PermissionError, RecursionError,
-        ReferenceError, RuntimeError, SyntaxError, TimeoutError, TypeError, UnboundLocalError, ValueError, Warning,
-        ZeroDivisionError,
-    )
-}  # fmt: skip
-"""What a solution can raise in a test by its own name. Not StopIteration: it would end a `map` of the tests early."""
 
 
 class RemoteObject:
@@ -67,7 +56,7 @@ class RemoteObject:
         self._remote_judge.ask("set", self._remote_number, name, (value,))
 
     def __hash__(self) -> int:
-        return hash(("remote", self._remote_number))
+        return int(_typed(self, "hash", int))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteObject) and self._remote_judge.same(self._remote_number, other._remote_number)
@@ -92,6 +81,9 @@ class RemoteObject:
 
     def __instancecheck__(self, thing: object) -> bool:
         return isinstance(thing, RemoteObject) and _typed(thing, "isinstance", bool, self)
+
+    def __subclasscheck__(self, thing: object) -> bool:
+        return isinstance(thing, RemoteObject) and _typed(thing, "issubclass", bool, self)
 
 
 def _operate(thing: RemoteObject, name: str, *args: Any) -> Any:
@@ -118,6 +110,7 @@ def _between(name: str) -> Callable[..., Any]:
     return operate
 
 
+RemoteObject.__doc__ = property(lambda self: self._remote_judge.ask("get", self._remote_number, "__doc__"))  # type: ignore[assignment]
 for _name in (*UNARY, *ACCESS):
     setattr(RemoteObject, f"__{_name}__", _forward(_name))
 for _name in BINARY:
@@ -172,11 +165,23 @@ class Judge(PartSender):
                 space[name] = importlib.import_module(ALIASES.get(name, name))
             except ImportError:
                 continue
+        for name in self.plan.seeds:
+            self.share_seed(importlib.import_module(name))
         if self.plan.names:
             found = self.ask("names", names=sorted(self.plan.names))
             if type(found) is not dict:
                 raise TypeError("the solution's answer is not data: the names are not a dict")
             space.update({name: found[name] for name in self.plan.names if name in found})
+
+    def share_seed(self, module: Any) -> None:
+        """Lets the tests seed the solution's generator with their own. Neither session sees what the other draws."""
+        own = module.seed
+
+        def seed(*args: Any, **kwargs: Any) -> None:
+            own(*args, **kwargs)
+            self.ask("seed", name=module.__name__, args=args, kwargs=kwargs)
+
+        module.seed = seed
 
     def ask(self, op: str, on: int = 0, name: str | None = None, args: Any = (), kwargs: Any = None, names: Any = ()) -> Any:
         """Returns the solution's answer as data. Raises what the solution raised, or TypeError for anything else."""
@@ -192,9 +197,9 @@ class Judge(PartSender):
         try:
             answer = read(decode(self.answers.get()))
             if set(answer) == {"e"}:
-                kind, message = answer["e"]
-                if type(kind) is not str or type(message) is not str:
-                    raise NotData("an error is not a name and a text")
+                kinds, message = answer["e"]
+                if type(kinds) is not list or not kinds or {type(message), *map(type, kinds)} != {str}:
+                    raise NotData("an error is not names and a text")
             elif set(answer) - {"changed"} == {"v"}:
                 value = self.unpack(answer["v"])
                 self.apply(answer.get("changed", []), {**dict(enumerate(args)), **kwargs})
@@ -203,7 +208,8 @@ class Judge(PartSender):
                 raise NotData("the keys are not those of an answer")
         except (ValueError, TypeError) as error:
             raise TypeError(f"the solution's answer is not data: {error}"[:500]) from None
-        raise ERRORS[kind](message) if kind in ERRORS else RuntimeError(f"{kind}: {message}"[:500])
+        known = next((ERRORS[kind] for kind in kinds if kind in ERRORS and kind != "Exception"), None)
+        raise known(message) if known else RuntimeError(f"{kinds[0]}: {message}"[:500])
 
     def unpack(self, tree: Any) -> Any:
         return unpack(tree, self.remote, _stream, self.plan.arrays)

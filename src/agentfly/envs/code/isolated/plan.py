@@ -1,8 +1,8 @@
-"""Decides from the tests alone how they run, before any solution is seen. Runs in the session of the tests, after `wire`.
+"""Decides from the tests alone how they run, before any solution is seen. Runs in the session of the tests, after `forms`.
 
-Tests can run isolated if all that they hand to the solution is data. `plan_tests` follows names, displays, comprehensions,
-parameters and returns to see whether a lambda, a function, a class or a module can get there. What it misses never changes how
-the tests run: a test that hands over such a value all the same fails.
+Tests can run isolated if all that they hand to the solution is data, and if they use no special form (`forms`). `plan_tests`
+follows names, displays, comprehensions, parameters and returns to see whether a lambda, a function, a class or a module can get
+there. A test that hands over such a value unseen fails.
 """
 
 import ast
@@ -10,18 +10,23 @@ import builtins
 import importlib
 import symtable
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# A session runs `wire` before this file, so `run.source` removes this line.
+# A session runs `wire` and `forms` before this file, so `run.source` removes these lines.
+from .forms import parts_of, special_form
 from .wire import NotPlain, pack
 
 ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot"}
 _DISPLAYS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr, ast.ListComp, ast.SetComp, ast.DictComp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_ORDERING = frozenset((
+    "sorted", "min", "max", "sort", "heappush", "heapify", "nlargest", "nsmallest", "insort", "insort_left", "insort_right",
+    "bisect", "bisect_left", "bisect_right", "merge",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Plan:
     """`names` are asked of the solution, `modules` are imported. `cannot` is the reason why the tests cannot run isolated.
 
     `operators`: the tests apply operators to objects that they construct from classes of the solution. `arrays`: they use
-    numpy.
+    numpy. `seeds`: the modules whose generator of random numbers they seed.
     """
 
     names: frozenset[str]
@@ -37,6 +42,7 @@ class Plan:
     cannot: str = ""
     operators: bool = False
     arrays: bool = False
+    seeds: tuple[str, ...] = ()
 
 
 def asked_names(tests: list[str]) -> tuple[set[str], set[str]]:
@@ -62,29 +68,49 @@ def plan_tests(prelude: str, tests: list[str]) -> Plan:
     """Names of modules and built-ins mean Python's own, unless the tests read no other name than those of built-ins."""
     reads, sets = asked_names(tests)
     wanted = reads - sets - asked_names([prelude])[1]
-    modules = {name for name in wanted if name in sys.stdlib_module_names or name in ALIASES}
+    called = {_called_name(node) for test in tests for node in ast.walk(ast.parse(test))}
+    modules = {name for name in wanted - called if name in sys.stdlib_module_names or name in ALIASES}
     wanted -= modules
     names = {name for name in wanted if not hasattr(builtins, name)} or wanted
     source = _Source(prelude, tests, names, modules)
     arrays = any(path.partition(".")[0] == "numpy" for path in source.imported.values())
-    return Plan(frozenset(names), frozenset(modules), source.cannot(), source.uses_operators(), arrays)
+    paths = {source.dotted(node) for node in source.nodes if isinstance(node, ast.Name | ast.Attribute)}
+    seeds = tuple(name for name in ("random", "numpy.random") if f"{name}.seed" in paths)
+    return Plan(frozenset(names), frozenset(modules), source.cannot(), source.uses_operators(), arrays, seeds)
 
 
 class _Source:
     """What the prelude and the tests bind: by name, without scopes, so a name has all its meanings at once."""
 
     def __init__(self, prelude: str, tests: list[str], names: set[str], modules: set[str]) -> None:
-        self.nodes = [node for text in [prelude, *tests] for node in ast.walk(ast.parse(text))]
+        trees = [ast.parse(text) for text in [prelude, *tests]]
+        self.nodes = [node for tree in trees for node in ast.walk(tree)]
+        # What the prelude does once, it does in both sessions.
+        statements = [one for one in trees[0].body if isinstance(one, ast.Expr | ast.Import | ast.ImportFrom | ast.If)]
+        self.inner = {id(node.value) for node in self.nodes if isinstance(node, ast.Attribute)}
+        self.prepares = {id(node) for one in statements for node in ast.walk(one)}
         self.names = names
         self.imported = {name: ALIASES.get(name, name) for name in modules}  # name -> dotted path
         self.functions: dict[str, list[Any]] = defaultdict(list)
         self.classes: set[str] = set()
         self.values: dict[str, list[Any]] = defaultdict(list)  # what a name may be bound to
+        self.caught: set[str] = set()  # names of exceptions, and of contexts that catch one
+        self.contexts: set[str] = set()
         for node in self.nodes:
             self.bind(node)
         for node in self.nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                self.bind_parameters(node, self.functions.get(node.func.id, []))
+            if isinstance(node, ast.Call):
+                self.bind_parameters(node, self.functions.get(_called_name(node), []))
+        given = [value for node in self.nodes for value in self.handed_over(node)]
+        self.handed = {value.id for value in given if isinstance(value, ast.Name)}
+        self.plain_functions: set[str] = set()
+        self.plain_functions = self.find_plain_functions()
+        made = [value for node in self.nodes if self.constructs(node) for value in self.handed_over(node)]
+        displays = [
+            one for value in given for one in (self.values.get(value.id, []) if isinstance(value, ast.Name) else [value])
+        ]
+        refers = [*made, *(part for value in displays for part in parts_of(value))]
+        self.kept = {value.id for value in refers if isinstance(value, ast.Name) and self.is_mutable(value.id)}
 
     def bind(self, node: ast.AST) -> None:
         match node:
@@ -95,6 +121,11 @@ class _Source:
                     self.values[parameter.arg].append(default)
             case ast.ClassDef():
                 self.classes.add(node.name)
+            case ast.ExceptHandler(name=str(name)):
+                self.caught.add(name)
+            case ast.withitem(context_expr=value, optional_vars=ast.Name(id=name)):
+                self.contexts.add(name)
+                self.values[name].append(value)
             case ast.Import():
                 for alias in node.names:
                     self.imported[alias.asname or alias.name.partition(".")[0]] = (
@@ -145,6 +176,8 @@ class _Source:
                 return "the tests hand a function to the solution"
             if self.catches(node):
                 return "the tests catch an exception of the solution"
+            if id(node) not in self.prepares and (form := special_form(self, node)):
+                return form
         return ""
 
     def handed_over(self, node: ast.AST) -> Iterator[ast.expr]:
@@ -249,7 +282,7 @@ class _Source:
         """Evaluates an expression of literals, modules and built-ins, and returns what it is if it is not data."""
         used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         if any(name in self.values or name in self.functions or name in self.classes or name in self.names for name in used):
-            return "a function" if isinstance(node, ast.Call) and _root(node.func, "partial") else ""
+            return "a function" if isinstance(node, ast.Call) and _last(node.func) == "partial" else ""
         space: dict[str, Any] = {}
         try:
             for name in used & set(self.imported):
@@ -262,36 +295,112 @@ class _Source:
             return ""
         return ""
 
-    # ---- operators on objects of the solution ----
+    # ---- what the tests do with what comes from the solution ----
+
+    def dotted(self, node: ast.expr) -> str:
+        """Returns the path of a module's member or the name of a built-in function, or an empty string."""
+        if isinstance(node, ast.Attribute):
+            above = self.dotted(node.value)
+            return f"{above}.{node.attr}" if above else ""
+        if not isinstance(node, ast.Name):
+            return ""
+        if node.id in self.imported:
+            return self.imported[node.id]
+        own = any(node.id in bound for bound in (self.names, self.values, self.functions, self.classes))
+        return node.id if (hasattr(builtins, node.id) and not own) or node.id == "__builtins__" else ""
+
+    def from_solution(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether a value is the solution's, or is made of such a value."""
+        match node:
+            case ast.Name(id=name):
+                values = [] if name in seen else self.values.get(name, [])
+                return name in self.names or any(self.from_solution(value, seen | {name}) for value in values)
+            case ast.Call(func=part) | ast.Attribute(value=part) | ast.Subscript(value=part) | ast.Starred(value=part):
+                return self.from_solution(part, seen)
+        return False
+
+    def is_nested(self, name: str) -> bool:
+        """Whether a name of the tests is bound to a display with another one in it."""
+        inner = (part for value in self.values.get(name, []) for part in ast.walk(value) if part is not value)
+        return any(isinstance(part, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp) for part in inner)
+
+    def is_mutable(self, name: str) -> bool:
+        return any(isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp) for value in self.values.get(name, []))
+
+    def is_constant(self, name: ast.Name) -> bool:
+        return all(isinstance(value, ast.Constant) for value in self.values.get(name.id, []))
+
+    def is_context(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.contexts
 
     def uses_operators(self) -> bool:
         for node in self.nodes:
+            operands: list[Any] = []
             if isinstance(node, ast.BinOp):
                 operands = [node.left, node.right]
             elif isinstance(node, ast.AugAssign):
                 operands = [node.target, node.value]
             elif isinstance(node, ast.Compare) and any(isinstance(op, _ORDER) for op in node.ops):
                 operands = [node.left, *node.comparators]
-            else:
-                continue
-            if any(self.is_object(operand, frozenset()) for operand in operands):
+            elif isinstance(node, ast.Call) and (orders := _ORDERING.intersection((_last(node.func),))):
+                operands = [] if "sort" in orders else node.args
+                operands += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+                if any(self.holds_objects(operand, frozenset()) for operand in operands):
+                    return True
+            if any(self.is_object(operand) for operand in operands):
                 return True
         return False
 
-    def is_object(self, node: ast.expr, seen: frozenset[str]) -> bool:
+    def is_object(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         """Whether the expression constructs an object of a class of the solution, by the convention on capital letters."""
         if isinstance(node, ast.Name):
             values = [] if node.id in seen else self.values.get(node.id, [])
             return any(self.is_object(value, seen | {node.id}) for value in values)
         if isinstance(node, ast.BinOp):
             return self.is_object(node.left, seen) or self.is_object(node.right, seen)
-        return isinstance(node, ast.Call) and self.is_asked(node.func) and node.func.id[:1].isupper()  # type: ignore[attr-defined]
+        return self.constructs(node)
+
+    def constructs(self, node: ast.AST) -> bool:
+        name = _called_name(node)
+        return name in self.names and name[:1].isupper() and "_" not in name and name not in self.plain_functions
+
+    def find_plain_functions(self) -> set[str]:
+        """Names with a capital letter that the tests use three times or more, and only to compare a call with data."""
+        compared: set[int] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Compare) and sum(map(self.from_solution, [node.left, *node.comparators])) == 1:
+                compared |= {id(node.left), *map(id, node.comparators)}
+            elif isinstance(node, ast.Call) and not self.from_solution(node.func):
+                compared |= set(map(id, node.args))
+        calls = [node for node in self.nodes if self.constructs(node)]
+        names = {_called_name(node) for node in calls if id(node) not in compared}
+        uses = Counter(node.id for node in self.nodes if isinstance(node, ast.Name))
+        counts = Counter(map(_called_name, calls))
+        return {name for name, count in counts.items() if count >= 3 and count == uses[name] and name not in names}
+
+    def holds_objects(self, node: ast.expr, seen: frozenset[str]) -> bool:
+        if isinstance(node, ast.Name) and node.id not in seen:
+            return any(self.holds_objects(value, seen | {node.id}) for value in self.values.get(node.id, []))
+        return any(map(self.is_object, parts_of(node)))
+
+    def constructions(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> set[str]:
+        """Returns the calls of a class of the solution that may have made this value."""
+        if isinstance(node, ast.Name):
+            values = [] if node.id in seen else self.values.get(node.id, [])
+            return {call for value in values for call in self.constructions(value, seen | {node.id})}
+        return {ast.dump(node)} if self.constructs(node) else set()
 
 
-def _root(node: ast.expr, attr: str = "") -> Any:
-    """Returns the expression at the left end of a chain of attributes. With `attr`, whether the chain ends in this name."""
-    if attr:
-        return getattr(node, "attr", getattr(node, "id", "")) == attr
+def _called_name(node: ast.AST) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def _last(node: ast.expr) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _root(node: ast.expr) -> Any:
+    """Returns the expression at the left end of a chain of attributes."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node

@@ -22,9 +22,9 @@ from ....errors import WorldError, blame
 from ..session import OVERRUN_S, CodeSession, session
 from .wire import MAX_CHARS, PART
 
-_PART = re.compile(r"'([a-z])([1-9]\d{0,6}) ([A-Za-z0-9+/=]+)'")
+_PART = re.compile(r"'([a-z])([1-9]\d{0,7}) ([A-Za-z0-9+/=]+)'")
 _MAX_ENCODED = 4 * (MAX_CHARS // 3 + 1)
-_NO_ANSWER = base64.b64encode(b'{"e": ["RuntimeError", "the solution gave no answer"]}').decode()
+_NO_ANSWER = base64.b64encode(b'{"e": [["RuntimeError"], "the solution gave no answer"]}').decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ async def count_isolated(code: str, tests: Sequence[str], prelude: str, timeout_
 
 
 async def _decide(solution: _Peer, judge: _Peer, code: str, tests: Sequence[str], prelude: str) -> Verdict:
-    await asyncio.gather(judge.start("wire", "plan", "judge"), solution.start("wire", "solution"))
+    await asyncio.gather(judge.start("wire", "forms", "plan", "judge"), solution.start("wire", "solution"))
     message = await judge.call("begin", prelude, list(tests))  # plans the tests: no line of the solution has run yet
     if message is not None and message[0] == "c":
         return Verdict(None, str(_parse(message[1]).get("cannot")))

@@ -3,9 +3,11 @@
     value     null, true, false, an integer, a text, or a list [tag, ...]
     numbers   i hex  f decimal  c real imaginary  D decimal  F numerator denominator
     ranges    r start stop step  k start stop step (a slice)
-    others    b B bytes as Latin-1  T kind, numbers (dates)  y name of a data type  A dtype, shape, items (numpy)
+    others    b B bytes as Latin-1  T kind, numbers (dates)  U UUID  y name of a data type
+    numpy     A dtype, shape, items  N dtype, item
     items     l t s z q I (list, tuple, set, frozenset, deque, iterator), then values
     pairs     d O C (dict, OrderedDict, Counter), then [key, value]
+    named     P name, fields, values (namedtuple)  E name of a data type or null, pairs (defaultdict)
     objects   o number (stays with its owner)  n number (an iterator of more than MAX_ITEMS items, read as needed)
 
 `read` checks the length and depth of a text before it parses the text, and `unpack` refuses everything outside the grammar with
@@ -22,11 +24,12 @@ import itertools
 import json
 import math
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_ITEMS = 10_000
-MAX_CHARS = 1_000_000
+MAX_CHARS = 8_000_000
 MAX_DEPTH = 200
 PART = 16_000
 _SEQUENCES: dict[str, Callable[[list[Any]], Any]] = {
@@ -56,6 +59,7 @@ _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 _FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)")
 _DECIMAL = re.compile(r"-?(?:\d+(?:\.\d+)?(?:E[+-]?\d+)?|Infinity|s?NaN\d*)")
 _DTYPE = re.compile(r"[<>|=](?:[biufc]\d{1,2}|[SU]\d{1,4})")
+_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,60}")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # the optional quote keeps an open string linear
 _OTHERS = re.compile(r"[^\[\]{}]++")
 
@@ -73,6 +77,8 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     kind: Any = type(value)
     if value is None or kind is bool or kind is str:
         return value
+    if kind.__module__ == "numpy":
+        return _pack_numpy(value, keep)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -84,6 +90,12 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
         return ["c", float.__repr__(value.real), float.__repr__(value.imag)]
     if isinstance(value, bytes | bytearray):
         return ["b" if isinstance(value, bytes) else "B", bytes(value).decode("latin-1")]
+    if kind.__bases__ == (tuple,) and _are_names(fields := getattr(kind, "_fields", ())):
+        return ["P", kind.__name__, list(fields), [pack(item, keep) for item in tuple.__iter__(value)]]
+    if kind is collections.defaultdict:
+        factory = getattr(value.default_factory, "__name__", None)
+        known = factory if _TYPES.get(factory or "") is value.default_factory else None
+        return ["E", known, *([pack(key, keep), pack(item, keep)] for key, item in value.items())]
     for base, tag in _TAGS:
         if issubclass(kind, base):
             if tag in _MAPPINGS:
@@ -98,13 +110,15 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     if isinstance(value, fractions.Fraction):
         return ["F", pack(value.numerator), pack(value.denominator)]
     for date, (base, parts) in _DATES.items():
-        if kind is base and getattr(value, "tzinfo", None) is None:
-            return ["T", date, *(getattr(value, part) for part in parts)]
+        if kind is base:
+            shift = getattr(value, "tzinfo", None) and value.utcoffset()
+            zone = [] if shift is None else [shift.days, shift.seconds]
+            return ["T", date, *(getattr(value, part) for part in parts), *zone]
+    if kind is uuid.UUID:
+        return ["U", value.hex]
     for name, known in _TYPES.items():
         if value is known:
             return ["y", name]
-    if kind.__module__ == "numpy":
-        return _pack_numpy(value, keep)
     if issubclass(kind, (Iterator, *_VIEWS)):
         items: list[Any] = []
         for item in value:
@@ -122,7 +136,8 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
 def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
     if hasattr(value, "dtype") and value.dtype.kind in "biufcSU":
         if value.shape == ():
-            return pack(value.item(), keep)
+            exact = value.dtype.kind == "f" and value.dtype.itemsize > 8  # a long double is its own item
+            return ["N", value.dtype.str, pack(float(value) if exact else value.item(), keep)]
         return ["A", value.dtype.str, list(value.shape), [pack(item) for item in value.ravel().tolist()]]
     if keep is None:
         raise NotPlain(f"a numpy {type(value).__name__}")
@@ -151,6 +166,16 @@ def unpack(tree: Any, give: Callable[[int], Any], stream: Callable[[Any], Any] |
             return slice(start, stop, step)
         if tag == "A" and arrays:
             return _array(*rest)
+        if tag == "N":
+            dtype, item = rest
+            return importlib.import_module("numpy").dtype(_text(_DTYPE, dtype)).type(value(item)) if arrays else value(item)
+        if tag == "P":
+            name, fields, items = rest
+            return _named(name, fields)._make(map(value, items))
+        if tag == "E":
+            factory, *pairs = rest
+            known = None if factory is None else _TYPES[factory]
+            return collections.defaultdict(known, [(value(key), value(item)) for key, item in pairs])
         if tag not in _SCALARS:
             raise NotData(f"no value has the tag {tag[:20]!r} here")
         return _SCALARS[tag](*rest)
@@ -161,6 +186,18 @@ def unpack(tree: Any, give: Callable[[int], Any], stream: Callable[[Any], Any] |
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise NotData(f"a value is malformed ({type(error).__name__})") from None
+
+
+def _are_names(fields: Any) -> bool:
+    return (
+        type(fields) in (tuple, list) and 0 < len(fields) < 100 and all(type(f) is str and _FIELD.fullmatch(f) for f in fields)
+    )
+
+
+def _named(name: Any, fields: Any) -> Any:
+    if not _are_names([name]) or not _are_names(fields):
+        raise NotData("the names of a tuple are malformed")
+    return collections.namedtuple(name, fields)
 
 
 def _number(number: Any) -> int:
@@ -189,9 +226,12 @@ def _float(text: Any) -> float:
 
 def _date(name: Any, *parts: Any) -> Any:
     kind, names = _DATES[name]
-    if len(parts) != len(names):
+    numbers = [_integer(part) for part in parts]
+    zone = numbers[len(names) :]
+    if len(numbers) < len(names) or len(zone) not in (0, 2) or (zone and name not in ("datetime", "time")):
         raise NotData("a date is malformed")
-    return kind(*map(_integer, parts))
+    made: Any = kind(*numbers[: len(names)])
+    return made.replace(tzinfo=datetime.timezone(datetime.timedelta(*zone))) if zone else made
 
 
 def _array(dtype: Any, shape: Any, items: Any) -> Any:
@@ -212,6 +252,7 @@ _SCALARS: dict[str, Callable[..., Any]] = {
     "D": lambda text: decimal.Decimal(_text(_DECIMAL, text)),
     "F": lambda top, below: fractions.Fraction(_integer(top), _integer(below)),
     "T": _date,
+    "U": lambda text: uuid.UUID(text),
     "y": lambda name: _TYPES[name],
 }
 

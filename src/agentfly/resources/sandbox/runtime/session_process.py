@@ -56,6 +56,11 @@ class OutputFile:
 
 
 def no_input(prompt: object = "", /) -> str:
+    if sys.stdin is not sys.__stdin__:  # the cell has put a text there
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError("EOF when reading a line")
+        return str(line).removesuffix("\n")
     raise RuntimeError("input() does not work here, a cell has no terminal: put the value into the code")
 
 
