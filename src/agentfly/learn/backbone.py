@@ -30,6 +30,7 @@ from ..errors import ConfigError
 from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
+from ..kernels.rope import fix_rope
 from .batching import MicroBatch, Shape
 from .graphs import MAX_TOKENS, Graphs
 from .packed import PackedLayout, packed_replica, run_packed
@@ -47,6 +48,7 @@ class Backbone:
 
     def __init__(self, module: nn.Module, *, shares: bool | None = None) -> None:
         """`shares` skips the probe: for a copy of a backbone whose result is known."""
+        fix_rope(module, None)
         self.module = module
         self.shares = _can_share(module) if shares is None else shares
         self.checkpoints = False
@@ -88,6 +90,9 @@ class Backbone:
             probe = _Probe(self.module)
         except _OTHER_MODEL as error:
             self._notes.append(f"rows cannot be packed: {_first_line(error)}")
+            return
+        if probe.leaks(replica):
+            self._notes.append("rows cannot be packed: a layer carries state from one row into the next")
             return
         gap = probe.gap(replica)
         if not gap <= probe.tolerance:
@@ -236,6 +241,32 @@ class _Probe:
         except _OTHER_MODEL as error:
             self.error = _first_line(error)
             return float("inf")
+
+    def leaks(self, replica: nn.Module) -> bool:
+        """Whether a row of a packed line depends on the row before it, as with convolutions and recurrent state.
+
+        Decided by the gradient, which is exactly zero without a path: a leak may be smaller than rounding in half precision.
+        """
+        found: list[Tensor] = []
+
+        def embed(embeddings: nn.Module, args: Any, out: Tensor) -> Tensor:
+            found.append(out.detach().requires_grad_())
+            return found[-1]
+
+        hook = replica.get_input_embeddings().register_forward_hook(embed)  # type: ignore[operator]
+        try:
+            with torch.enable_grad():
+                second = run_packed(replica, self.rows.flatten()[None], self.line)[0, 6:]
+                push = torch.linspace(-1.0, 1.0, second.numel(), device=self.device).to(
+                    second.dtype
+                )  # no norm is constant in it
+                [pulled] = torch.autograd.grad(second, found[0], push.view_as(second))
+        except _OTHER_MODEL as error:
+            self.error = _first_line(error)
+            return False  # the comparison that follows fails, too
+        finally:
+            hook.remove()
+        return bool(pulled[0, :6].any())
 
     def reason(self, gap: float) -> str:
         return f"the probe differs by {gap:.1e} (limit {self.tolerance:.0e})" if gap < float("inf") else self.error

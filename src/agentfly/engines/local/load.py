@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import AgentFlyError, ConfigError, InvariantError
+from ...kernels.rope import fix_rope
 from ..smollm2 import find_smollm2
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
@@ -26,14 +27,20 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(
-    name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    max_context: int | None = None,
 ) -> tuple[Any, Any]:
-    """Return (model, tokenizer). Raises ConfigError if the model cannot be loaded."""
+    """Return (model, tokenizer). `max_context`: see `fix_rope`. Raises ConfigError if the model cannot be loaded."""
     place = _device(device)
     kind = _dtype(dtype, place)
     with _explaining_errors(name), _quiet():
         model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind)
-        return model.to(place).eval(), tokenizer
+        model = model.to(place).eval()
+        fix_rope(model, max_context)
+        return model, tokenizer
 
 
 def read_settings(name: str | Path) -> tuple[Any, Any, Any]:
