@@ -55,6 +55,12 @@ def test_the_prompt_is_the_one_that_the_agent_writes_when_it_acts(agent: ReactAg
         ([{"role": "assistant", "content": "a"}], "at least one message before"),
         ([ROW["messages"][0], ROW["messages"][1], ROW["messages"][3]], "both the assistant's"),
         ("text", "list 'messages'"),
+        ([ROW["messages"][0], ROW["messages"][1] | {"weight": 0}], "message 1 has the weight 0"),
+        ([ROW["messages"][0], {"role": "assistant", "content": "", "function_call": {"name": "add"}}], "give 'tool_calls'"),
+        (
+            [ROW["messages"][0], {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}],
+            "tool calls that ReactAgent does not read",
+        ),
         ([{"role": "user"}], "'role' and 'content'"),
     ],
 )

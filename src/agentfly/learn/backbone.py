@@ -257,10 +257,8 @@ class _Probe:
         try:
             with torch.enable_grad():
                 second = run_packed(replica, self.rows.flatten()[None], self.line)[0, 6:]
-                push = torch.linspace(-1.0, 1.0, second.numel(), device=self.device).to(
-                    second.dtype
-                )  # no norm is constant in it
-                [pulled] = torch.autograd.grad(second, found[0], push.view_as(second))
+                push = torch.linspace(-1.0, 1.0, second.numel(), device=self.device).to(second.dtype).view_as(second)
+                [pulled] = torch.autograd.grad(second, found[0], push)
         except _OTHER_MODEL as error:
             self.error = _first_line(error)
             return False  # the comparison that follows fails, too
