@@ -125,6 +125,24 @@ def free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
+def count_weights(config: Any, chosen: int = 1) -> tuple[int, int, int]:
+    """The weights of a model of this config, those of them that take part in a token for which `chosen` experts of a layer are
+    chosen, and those of adapters of rank 1. The model is made on the meta device, which holds no numbers."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    sizes = {name: (weight.numel(), weight.shape) for name, weight in model.named_parameters()}
+    idle = sum(
+        size - size * chosen // shape[0] for name, (size, shape) in sizes.items() if len(shape) == 3 and "experts" in name
+    )
+    head = model.get_output_embeddings()
+    linears = [part for part in model.modules() if type(part) is torch.nn.Linear and part is not head]
+    total = sum(size for size, _ in sizes.values())
+    return total, total - idle, sum(part.in_features + part.out_features for part in linears)
+
+
 def context_of(config: Any) -> int:
     """The number of tokens that a model was made for."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 4096)
