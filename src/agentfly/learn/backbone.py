@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..engines.local.miniature import make_miniature
+from ..engines.local.support import PROVEN
 from ..errors import ConfigError
 from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
@@ -93,6 +95,9 @@ class Backbone:
             return
         if probe.leaks(replica):
             self._notes.append("rows cannot be packed: a layer carries state from one row into the next")
+            return
+        if (away := _gap_of_family(self.module)) > 1e-3:
+            self._notes.append(f"rows cannot be packed: a miniature with short windows differs by {away:.1e}")
             return
         gap = probe.gap(replica)
         if not gap <= probe.tolerance:
@@ -199,6 +204,19 @@ def _fuse(probe: _Probe, replica: nn.Module) -> str:
         restore(replica)
         notes = [f"together they differ by {whole:.1e} (limit {2.0 * probe.tolerance:.0e}), one layer by {layer:.1e}"]
     return f"fused layers: off ({'; '.join(notes) or 'none of a known kind'})"
+
+
+def _gap_of_family(module: Any) -> float:
+    """The probe's difference on a miniature whose windows are shorter than the probe; 0 if there is none or no need for it."""
+    config = getattr(module, "config", None)
+    if config is None or config.get_text_config().model_type in PROVEN:
+        return 0.0
+    try:
+        small = make_miniature(config).base_model
+        fix_rope(small, None)
+        return _Probe(small).gap(packed_replica(small))
+    except _OTHER_MODEL:
+        return 0.0  # the probe of the model itself is left
 
 
 class _Probe:
