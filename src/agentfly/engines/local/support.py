@@ -108,3 +108,15 @@ def why_not_sampled(model: Any) -> str | None:
     except ConfigError as error:
         return f"cannot be sampled here: {error}; {ELSEWHERE}"
     return None
+
+
+def what_works(family: str, keys: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Why a family of transformers with its default config cannot be sampled here, and why not trained; None each if it can."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(family, **keys)
+    text = config.get_text_config()
+    if why := why_not_loaded(config) or why_not_trained(text, None):
+        return why, why
+    causes = try_family(json.dumps(text.to_dict(), default=str), text, None)
+    return causes["sampled"] and causes["sampled"].removesuffix(f"; {ELSEWHERE}"), causes["trained"]
