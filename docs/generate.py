@@ -266,7 +266,60 @@ def published_table() -> str:
     return table(("run", "GPUs", "published", "planned", "published / computed"), rows)
 
 
+CONV = {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}
+# Published models of a family of transformers, and keys that its default config lacks.
+MODELS_OF: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama 2, 3, SmolLM2, R1 distills", {}),
+    "qwen2": ("Qwen 2, 2.5", {}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3_moe": ("Qwen3 A3B, A22B", {}),
+    "qwen3_next": ("Qwen3-Next", {}),
+    "qwen3_5_text": ("Qwen 3.5, 3.6", {}),
+    "mistral": ("Mistral 7B", {}),
+    "ministral3": ("Ministral 3, text part", {}),
+    "mixtral": ("Mixtral", {}),
+    "gemma2": ("Gemma 2", {}),
+    "gemma3_text": ("Gemma 3", {}),
+    "gemma4_text": ("Gemma 4", {}),
+    "phi3": ("Phi 3, 3.5, 4-mini", {}),
+    "phimoe": ("Phi-3.5-MoE", {}),
+    "smollm3": ("SmolLM3", {}),
+    "glm4_moe": ("GLM-4.5", {}),
+    "glm_moe_dsa": ("GLM-5", {}),
+    "deepseek_v3": ("DeepSeek V3, R1, Kimi K2", {}),
+    "deepseek_v32": ("DeepSeek V3.2", {}),
+    "minimax_m2": ("MiniMax-M2", {}),
+    "gpt_oss": ("gpt-oss", {}),
+    "mimo_v2_flash": ("MiMo-V2-Flash", {}),
+    "lfm2": ("LFM2", CONV),
+    "granite": ("Granite 3", {}),
+    "granitemoehybrid": ("Granite 4 H", {}),
+    "nemotron_h": ("Nemotron 3", {}),
+    "olmo3": ("OLMo 3", {}),
+    "cohere2": ("Command R7B, Command A", {}),
+    "seed_oss": ("Seed-OSS", {}),
+    "llama4_text": ("Llama 4, text part", {}),
+    "bloom": ("BLOOM", {}),
+    "falcon": ("Falcon", {}),
+    "stablelm": ("StableLM", {}),
+    "qwen3_vl": ("Qwen3-VL", {}),
+}
+
+
+def models_table() -> str:
+    """Which families the local engine serves, which a learner can train beside another engine, and why not."""
+    from agentfly.engines.local.support import what_works
+
+    rows = []
+    for family, (models, keys) in MODELS_OF.items():
+        sampled, trained = what_works(family, keys)
+        through = "no" if trained else "served" if not sampled else "through vLLM"
+        rows.append([code(family), models, through, trained or sampled or ""])
+    return table(("family", "models", "here", "why"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "models": models_table,
     "config": config_table,
     "extras": extras_table,
     "commands": commands_table,

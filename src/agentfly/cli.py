@@ -277,7 +277,7 @@ def _dry_run(config: Config) -> int:
     plan = make_plan(agent, sampling=config.sampling)
     openings = [open_task(plan, task) for task in [*train, *validation]]
     trainable_engine(agent)
-    adapt_model(config, agent)
+    adapt_model(config, agent, lambda said: print(f"# {said}"))
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")

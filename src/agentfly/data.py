@@ -31,6 +31,7 @@ RowT = TypeVar("RowT")
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 HUB = "hf://"
 MAX_BITS = 14_284  # the longest integer that `str` writes
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -130,7 +131,7 @@ def row_key(task: Task) -> str:
 def parse_message(item: Any, number: int, where: str) -> Message:
     """One message of a row. `content` may be a list of text parts; `tool_calls` may have the form of a chat server.
 
-    Raises DataError.
+    A thought in a field beside the content (THOUGHTS) is put before it, between <think> and </think>. Raises DataError.
     """
     if not isinstance(item, Mapping) or "role" not in item or not ("content" in item or item.get("tool_calls")):
         raise DataError(f"{where}: message {number} must be an object with 'role' and 'content'")
@@ -139,6 +140,11 @@ def parse_message(item: Any, number: int, where: str) -> Message:
     content = item.get("content")
     text = "" if content is None and item.get("tool_calls") else _content_text(content, f"{where}: message {number}")
     calls = tuple(_parse_call(call, number, where) for call in item.get("tool_calls") or ())
+    if item.get("function_call") and not calls:
+        raise DataError(f"{where}: message {number} has 'function_call', which servers no longer write: give 'tool_calls'")
+    thought = next((item[key] for key in THOUGHTS if item.get(key)), None)
+    if thought is not None and item["role"] == "assistant":
+        text = f"<think>\n{_content_text(thought, f'{where}: message {number}')}\n</think>\n\n{text}"
     return Message(item["role"], text, calls, name=item.get("name"), tool_call_id=item.get("tool_call_id"))
 
 

@@ -139,3 +139,16 @@ def test_a_model_with_capped_scores_is_not_packed_unless_it_must_be_and_then_it_
     assert Scorer(model).prepare(OptimSettings(packing="auto")) == "padded"
     with pytest.raises(ConfigError, match="cannot be packed"):
         Scorer(model).prepare(OptimSettings(packing="on"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_model_with_convolutions_are_not_packed_in_any_format(dtype: torch.dtype) -> None:
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    kinds = ["conv", "conv", "full_attention", "conv"] * 2
+    model = Lfm2ForCausalLM(Lfm2Config(vocab_size=1280, layer_types=kinds, num_hidden_layers=8, pad_token_id=0, **sizes))
+    scorer = Scorer(model.to(dtype).eval())
+    assert scorer.prepare(OptimSettings(packing="auto")) == "padded"
+    assert "carries state from one row into the next" in scorer.path

@@ -357,7 +357,7 @@ def test_the_path_says_what_runs_and_why() -> None:
     capped = Scorer(family("gemma2"))
     capped.prepare(OptimSettings())
     assert capped.path.startswith("padded rows; ")
-    assert "rows cannot be packed: ConfigError: Gemma2Attention uses softcap" in capped.path
+    assert "rows cannot be packed: ConfigError: Gemma2Attention has soft caps" in capped.path
     off = Scorer(tiny_llama(VOCABULARY))
     off.prepare(OptimSettings(packing="off"))
     assert off.path == "padded rows; common prefix computed once"

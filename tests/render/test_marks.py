@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from render_families import FAMILIES, TOOLS, completion, make_tokenizer, squeeze, template_text
 
+from agentfly import plugins
+from agentfly.data import parse_message
 from agentfly.errors import ConfigError, RolloutError, TemplateError
 from agentfly.render import HFRenderer
+from agentfly.render.parsers import find_parser, get_parser
 from agentfly.render.template import ChatTemplate
 from agentfly.types import Message, ToolCall
 
@@ -98,6 +101,8 @@ def test_eos_behind_the_last_reply_is_not_its_end() -> None:
 
 # ---- demonstrations ----
 
+CLOSED = {"deepseek": "\n</think>\n\n", "tagged": "</think:x>"}  # where the prompt opens a thought
+
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_demonstration_is_what_the_model_would_sample(name: str) -> None:
@@ -105,16 +110,56 @@ def test_a_demonstration_is_what_the_model_would_sample(name: str) -> None:
     before = [Message("user", "2 * 3?")]
     _, ids = renderer.write_reply(before, Message("assistant", "It is 6."))
     written = family.reply("", "It is 6.", ()) if renderer.marks.responses else "It is 6."
-    assert text(renderer, ids) == written + family.end(())
+    assert text(renderer, ids) == CLOSED.get(name, "") + written + family.end(())
     if not family.native or name in ("tagged", "deepseek"):
         return
     _, ids = renderer.write_reply(before, Message("assistant", "", (CALL,)), TOOLS)
     assert squeeze(text(renderer, ids)) == squeeze(family.reply("", "", (CALL,)) + family.end((CALL,)))
 
 
-def test_a_demonstration_that_leaves_a_thought_open_is_refused() -> None:
-    with pytest.raises(ConfigError, match="give the reply as plain text"):
-        renderer_for("tagged").write_reply([Message("user", "2 * 3?")], Message("assistant", "", (CALL,)), TOOLS)
+def test_a_demonstration_with_a_call_closes_the_thought_that_the_prompt_opens() -> None:
+    renderer = renderer_for("tagged")
+    written, _ = renderer.write_reply([Message("user", "2 * 3?")], Message("assistant", "", (CALL,)), TOOLS)
+    assert written.startswith("</think:x><calls:x>")
+    assert find_parser(renderer, ["multiply"])(written).calls[0].arguments == {"a": "2", "b": "3"}
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("deepseek", "2 and 3.\n</think>\n\n"), ("tagged", "2 and 3.</think:x>")])
+def test_a_demonstration_with_a_thought_goes_on_where_the_prompt_opens_it(name: str, prefix: str) -> None:
+    row = {"role": "assistant", "content": "It is 6.", "reasoning_content": "2 and 3."}
+    written, _ = renderer_for(name).write_reply([Message("user", "2 * 3?")], parse_message(row, 1, "row 0"))
+    assert written == prefix + "It is 6."
+
+
+def test_a_demonstration_that_closes_the_thought_itself_stays_as_it_is() -> None:
+    reply = "2 and 3.\n</think>\n\nIt is 6."
+    assert renderer_for("deepseek").write_reply([Message("user", "2 * 3?")], Message("assistant", reply))[0] == reply
+
+
+def test_a_call_that_the_template_leaves_out_is_written_by_the_parser() -> None:
+    said = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    listed = "{% if tools %}<|im_start|>system\nList of tools: [{{ tools | tojson }}]<|im_end|>\n{% endif %}"
+    asked = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    renderer = HFRenderer(make_tokenizer(listed + said + asked, eos="<|im_end|>"))
+    call = ToolCall("multiply", {"a": 12, "note": 'it\'s "two"'})
+    written, _ = renderer.write_reply([Message("user", "2 * 3?")], Message("assistant", "I multiply.", (call,)), TOOLS)
+    assert written.startswith("I multiply.")
+    assert find_parser(renderer, ["multiply"])(written).calls == (call,)
+    renderer = HFRenderer(make_tokenizer(said + asked, eos="<|im_end|>"))
+    with pytest.raises(ConfigError, match="use ReactAgent, or give a parser"):
+        renderer.write_reply([Message("user", "2 * 3?")], Message("assistant", "", (call,)), TOOLS)
+
+
+@pytest.mark.parametrize("name", plugins.BUILTIN["parsers"])
+def test_what_a_parser_writes_it_reads(name: str) -> None:
+    parser, calls = (
+        get_parser(name),
+        (ToolCall("find", {"q": 'a "b"\n漢', "n": 3, "deep": {"x": [1, None]}}), ToolCall("now", {})),
+    )
+    written = parser.write(calls)
+    if written:
+        read = parser(written).calls
+        assert [(call.name, call.arguments, call.error) for call in read] == [(c.name, c.arguments, None) for c in calls]
 
 
 # ---- contexts ----

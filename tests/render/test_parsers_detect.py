@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from parser_formats import FORMATS, written
 from render_families import make_tokenizer, template_text
 
+from agentfly import plugins
 from agentfly.errors import ConfigError, UnknownName
 from agentfly.render import HFRenderer
-from agentfly.render.parsers import ParsedReply, detect_parser, find_parser, get_parser
+from agentfly.render.parsers import ParsedReply, detect_parser, find_parser, fit_parser, get_parser
 from agentfly.render.parsers.reply import CallParser
 from agentfly.types import ToolCall
 
@@ -118,3 +121,25 @@ def test_a_parser_is_found_by_name_or_taken_as_it_is():
         get_parser("hermess")
     with pytest.raises(ConfigError, match="a name or a function"):
         get_parser(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["apertus", "olmo3", "minicpm"])
+def test_a_call_whose_closing_mark_ends_the_reply_is_closed_by_the_end_of_the_text(name: str) -> None:
+    parser: Any = plugins.resolve("parsers", name)
+    opening, closing = parser.marks[0] if getattr(parser, "marks", ()) else (parser.opening, parser.closing)
+    calls = {
+        "apertus": '[{"multiply": {"a": "x"}}]',
+        "olmo3": 'multiply(a="x")',
+        "minicpm": '"multiply"><param name="a">x</param>',
+    }
+    tokenizer = make_tokenizer(
+        "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|assistant|>", more=[opening, closing], eos=closing
+    )
+    renderer = HFRenderer(tokenizer)
+    reading: Any = fit_parser(parser, renderer, ["multiply"])
+    for text in (f"{opening}{calls[name]}", f"{opening}{calls[name]}{closing}"):
+        assert [(call.name, call.arguments, call.error) for call in reading(text).calls] == [("multiply", {"a": "x"}, None)], (
+            text
+        )
+    assert reading(f"{opening}{calls[name][:-4]}").calls[0].error
+    assert not reading("no call").calls

@@ -70,6 +70,32 @@ def test_the_shape_of_a_model_is_read_from_its_config() -> None:
     assert found.weights == 1_574_208
 
 
+@pytest.mark.parametrize("kind", ["gemma4_text", "qwen3_5_moe_text", "gpt2", "mamba2"])
+def test_the_shape_of_another_family_has_the_weights_that_its_model_holds(kind: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(kind)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    found = shape_of(config, kind)
+    assert found.weights == sum(weight.numel() for weight in model.parameters())
+    assert memory_of(found, cache_tokens=1000).total > 0
+
+
+def test_experts_count_as_memory_whole_and_as_work_in_part() -> None:
+    from transformers import AutoConfig
+
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 3}
+    found = shape_of(AutoConfig.for_model("qwen3_moe", **sizes, **heads), "tiny")
+    experts, rest = 3 * 16 * 3 * 64 * 32, 2 * 1000 * 64 + 3 * (64 * 16 * (2 * 4 + 2 * 2) + 16 * 64)
+    assert found.weights == pytest.approx(experts + rest, rel=0.005)
+    assert found.computed == pytest.approx(experts / 4 + rest - 64_000, rel=0.01)
+    assert found.kv_bytes == 2 * 3 * 2 * 16 * 2
+    assert found.adapters(8) == 8 * 3 * (64 + 64 + 2 * (64 + 32) + 64 + 64)
+
+
 def test_ranks_divide_what_is_sharded_and_nothing_else() -> None:
     shape = find_shape("7B")
     one, eight = memory_of(shape, shares=False), memory_of(shape, ranks=8)

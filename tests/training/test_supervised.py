@@ -70,6 +70,12 @@ def test_the_examples_of_the_prompt_are_not_trained_and_an_exported_chain_gets_t
         ([{"role": "assistant", "content": "a"}], "at least one message before"),
         ([ROW["messages"][0], ROW["messages"][1], ROW["messages"][3]], "both the assistant's"),
         ("text", "list 'messages'"),
+        ([ROW["messages"][0], ROW["messages"][1] | {"weight": 0}], "message 1 has the weight 0"),
+        ([ROW["messages"][0], {"role": "assistant", "content": "", "function_call": {"name": "add"}}], "give 'tool_calls'"),
+        (
+            [ROW["messages"][0], {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"a": 2, "b": 3}}]}],
+            "tool calls that ReactAgent does not read",
+        ),
         ([{"role": "user"}], "'role' and 'content'"),
     ],
 )

@@ -8,7 +8,7 @@ agentfly export-model RUN FOLDER                       the model of a checkpoint
 agentfly show RUN [filters] [--limit N] [--json]
 agentfly query RUN "SELECT ..." [--json]
 agentfly chat CHECKPOINT [--recipe R]
-agentfly doctor RUN [--json]                           exit status 1 if something is wrong with the run
+agentfly doctor RUN|MODEL [--json]                     exit status 1 if something is wrong with the run, or the model is refused
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agentfly doctor`: checks a run from its folder alone."""
+"""`agentfly doctor`: checks a run from its folder alone, or what a model can do from its config alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 def add_parser(commands: Any) -> None:
     """Add `doctor` to the command line."""
-    doctor = commands.add_parser("doctor", help="check a finished or running training run from its folder alone")
-    doctor.add_argument("run_dir", metavar="RUN", help="the folder of the run")
+    doctor = commands.add_parser("doctor", help="check a training run from its folder, or what a model can do from its config")
+    doctor.add_argument("run_dir", metavar="RUN|MODEL", help="the folder of the run, or the folder or name of a model")
     doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
     doctor.set_defaults(run=run_doctor)
 
@@ -21,7 +21,11 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from ..training.doctor import diagnose
+    from ..training.doctor.models import is_model
     from ..watch.tables import clean
+
+    if is_model(arguments.run_dir):
+        return _doctor_model(arguments)
 
     found = diagnose(arguments.run_dir)
     if arguments.json:
@@ -42,3 +46,17 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     held = len(found.checks) - wrong - skipped
     print(f"{found.run}: {held} checks hold, {wrong} {'does' if wrong == 1 else 'do'} not, {skipped} skipped")
     return 0 if found.ok else 1
+
+
+def _doctor_model(arguments: argparse.Namespace) -> int:
+    """Print a line per ability of the model. Returns 1 if it cannot be sampled here or not be trained."""
+    from ..training.doctor.models import diagnose_model
+
+    found = diagnose_model(arguments.run_dir)
+    if arguments.json:
+        rows = [{"name": each.name, "ok": each.ok, "told": each.told} for each in found]
+        print(json.dumps({"model": arguments.run_dir, "checks": rows}, indent=1))
+    else:
+        for each in found:
+            print(f"{'yes' if each.ok else 'NO':5}{each.name:14}{each.told}")
+    return 0 if all(each.ok for each in found if each.name in ("loaded", "sampled", "trained")) else 1

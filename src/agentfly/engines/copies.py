@@ -64,6 +64,7 @@ class LearnerCopy:
         *,
         device: str | None = None,
         dtype: str | None = None,
+        max_context: int | None = None,
         stop_ids: Iterable[int] | None = None,
         chat_template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
@@ -71,7 +72,7 @@ class LearnerCopy:
         from ..render import HFRenderer
 
         self.name = name
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._max_context = device, dtype, max_context
         self._model: Any = None
         if name == "smollm2":  # a single GGUF file: its config cannot be read without the weights
             self.tokenizer = self._load()
@@ -81,7 +82,7 @@ class LearnerCopy:
         found = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
         self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(found), template_args=template_args)
         self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
-        self.context = context_of(config)
+        self.context = max_context or context_of(config)
         self.num_ids = int(config.get_text_config().vocab_size)
         self.scorer: Callable[[Sequence[int], float], list[float]] | None = (
             None  # in place of the copy, if a learner is sharded
@@ -99,7 +100,7 @@ class LearnerCopy:
 
     def _load(self) -> Any:
         """Load the model. Returns its tokenizer."""
-        self._model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype)
+        self._model, tokenizer = load_model(self.name, device=self._device, dtype=self._dtype, max_context=self._max_context)
         tune(next(self._model.parameters()))
         return tokenizer
 

@@ -81,10 +81,16 @@ class ServedEngine:
         self.base_url = self._server.base_url
         self._dialect = DIALECTS[server](self._server, self.model_name)
         self._copy = LearnerCopy(
-            name, device=device, dtype=dtype, stop_ids=stop_ids, chat_template=chat_template, template_args=template_args
+            name,
+            device=device,
+            dtype=dtype,
+            max_context=max_context,
+            stop_ids=stop_ids,
+            chat_template=chat_template,
+            template_args=template_args,
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
-        self.max_context = max_context or self._copy.context
+        self.max_context = self._copy.context
         self.version = 0
         self.shares_weights = False
         self.proof: Proof | None = None

@@ -102,12 +102,13 @@ class VllmEngine:
             name,
             device=learner_device or ("cuda:0" if gpu else "cpu"),
             dtype=learner_dtype,
+            max_context=max_context,
             stop_ids=stop_ids,
             chat_template=chat_template,
             template_args=template_args,
         )
         self.tokenizer, self.renderer, self.stop_ids = self._copy.tokenizer, self._copy.renderer, self._copy.stop_ids
-        self.max_context = max_context or self._copy.context
+        self.max_context = self._copy.context
         self.shares_weights = False
         self.proof: Proof | None = None
         self.handover_took_s = 0.0

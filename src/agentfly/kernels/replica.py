@@ -15,6 +15,8 @@ import torch
 
 from ..errors import ConfigError
 
+_UNKNOWN = {"s_aux": "attention sinks", "position_bias": "position biases", "softcap": "soft caps of its attention scores"}
+
 
 def share_tensors(module: Any, registry: Any, name: str, attention: Callable[..., Any]) -> Any:
     """A replica in evaluation mode whose attention is `attention`, registered as `name` in transformers' registry.
@@ -31,9 +33,9 @@ def share_tensors(module: Any, registry: Any, name: str, attention: Callable[...
 
 def check_attention(module: torch.nn.Module, metadata: Any, options: Mapping[str, Any], refusal: str) -> None:
     """Raise a ConfigError if a layer passes no metadata, or options that its attention would compute wrongly."""
-    unknown = [name for name in ("s_aux", "position_bias", "softcap") if options.get(name) is not None]
+    unknown = [words for name, words in _UNKNOWN.items() if options.get(name) is not None]
     if metadata is None or unknown:
-        why = f"uses {unknown[0]} in its attention" if unknown else "does not pass its keyword arguments on to attention"
+        why = f"has {unknown[0]}" if unknown else "does not pass its keyword arguments on to attention"
         raise ConfigError(f"{type(module).__name__} {why}: {refusal}")
 
 

@@ -26,10 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..engines.local.miniature import make_miniature
+from ..engines.local.support import PROVEN
 from ..errors import ConfigError
 from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
+from ..kernels.rope import fix_rope
 from .batching import MicroBatch, Shape
 from .graphs import MAX_TOKENS, Graphs
 from .packed import PackedLayout, packed_replica, run_packed
@@ -47,6 +50,7 @@ class Backbone:
 
     def __init__(self, module: nn.Module, *, shares: bool | None = None) -> None:
         """`shares` skips the probe: for a copy of a backbone whose result is known."""
+        fix_rope(module, None)
         self.module = module
         self.shares = _can_share(module) if shares is None else shares
         self.checkpoints = False
@@ -88,6 +92,12 @@ class Backbone:
             probe = _Probe(self.module)
         except _OTHER_MODEL as error:
             self._notes.append(f"rows cannot be packed: {_first_line(error)}")
+            return
+        if probe.leaks(replica):
+            self._notes.append("rows cannot be packed: a layer carries state from one row into the next")
+            return
+        if (away := _gap_of_family(self.module)) > 1e-3:
+            self._notes.append(f"rows cannot be packed: a miniature with short windows differs by {away:.1e}")
             return
         gap = probe.gap(replica)
         if not gap <= probe.tolerance:
@@ -196,6 +206,19 @@ def _fuse(probe: _Probe, replica: nn.Module) -> str:
     return f"fused layers: off ({'; '.join(notes) or 'none of a known kind'})"
 
 
+def _gap_of_family(module: Any) -> float:
+    """The probe's difference on a miniature whose windows are shorter than the probe; 0 if there is none or no need for it."""
+    config = getattr(module, "config", None)
+    if config is None or config.get_text_config().model_type in PROVEN:
+        return 0.0
+    try:
+        small = make_miniature(config).base_model
+        fix_rope(small, None)
+        return _Probe(small).gap(packed_replica(small))
+    except _OTHER_MODEL:
+        return 0.0  # the probe of the model itself is left
+
+
 class _Probe:
     """Two short rows with a common beginning, and the hidden states that the model computes for them."""
 
@@ -236,6 +259,30 @@ class _Probe:
         except _OTHER_MODEL as error:
             self.error = _first_line(error)
             return float("inf")
+
+    def leaks(self, replica: nn.Module) -> bool:
+        """Whether a row of a packed line depends on the row before it, as with convolutions and recurrent state.
+
+        Decided by the gradient, which is exactly zero without a path: a leak may be smaller than rounding in half precision.
+        """
+        found: list[Tensor] = []
+
+        def embed(embeddings: nn.Module, args: Any, out: Tensor) -> Tensor:
+            found.append(out.detach().requires_grad_())
+            return found[-1]
+
+        hook = replica.get_input_embeddings().register_forward_hook(embed)  # type: ignore[operator]
+        try:
+            with torch.enable_grad():
+                second = run_packed(replica, self.rows.flatten()[None], self.line)[0, 6:]
+                push = torch.linspace(-1.0, 1.0, second.numel(), device=self.device).to(second.dtype).view_as(second)
+                [pulled] = torch.autograd.grad(second, found[0], push)
+        except _OTHER_MODEL as error:
+            self.error = _first_line(error)
+            return False  # the comparison that follows fails, too
+        finally:
+            hook.remove()
+        return bool(pulled[0, :6].any())
 
     def reason(self, gap: float) -> str:
         return f"the probe differs by {gap:.1e} (limit {self.tolerance:.0e})" if gap < float("inf") else self.error

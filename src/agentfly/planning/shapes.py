@@ -11,7 +11,11 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder with grouped attention and a gated MLP, as Llama and Qwen have."""
+    """A decoder with grouped attention and a gated MLP, as Llama and Qwen have.
+
+    The weights of a model of another kind are `counted`; `active` of them take part in a token, `adapted` are the weights of
+    adapters of rank 1, and `cached` of its layers keep keys and values.
+    """
 
     name: str
     of: str
@@ -23,6 +27,10 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     tied: bool = False
+    counted: int | None = None
+    active: int = 0
+    adapted: int = 0
+    cached: int | None = None
 
     @property
     def linears(self) -> list[tuple[int, int]]:
@@ -36,6 +44,8 @@ class ModelShape:
     @property
     def layer(self) -> int:
         """Weights of one layer."""
+        if self.counted is not None:
+            return max(0, self.counted - self.tables) // self.layers
         return sum(inputs * outputs for inputs, outputs in self.linears) + 2 * self.hidden
 
     @property
@@ -45,20 +55,26 @@ class ModelShape:
 
     @property
     def weights(self) -> int:
+        if self.counted is not None:
+            return self.counted
         return self.layers * self.layer + self.tables + self.hidden
 
     @property
     def computed(self) -> int:
         """Weights that a token is multiplied with: the embedding is looked up, the head is not."""
+        if self.counted is not None:
+            return self.active - (0 if self.tied else self.vocabulary * self.hidden)
         return self.layers * self.layer + self.vocabulary * self.hidden
 
     @property
     def kv_bytes(self) -> int:
         """Keys and values of one token, in two bytes each."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+        return 2 * (self.layers if self.cached is None else self.cached) * self.kv_heads * self.head_dim * 2
 
     def adapters(self, rank: int) -> int:
-        """Weights of LoRA adapters of this rank on every matrix of the layers."""
+        """Weights of LoRA adapters of this rank on every matrix of the layers; experts have none."""
+        if self.counted is not None:
+            return rank * self.adapted
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)
 
 
@@ -89,18 +105,43 @@ def find_shape(name: str) -> ModelShape:
 
 
 def shape_of(config: Any, name: str) -> ModelShape:
-    """Returns the shape of a model's transformers config."""
+    """Returns the shape of a model's transformers config. The weights are counted in the model itself, without memory."""
+    from ..engines.local.load import count_weights  # late: torch
+
     text = config.get_text_config()
-    heads = int(text.num_attention_heads)
+    hidden = int(text.hidden_size)
+    heads = _number(text, "num_attention_heads") or 1
+    kinds = getattr(text, "layer_types", None)
+    attends = hasattr(text, "num_attention_heads")
+    chosen = _number(text, "num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k") or 1
+    weights, active, adapted = count_weights(config, chosen)
     return ModelShape(
         name=name,
         of=name,
-        hidden=int(text.hidden_size),
-        intermediate=int(text.intermediate_size),
+        hidden=hidden,
+        intermediate=(_number(text, "moe_intermediate_size") or 0) * chosen or _number(text, "intermediate_size") or 4 * hidden,
         layers=int(text.num_hidden_layers),
         heads=heads,
-        kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        kv_heads=_number(text, "num_key_value_heads") or heads,
+        head_dim=_number(text, "head_dim") or hidden // heads,
         vocabulary=int(text.vocab_size),
         tied=bool(getattr(text, "tie_word_embeddings", False)),
+        counted=weights,
+        active=active,
+        adapted=adapted,
+        cached=sum("attention" in kind and kind != "linear_attention" for kind in kinds) if kinds else None if attends else 0,
     )
+
+
+def _number(config: Any, *names: str) -> int | None:
+    """The first of these numbers that a config has; the largest if it differs from layer to layer."""
+    for name in names:
+        try:
+            found = getattr(config, name, None)
+        except RuntimeError:  # transformers refuses a value that differs from layer to layer
+            found = max(getattr(config.per_layer_config[at], name) for at in range(config.num_hidden_layers))
+        if isinstance(found, list | tuple):
+            found = max(found)
+        if found:
+            return int(found)
+    return None

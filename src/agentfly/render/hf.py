@@ -22,7 +22,10 @@ from typing import Any
 
 from ..errors import ConfigError, InvariantError
 from ..types import Completion, Extension, Message
+from .demo_reply import reads_back, reply_text
 from .frames import Frame, FramedTexts, OpeningFrames, make_frame
+from .parsers.detect import find_parser
+from .parsers.reply import CallParser, Parser
 from .profile import History, Shaper, TurnShape, Unit, is_id, thinned, turn_shape
 from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
@@ -32,7 +35,7 @@ from .template_ends import end_of_turn, turn_marks
 from .template_guard import Guard
 from .template_marks import Marks
 from .template_pieces import TokenCache
-from .template_tokens import CUT, Codec
+from .template_tokens import Codec
 
 _MAX_KNOWN = 4096  # size limit of the caches of shapes, chains and tools
 
@@ -57,6 +60,7 @@ class HFRenderer:
         args = dict(template_args or {})
         texts = sources(tokenizer, chat_template)
         self._templates = {name: _TemplateRenderer(tokenizer, source, args, stop_ids) for name, source in texts.items()}
+        self._parser: Parser | None = None  # of the template, for demonstrations
         self.stop_ids: tuple[int, ...] = tuple(
             dict.fromkeys(i for renderer in self._templates.values() for i in renderer.stop_ids)
         )
@@ -71,6 +75,12 @@ class HFRenderer:
         """The marks of thinking, calls, responses and results that the template writes, also those of its form for tools."""
         own = self._renderer(()).marks
         return own.merged(self._templates["tool_use"].marks) if "tool_use" in self._templates else own
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts of `stop_ids`, which the text of a completion leaves out."""
+        codec = self._renderer(()).codec
+        return tuple(codec.text([index]) for index in self.stop_ids)
 
     def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """The ids of the first prompt, up to the beginning of the first reply. Raises ConfigError."""
@@ -104,16 +114,41 @@ class HFRenderer:
         return codec.encode(codec.guard_reply(text))
 
     def write_reply(
-        self, before: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        before: Sequence[Message],
+        reply: Message,
+        tools: Sequence[Mapping[str, Any]] = (),
+        parser: Parser | None = None,
     ) -> tuple[str, list[int]]:
         """A demonstration's reply as text and as the ids that a policy would have sampled for it, end of turn included.
 
-        Tool calls, and the marks around the visible text, are written as the template writes them.
+        A thought, tool calls, and the marks around the visible text are written as the template writes them. Calls that the
+        template does not write are written in the format of the parser. Raises ConfigError if the parser (None: that of the
+        template) does not read the same calls.
         """
         renderer = self._renderer(tools)
-        written = bool(reply.tool_calls or renderer.marks.responses)
-        text = renderer.reply_text(before, reply, tools) if written else reply.content
+        text = renderer.reply_text(before, reply, tools)
+        parser = parser or (self._own_parser(text, reply) if reply.tool_calls else None)
+        if parser is not None and reply.tool_calls and not reads_back(parser, text, reply, tools):
+            calls = parser.write(reply.tool_calls) if isinstance(parser, CallParser) else ""
+            words = "\n".join(filter(None, (reply.content, calls)))
+            text = renderer.reply_text(before, replace(reply, tool_calls=(), content=words), tools)
+            if not (calls and reads_back(parser, text, reply, tools)):
+                names = ", ".join(call.name for call in reply.tool_calls)
+                raise ConfigError(
+                    f"the chat template does not write the calls of {names} and the words beside them so that the parser reads "
+                    "the same: give the reply as plain text, one call in a reply, or no words beside a call"
+                )
         return text, [*self.encode(text), renderer.end_ids[bool(reply.tool_calls)]]
+
+    def _own_parser(self, text: str, reply: Message) -> Parser | None:
+        """The parser of the template; None if it is not known, but the template wrote every call into the text."""
+        try:
+            self._parser = self._parser or find_parser(self)
+        except ConfigError:
+            if not all(call.name in text and all(key in text for key in call.arguments) for call in reply.tool_calls):
+                raise
+        return self._parser
 
     def dialect_for(self, tools: Sequence[Mapping[str, Any]]) -> Dialect:
         """The template that renders prompts with these tools, and the form in which it takes messages."""
@@ -176,22 +211,11 @@ class _TemplateRenderer:
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
 
     def reply_text(self, before: Sequence[Message], reply: Message, tools: Sequence[Mapping[str, Any]]) -> str:
-        """The text of a reply with structured calls, as the template writes it. Raises ConfigError."""
+        """The text of a demonstration's reply, as the template writes it. Raises ConfigError."""
         try:
-            prompt = self.dialect.render(before, tools or None, True, 0).replace(CUT, "")
-            shown = self.dialect.render([*before, reply], tools or None, False, 0).replace(CUT, "")
+            return reply_text(self.dialect, self._stop_texts.values(), before, reply, tools)
         except TemplateRefused as refused:
             raise _refusal(before, refused) from refused
-        units = self.dialect.finder.units
-        kept = units.common(prompt, shown)
-        # The prompt may end with an empty thought that the template does not repeat; an open one must be closed by the reply.
-        if kept != prompt and not any(prompt[len(kept) :].rstrip().endswith(closing) for _, closing in self.marks.thinking):
-            raise ConfigError(
-                "the chat template does not show a reply with tool calls where it asks for one: give the reply as plain text"
-            )
-        text = shown[len(kept) :]
-        ends = [at for stop in self._stop_texts.values() if (at := text.find(stop)) >= 0]
-        return text[: min(ends)] if ends else text.rstrip()
 
     def full(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], manner: int = 0) -> list[int]:
         _refuse_images(messages)

@@ -114,7 +114,7 @@ def _run(
         if checkpoint is None:
             directory.write_config(config.to_toml())
         progress.phase(f"opening the model {config.agent.model}")
-        adapt_model(config, agent)
+        adapt_model(config, agent, progress.note)
         trainable_engine(agent)
         opening = warm_start(config, agent, progress) if checkpoint is None else {}
         trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening, ranks)

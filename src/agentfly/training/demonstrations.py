@@ -15,6 +15,7 @@ from ..agents.base import BaseAgent
 from ..data import is_file_name, parse_message, read_rows
 from ..errors import ConfigError, DataError
 from ..learn.samples import to_samples
+from ..render.demo_reply import same_calls
 from ..rollout import make_plan, opening_messages
 from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
 
@@ -71,10 +72,9 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         reply = messages[position]
         if reply.role != "assistant":
             raise DataError(f"row {index}: message {position} should be an assistant reply")
-        text, reply_ids = renderer.write_reply(trajectory.messages, reply, schemas)
-        completion = Completion(text=text, token_ids=reply_ids, logprobs=[0.0] * len(reply_ids), versions=[0] * len(reply_ids))
+        completion = _write(reply, f"row {index}: message {position}", trajectory.messages, agent, renderer, schemas)
         trajectory.turns.append(Turn(ids, restarts, completion))
-        trajectory.messages.append(reply)
+        trajectory.messages.append(replace(reply, content=completion.text))
         following = position + 1
         while following < len(messages) and messages[following].role != "assistant":
             following += 1
@@ -88,6 +88,24 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         ids, restarts = extension.ids, extension.restarts
         position = following
     return trajectory
+
+
+def _write(
+    reply: Message, where: str, before: Sequence[Message], agent: BaseAgent, renderer: Any, schemas: Sequence[Any]
+) -> Completion:
+    """The reply as a completion that the agent reads as the same calls. Raises DataError."""
+    known = {"parser": parser} if reply.tool_calls and (parser := getattr(agent, "parser", None)) else {}
+    try:
+        text, ids = renderer.write_reply(before, reply, schemas, **known)
+    except ConfigError as error:
+        raise DataError(f"{where}: {error}") from error
+    completion = Completion(text=text, token_ids=ids, logprobs=[0.0] * len(ids), versions=[0] * len(ids))
+    if reply.tool_calls and not same_calls(agent.parse(completion).calls, reply.tool_calls):
+        raise DataError(
+            f"{where} has tool calls that {type(agent).__name__} does not read in the written reply {text[:80]!r}: give the "
+            "reply as plain text in the agent's format"
+        )
+    return completion
 
 
 def _opening(agent: BaseAgent, task: Task) -> list[Message]:
@@ -107,4 +125,9 @@ def _without(examples: Sequence[Message], messages: list[Message]) -> list[Messa
 def _messages(row: Any, index: int) -> list[Message]:
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         raise DataError(f"row {index}: a demonstration is an object with a list 'messages'")
+    for number, item in enumerate(row["messages"]):
+        if isinstance(item, Mapping) and item.get("role") == "assistant" and item.get("weight") not in (None, 1):
+            raise DataError(
+                f"row {index}: message {number} has the weight {item['weight']!r}, but all replies are trained alike"
+            )
     return [parse_message(item, number, f"row {index}") for number, item in enumerate(row["messages"])]

@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -588,12 +588,14 @@ def trainable_engine(agent: BaseAgent) -> TrainableEngine:
     return engine
 
 
-def adapt_model(config: Config, agent: BaseAgent) -> None:
-    """Add the adapters of `[lora]` to the agent's model if `lora.rank` is set."""
-    from ..learn.model.lora import adapt
+def adapt_model(config: Config, agent: BaseAgent, note: Callable[[str], object]) -> None:
+    """Add the adapters of `[lora]` to the agent's model if `lora.rank` is set, and say what share of it is adapted."""
+    from ..learn.model.lora import adapt, coverage
 
     if config.lora.rank:
-        adapt(trainable_engine(agent).model, config.lora, config.seed)
+        model = trainable_engine(agent).model
+        adapt(model, config.lora, config.seed)
+        note(f"lora: {coverage(model)}")
 
 
 @contextmanager

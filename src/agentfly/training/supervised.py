@@ -48,11 +48,11 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     seed_torch(config.seed, config.run.threads)
     agent = agent or build_agent(config)
     engine = trainable_engine(agent)
-    adapt_model(config, agent)
+    progress = progress or Progress(config.train.steps)
+    adapt_model(config, agent, progress.note)
     train, held = _demonstrations(config, agent)
     optim = replace(config.train, total_steps=config.train.total_steps or config.train.steps)
     learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)
-    progress = progress or Progress(config.train.steps)
     directory = open_directory(config, None)
     with StopSignals(lambda: "nothing is saved") as signals, directory.lock():
         directory.check_new()

@@ -16,7 +16,7 @@ from agentfly.engines.local.engine import LocalEngine
 from agentfly.engines.local.load import merged_weights
 from agentfly.errors import ConfigError
 from agentfly.learn.learner import PolicyLearner
-from agentfly.learn.model.lora import adapt, adapters, is_adapted, load_adapter, save_adapter
+from agentfly.learn.model.lora import adapt, adapters, coverage, is_adapted, load_adapter, save_adapter
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.types import Request, Sampling
 from tests.close import assert_close_to_norm
@@ -169,3 +169,66 @@ class Tokens:
 
     def decode(self, ids: Any, **_: Any) -> str:
         return " ".join(map(str, ids))
+
+
+def hybrid(kind: str, **own: Any) -> Any:
+    import transformers
+
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.AutoConfig.for_model(kind, **sizes, pad_token_id=0, bos_token_id=None, eos_token_id=1, **own)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_experts_are_named_as_left_out_with_their_share() -> None:
+    model = hybrid("qwen3_moe", num_hidden_layers=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
+    adapt(model, LORA)
+    said = coverage(model)
+    experts = sum(p.numel() for name, p in model.named_parameters() if "experts" in name)
+    linear = sum(module.base.weight.numel() for _, module in adapters(model))
+    routers = sum(p.numel() for name, p in model.named_parameters() if name.endswith("gate.weight"))
+    assert f"beside {linear / (experts + linear + routers):.0%} of" in said
+    assert "mlp.experts.gate_up_proj" in said
+    assert "mlp.experts.down_proj" in said
+
+
+def test_a_layer_with_a_forward_of_its_own_gets_no_adapter() -> None:
+    model = hybrid("phimoe", num_hidden_layers=2, num_local_experts=4)
+    adapt(model, LORA)
+    assert "adapters beside" in coverage(model)
+    assert all(type(module.base) is torch.nn.Linear for _, module in adapters(model))
+    model(IDS)
+
+
+def test_a_weight_with_two_owners_gets_no_adapter() -> None:
+    model = tiny_llama()
+    model.model.layers[1].mlp.up_proj = model.model.layers[0].mlp.up_proj
+    model.model.layers[1].self_attn.q_proj.weight = model.model.layers[0].self_attn.q_proj.weight
+    assert adapt(model, LORA) == 2 * 7 - 4
+
+
+def test_an_adapter_that_the_model_would_pass_by_is_removed() -> None:
+    model = tiny_llama()
+    gate = model.model.layers[0].mlp.gate_proj
+    plain = type(model.model.layers[0].mlp).forward
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(x @ mlp.gate_proj.weight.T) * mlp.up_proj(x))
+    assert plain is not mlp.forward
+    assert adapt(model, LORA) == 2 * 7 - 1
+    assert model.model.layers[0].mlp.gate_proj is gate
+
+
+def test_merged_weights_that_compute_something_else_are_refused() -> None:
+    model = tiny_llama()
+    mlp = model.model.layers[0].mlp
+    # The adapter has an effect here, but the weight that is read beside it has another one when it is merged.
+    mlp.forward = lambda x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)) + x @ mlp.up_proj.weight.T[:, :32]
+    with pytest.raises(ConfigError, match="with adapters and with merged weights differ"):
+        adapt(model, LORA)
+
+
+def test_quantised_weights_get_no_adapters() -> None:
+    model = tiny_llama()
+    model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(torch.zeros(8, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ConfigError, match="the weights of the model are quantised"):
+        adapt(model, LORA)

@@ -32,6 +32,7 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
+from ...kernels.rope import fix_rope
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, room_for
@@ -83,6 +84,7 @@ class LocalEngine:
         gpu = self.device.type == "cuda"
         max_batch = options.max_batch or (512 if gpu else 256)
         tune(next(model.parameters()))
+        fix_rope(model, options.max_context)
         self._replica = make_replica(model)
         probe = check_replica(model, self._replica, self.device)
         kv_tokens = options.kv_tokens

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from ...errors import AgentFlyError, ConfigError, InvariantError
+from ...kernels.rope import fix_rope
 from ..smollm2 import find_smollm2
+from .support import check_config
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
@@ -26,14 +28,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(
-    name: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None
+    name: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    max_context: int | None = None,
+    sampled: bool = False,
 ) -> tuple[Any, Any]:
-    """Return (model, tokenizer). Raises ConfigError if the model cannot be loaded."""
+    """Return (model, tokenizer). `max_context`: the longest sequence of the run (see `fix_rope`); `sampled`: the local engine
+    will serve the model. Raises ConfigError if the model cannot be loaded."""
     place = _device(device)
     kind = _dtype(dtype, place)
-    with _explaining_errors(name), _quiet():
-        model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind)
-        return model.to(place).eval(), tokenizer
+    with _explaining_errors(name), quiet():
+        model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind, sampled, max_context)
+        model = model.to(place).eval()
+        fix_rope(model, max_context)
+        return model, tokenizer
 
 
 def read_settings(name: str | Path) -> tuple[Any, Any, Any]:
@@ -51,12 +61,22 @@ def read_settings(name: str | Path) -> tuple[Any, Any, Any]:
         return tokenizer, config, None
 
 
+def read_config(name: str | Path) -> Any:
+    """The config of a model, without tokenizer and weights. Raises ConfigError."""
+    from transformers import AutoConfig
+
+    with _explaining_errors(name):
+        if name == "smollm2":
+            return AutoConfig.from_pretrained((file := find_smollm2()).parent, gguf_file=file.name)
+        return AutoConfig.from_pretrained(find_source(name), trust_remote_code=False)
+
+
 def save_model(model: Any, tokenizer: Any, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
     """Write a folder that `from_pretrained` and the servers can load: `weights`, by default `merged_weights(model)`.
 
     Without a tokenizer, none is written.
     """
-    with _quiet():
+    with quiet():
         model.save_pretrained(folder, state_dict=merged_weights(model) if weights is None else weights)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -118,18 +138,43 @@ def free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
+def count_weights(config: Any, chosen: int = 1) -> tuple[int, int, int]:
+    """The weights of a model of this config, those of them that take part in a token for which `chosen` experts of a layer are
+    chosen, and those of adapters of rank 1. The model is made on the meta device, which holds no numbers."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    sizes = {name: (weight.numel(), weight.shape) for name, weight in model.named_parameters()}
+    idle = sum(
+        size - size * chosen // shape[0] for name, (size, shape) in sizes.items() if len(shape) == 3 and "experts" in name
+    )
+    head = model.get_output_embeddings()
+    linears = [part for part in model.modules() if type(part) is torch.nn.Linear and part is not head]
+    total = sum(size for size, _ in sizes.values())
+    return total, total - idle, sum(part.in_features + part.out_features for part in linears)
+
+
 def context_of(config: Any) -> int:
     """The number of tokens that a model was made for."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 4096)
 
 
-def _load(name: str | Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load(name: str | Path, dtype: torch.dtype, sampled: bool, max_context: int | None) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
     source = find_source(name)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    check_config(name, config, sampled=sampled, max_context=max_context)
+    num_ids, rows = max(tokenizer.get_vocab().values()) + 1, int(config.get_text_config().vocab_size)
+    if num_ids > rows:
+        raise ConfigError(
+            f"the tokenizer of the model {str(name)!r} has {num_ids:,} ids, but its embeddings have {rows:,} rows: save both "
+            "together after model.resize_token_embeddings"
+        )
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     model, info = auto.from_pretrained(
         source,
@@ -232,7 +277,7 @@ def _explaining_errors(name: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Disable the progress bars of transformers."""
     from transformers import utils
 

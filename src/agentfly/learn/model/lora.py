@@ -2,7 +2,8 @@
 
     y = W x + (alpha / rank) B A x        W frozen, A [rank, in] random, B [out, rank] zero: the first outputs do not change
 
-`adapt` changes the model in place, so an engine that shares it samples from the adapted weights.
+`adapt` changes the model in place, so an engine that shares it samples from the adapted weights. Layers with a forward of their
+own, weights with two owners and experts (three-dimensional parameters) get no adapter; `coverage` says what share is adapted.
 `engines.local.load.merged_weights` gives the weights of the equivalent plain model; `save_adapter` writes PEFT's format.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
+from ...kernels.replica import evaluating
 from ..settings import LoraSettings
 
 FOLDER = "adapter"
@@ -33,6 +36,8 @@ class LoraLinear(nn.Module):
         weight = base.weight
         self.base = base.requires_grad_(False)
         self.scale = settings.alpha / settings.rank
+        self.merges = False  # computes with the merged weight, to compare
+        self.uses = {"weight": 0, "forward": 0}
         bound = 1.0 / math.sqrt(base.in_features)
         drawn = torch.empty(settings.rank, base.in_features).uniform_(-bound, bound, generator=generator)
         self.lora_a = nn.Parameter(drawn.to(weight.device, weight.dtype))
@@ -41,9 +46,17 @@ class LoraLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The frozen weight, for code that reads a linear layer's dtype or device."""
-        return self.base.weight
+        self.uses["weight"] += 1
+        return self.merged() if self.merges else self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        self.uses["forward"] += 1
+        if self.merges:
+            return nn.functional.linear(x, self.merged(), self.base.bias)
         down = nn.functional.linear(x, self.lora_a)
         out: Tensor = self.base(x) + nn.functional.linear(down, self.lora_b) * self.scale
         return out
@@ -56,7 +69,8 @@ class LoraLinear(nn.Module):
 def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
     """Freeze the model and add adapters to its linear layers, in place. Returns their number; existing adapters stay.
 
-    Raises ConfigError if a target layer does not exist, or if the model has adapters with other settings.
+    Raises ConfigError if a target layer does not exist, if the model has adapters with other settings, or if the model with
+    adapters and the one with merged weights differ.
     """
     there = list(adapters(model))
     if there:
@@ -64,14 +78,19 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
         if rank != settings.rank or there[0][1].scale != settings.alpha / settings.rank:
             raise ConfigError(f"the model has adapters of rank {rank} already: train on with the [lora] they were made with")
         return len(there)
+    if any(not weight.is_floating_point() for weight in model.parameters()):
+        raise ConfigError("lora: the weights of the model are quantised, and adapters are trained beside whole ones only")
+    owners = Counter(
+        id(weight) for part in model.modules() for child in part.children() for weight in child.parameters(recurse=False)
+    )
     found = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear) and child is not _head(model) and settings.wants(name)
+        if type(child) is nn.Linear and child is not _head(model) and settings.wants(name) and owners[id(child.weight)] == 1
     ]
     if not found:
-        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if isinstance(child, nn.Linear)})
+        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if type(child) is nn.Linear})
         raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(names)}")
     missing = set(settings.targets) - {"all"} - {name for _, name, _ in found}
     if missing:
@@ -80,7 +99,60 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
     generator = torch.Generator().manual_seed(seed)
     for parent, name, child in found:
         setattr(parent, name, LoraLinear(child, settings, generator))
-    return len(found)
+    _compare_merged(model, found)
+    return sum(1 for _ in adapters(model))
+
+
+@torch.no_grad()
+def _compare_merged(model: nn.Module, found: list[tuple[nn.Module, str, nn.Linear]]) -> None:
+    """Remove adapters that the model passes by, reading the weight itself; compare the others with merged weights."""
+    own = [module for _, module in adapters(model)]
+    device = own[0].lora_a.device
+    ids = torch.tensor([[1, 2, 3, 5, 8, 13]], device=device)
+    generator = torch.Generator().manual_seed(0)
+
+    def logits(merges: bool) -> Tensor:
+        for module in own:
+            module.merges = merges
+        out: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+        return out
+
+    with evaluating(model):
+        plain = logits(False)
+        for parent, name, child in found:
+            if (module := getattr(parent, name)).uses["weight"] and not module.uses["forward"]:
+                setattr(parent, name, child)
+        for module in own:
+            noise = torch.randn(module.lora_b.shape, generator=generator) * module.base.weight.float().std().cpu()
+            module.lora_b.copy_(noise)
+        beside, merged = logits(False), logits(True)
+    for module in own:
+        module.merges = False
+        module.lora_b.zero_()
+    gap, effect = float((beside - merged).abs().max()), float((beside - plain).abs().max())
+    # In half precision the merged weights round differently, and an expert that is chosen by a hair may change.
+    limit = 1e-3 * max(1.0, float(beside.abs().max())) if plain.dtype == own[0].lora_a.dtype else max(0.1, effect)
+    if not gap <= limit:
+        raise ConfigError(
+            f"lora: {type(model).__name__} with adapters and with merged weights differ by {gap:.3g} in a logit: train it "
+            "without lora.rank, or name other layers in lora.targets"
+        )
+
+
+def coverage(model: nn.Module) -> str:
+    """What share of the matrices of an adapted model has adapters, and which kinds have none, as a sentence."""
+    tables = [getattr(model, get)() for get in ("get_input_embeddings", "get_output_embeddings")]
+    ends = {id(weight) for table in tables if table is not None for weight in table.parameters()}
+    adapted = {id(module.base.weight) for _, module in adapters(model)}
+    sizes: Counter[str] = Counter()
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1 and id(weight) not in ends and "lora_" not in name:
+            kind = "" if id(weight) in adapted else ".".join(p for p in name.split(".") if not p.isdigit() and p != "weight")
+            sizes[kind] += weight.numel()
+    total, left = sum(sizes.values()), Counter({kind: size for kind, size in sizes.items() if kind})
+    names = ", ".join(f"{kind.partition('layers.')[2] or kind} ({size / total:.0%})" for kind, size in left.most_common(4))
+    share = f"adapters beside {sizes[''] / total:.0%} of the matrix weights"
+    return f"{share}; without: {names}" if names else share
 
 
 @torch.no_grad()

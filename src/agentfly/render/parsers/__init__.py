@@ -36,7 +36,7 @@ def detect_parser(chat_template: str) -> str:
         return next(name for name in plugins.names("parsers") if plugins.resolve("parsers", name) is found)
     for name in plugins.BUILTIN["parsers"]:
         parser = plugins.resolve("parsers", name)
-        if parser == replace(found, thinking=parser.thinking, opened=parser.opened, names=None):
+        if parser == replace(found, thinking=parser.thinking, opened=parser.opened, names=None, final=parser.final):
             return name
     return "derived"
 

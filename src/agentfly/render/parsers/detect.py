@@ -64,7 +64,11 @@ def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Pars
     thinking: Pairs = tuple(dict.fromkeys((*(pair for pair in found if all(pair)), *parser.thinking)))
     around = (mark.strip() for pair in getattr(marks, "responses", ()) for mark in pair)
     drop = tuple(dict.fromkeys((*parser.drop, *(mark for mark in around if is_distinct(mark)))))
-    return replace(parser, thinking=thinking, drop=drop, opened=Probe(_access(renderer)[1]).opened(thinking))
+    stops = {text.strip() for text in getattr(renderer, "stop_texts", ())}
+    pairs: Pairs = getattr(parser, "marks", ()) or ((getattr(parser, "opening", ""), getattr(parser, "closing", "")),)
+    final = next((pair for pair in pairs if pair[1] in stops), ("", ""))
+    opened = Probe(_access(renderer)[1]).opened(thinking)
+    return replace(parser, thinking=thinking, drop=drop, opened=opened, final=final)
 
 
 def _choose(source: str, probe: Probe) -> Parser:

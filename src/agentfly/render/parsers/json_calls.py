@@ -9,7 +9,9 @@ A closing mark inside a JSON string does not end the call. A call that is not cl
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,11 +49,23 @@ class JsonCalls(CallParser):
     skip: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> ParsedReply:
+        text = self.closed(text)
         reply = self._exactly_one(text) or self._prose(text) or super().__call__(text)
         if not self.fenced or reply.calls or "{" not in text:
             return reply
         loose = FencedCalls(thinking=self.thinking, opened=self.opened, drop=self.drop, names=self.names)(text)
         return loose if loose.calls else reply
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        opening, closing = self.marks[0] if self.marks else ("", "")
+        name, arguments = self.keys or ("name", self.key)
+        items = [
+            {call.name: call.arguments} if self.by_name else {name: call.name, arguments: call.arguments} for call in calls
+        ]
+        opening = opening.removesuffix("[")
+        if closing and not self.by_name:
+            return "\n".join(f"{opening}\n{json.dumps(item, ensure_ascii=False)}\n{closing}" for item in items)
+        return f"{opening}{json.dumps(items, ensure_ascii=False)}{closing}"
 
     def _exactly_one(self, text: str) -> ParsedReply | None:
         """The reply, if it ends with its only call and has no thinking: a fast path for trained models. None for all others."""

@@ -10,6 +10,7 @@ Arguments are literals. Expressions, and arguments without a name, are errors.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,11 @@ class PythonCalls(CallParser):
         reader.add(*calls)
         return num_retries
 
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        texts = [f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls]
+        opening, closing = self.marks[0]
+        return f"{opening}[{', '.join(texts)}]{closing}"
+
     def region(self, text: str, pos: int) -> tuple[list[ToolCall], int]:
         """The calls that begin at `pos` and where they end. Raises _Cut."""
         literals = _PythonCall(text, pos)
@@ -143,6 +149,9 @@ class GemmaCalls(PythonCalls):
     marks: Pairs = (("<|tool_call>", "<tool_call|>"),)
     bare: bool = False
     quote: str = '<|"|>'
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        return ""
 
     def region(self, text: str, pos: int) -> tuple[list[ToolCall], int]:
         literals = _GemmaCall(text, pos)

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...types import ToolCall
@@ -36,6 +38,15 @@ class NamedJson(CallParser):
     skip: tuple[str, ...] = ()
     shape: str
     lists: bool = False
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        texts = []
+        for index, call in enumerate(calls):
+            shape = self.shape.replace('{"argument": value}', "{...}").replace("NAME:0", f"NAME:{index}")
+            shape = shape.replace("ID<", f"{call.id or index}<").replace("NAME", call.name)
+            texts.append(shape.replace("{...}", json.dumps(call.arguments, ensure_ascii=False)))
+        around = self.skip if len(self.skip) == 2 else ("", "")
+        return "".join([around[0], *texts, around[1]])
 
     def read(self, reader: ReplyReader) -> None:
         while reader.seek(self.opening, skip=self.skip):

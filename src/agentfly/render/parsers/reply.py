@@ -11,7 +11,7 @@ The next position of each mark is cached, so the reader makes one pass per mark,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -227,7 +227,8 @@ class CallParser:
     """A parser of one format. Calling it with the text of a reply returns a `ParsedReply`; it never raises.
 
     `thinking`, `opened` and `drop` are those of `ReplyReader`. `names` are the tools that exist, or None if unknown.
-    `typed` is false if the format writes arguments as text, whose types only the schema of the tool tells.
+    `typed` is false if the format writes arguments as text, whose types only the schema of the tool tells. `final` are the
+    marks of a call whose closing mark also ends the reply: the text of a completion leaves it out.
     """
 
     thinking: Pairs = THINK
@@ -235,11 +236,22 @@ class CallParser:
     drop: tuple[str, ...] = ()
     names: frozenset[str] | None = None
     typed: bool = True
+    final: tuple[str, str] = ("", "")
 
     def __call__(self, text: str) -> ParsedReply:
-        reader = ReplyReader(text, self.thinking, self.opened, self.drop)
+        reader = ReplyReader(self.closed(text), self.thinking, self.opened, self.drop)
         self.read(reader)
         return reader.done(typed=self.typed)
+
+    def closed(self, text: str) -> str:
+        """The text with the mark that closed its last call and ended the reply."""
+        opening, closing = self.final
+        at = text.rfind(opening) if opening else -1
+        return text if at < 0 or closing in text[at:] else text + closing
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Calls in this format, or "" if only a chat template can write them."""
+        return ""
 
     def read(self, reader: ReplyReader) -> None:
         """Reads a reply to its end."""

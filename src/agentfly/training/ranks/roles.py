@@ -79,7 +79,8 @@ def rank_model(agent: BaseAgent, ranks: RankGroup) -> Any:
 
     if not isinstance(agent.model, str | Path):
         return None
-    model, _ = load_model(agent.model, device=ranks.device, dtype=agent.engine_options.get("dtype"))
+    options = agent.engine_options
+    model, _ = load_model(agent.model, device=ranks.device, dtype=options.get("dtype"), max_context=options.get("max_context"))
     tune(next(model.parameters()))
     return model
 

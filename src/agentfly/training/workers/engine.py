@@ -73,10 +73,12 @@ class WorkerEngine:
             config.agent.model,
             device=options.get(f"{own}device"),
             dtype=options.get(f"{own}dtype") or options.get("dtype"),
-            **{name: options[name] for name in ("stop_ids", "chat_template", "template_args") if name in options},
+            **{
+                name: options[name] for name in ("max_context", "stop_ids", "chat_template", "template_args") if name in options
+            },
         )
         self.tokenizer, self.renderer, self.stop_ids = self.copy.tokenizer, self.copy.renderer, self.copy.stop_ids
-        self.max_context = options.get("max_context") or self.copy.context
+        self.max_context = self.copy.context
         self.shares_weights = False
         self.exact = self._kind == "local"
         """Whether workers compute with the learner's own kernels, so that log-probs need no correction."""
