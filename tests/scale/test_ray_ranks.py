@@ -31,7 +31,7 @@ from agentfly.training.ranks.roles import TORCHRUN, find_place
 from tests.scale.ray_local import inside
 from tests.tiny import ROWS, save_tiny_model
 
-STEPS = 10
+STEPS = 8
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -45,9 +45,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save_tiny_model(folder / "model")
     (folder / "rows.json").write_text(json.dumps(ROWS))
     (folder / "run.toml").write_text(
-        f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.tiny:look"]\nreward = "tests.tiny:even"\n'
+        f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.scale.held:look"]\nreward = "tests.tiny:even"\n'
         f'max_turns = 2\n[sampling]\nmax_tokens = 6\n[data]\ntrain = "{folder}/rows.json"\nvalidation_count = 2\n'
-        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = {STEPS}\nlr = 1e-3\nsave_every = 1\nvalidate_every = 0\n"
+        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = {STEPS}\nlr = 1e-3\nsave_every = 1\nkeep_checkpoints = 99\nvalidate_every = 0\n"
         f'[run]\ndir = "{folder}"\nthreads = 1\n'
     )
     return folder
@@ -67,7 +67,7 @@ def told(runs: Path) -> dict[str, str]:
         ("too_many_ranks", "more ranks than the cluster holds are refused with one sentence"),
         ("folder_not_shared", "a run folder that a node does not share is refused with one sentence"),
         ("node_killed", "a killed node with a rank restarts all ranks"),
-        ("node_frozen", "a frozen node with a rank is noticed within ten seconds, and the ranks go elsewhere"),
+        ("node_frozen", "a frozen node with a rank is noticed, and the ranks go elsewhere"),
         ("driver_killed", "nothing is left when the driver is killed, also on a node that was frozen"),
         ("resumed", "the run can be resumed"),
     ],
