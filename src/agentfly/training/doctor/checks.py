@@ -288,7 +288,7 @@ def _optimizer_steps(path: Path, check: Check) -> None:
     for name in ("optimizer", "critic_optimizer"):
         state = learner[name] or {}
         if "steps" in state and (found := counted_steps(state["adam"]["state"])) != state["steps"]:
-            check.add(f"{path.name}: Adam has counted {found} steps in {name!r} instead of {state['steps']}: resume another one")
+            check.add(f"{path.name}: Adam has counted {found} steps in {name!r} instead of {state['steps']}: resume another")
 
 
 def _handover(run: Run, check: Check) -> str:
