@@ -13,7 +13,6 @@ takes, the run stops.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import secrets
 import shutil
@@ -30,6 +29,7 @@ from typing import Any
 
 from ... import codec
 from ...errors import AgentFlyError, ConfigError, DataError, EngineError, InvariantError
+from ...net.guard import same_token
 from ...resources.rpc.frames import error_of
 from ...rollout.activity import Activities, Activity
 from ...rollout.chain import Opening, Plan
@@ -264,7 +264,7 @@ class WorkerPool:
     def _hello(self, link: Link, message: Message) -> None:
         value = message.value if isinstance(message.value, dict) else {}
         token = value.get("token")
-        known = message.kind == "hello" and isinstance(token, str) and hmac.compare_digest(token, self._token)
+        known = message.kind == "hello" and isinstance(token, str) and same_token(token, self._token)
         if not known:
             link.close()
             return
