@@ -36,9 +36,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows.json").write_text(json.dumps(ROWS))
     path = folder / "run.toml"
     path.write_text(
-        f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.scale.held:look"]\nreward = "tests.tiny:even"\n'
-        f'max_turns = 2\n[sampling]\nmax_tokens = 6\n[data]\ntrain = "{folder}/rows.json"\nvalidation_count = 2\n'
-        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = {STEPS}\nlr = 1e-3\nsave_every = 1\nkeep_checkpoints = 99\nvalidate_every = 0\n"
+        f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.scale.held:look"]\n'
+        f'reward = "tests.tiny:even"\nmax_turns = 2\n[sampling]\nmax_tokens = 6\n'
+        f'[data]\ntrain = "{folder}/rows.json"\nvalidation_count = 2\n'
+        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = {STEPS}\nlr = 1e-3\nsave_every = 1\n"
+        "keep_checkpoints = 99\nvalidate_every = 0\n"
         f'[run]\ndir = "{folder}"\nthreads = 1\n'
     )
     return path
