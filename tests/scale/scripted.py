@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from os.path import exists
 from typing import Any
 
 from agentfly import Action, BaseAgent, Completion, ToolCall, reward, tool
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.types import Request
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
 
 
 @tool(name="wait", register=False, timeout_s=300)
@@ -27,7 +30,7 @@ async def wait(until: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     if "/" not in until:
         await asyncio.sleep(float(until))
-    while "/" in until and not exists(until):
+    while "/" in until and not _is_there(until):
         await asyncio.sleep(0.01)
     return f"process {os.getpid()}"
 
