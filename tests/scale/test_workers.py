@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,13 +23,14 @@ from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, EngineError
 from agentfly.resources import Admission, Environment
+from agentfly.resources.backends.spawn import make_locked_folder
 from agentfly.rollout import Plan, describe, open_environments, run_chains
 from agentfly.rollout.activity import Activities
 from agentfly.rollout.setup import environment_kinds
 from agentfly.training.build import build_agent, build_plan
 from agentfly.training.workers.channel import pack
 from agentfly.training.workers.launcher import LocalLauncher
-from agentfly.training.workers.pool import WorkerPool, merge_figures
+from agentfly.training.workers.pool import FOLDER, WorkerPool, merge_figures
 from agentfly.types import Outcome, Task, Trajectory
 from tests.scale.forked import wait_until_gone
 
@@ -307,6 +309,25 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         asyncio.run(work({**CONFIG, "agent": {"kind": f"{tmp_path}/ends.py:Agent"}}))
 
 
+def test_a_worker_that_dies_before_all_have_joined_is_started_again(workers: Workers, tmp_path: Path) -> None:
+    class Killed(LocalLauncher):
+        def start(self, index: int, ticket: Any) -> Any:
+            process = super().start(index, ticket)
+            if ticket["attempt"] == 0:
+                os.kill(process.pid, signal.SIGKILL)
+            return process
+
+    async def work() -> list[str]:
+        notes: list[str] = []
+        opening = {"config": workers.config.to_toml(), "count": 1, "threads": 1, "chains": 4}
+        async with WorkerPool(Killed(tmp_path), 1, opening, note=notes.append) as pool:
+            assert pool.replicas[0].joined
+        return notes
+
+    (note,) = asyncio.run(work())
+    assert note == "sampler 0 ended (killed by SIGKILL); it is started again"
+
+
 def test_workers_outlive_a_pause_of_the_trainer_and_end_with_it(tmp_path: Path) -> None:
     code = f"""
 import asyncio
@@ -326,7 +347,9 @@ async def work():
 
 asyncio.run(work())
 """
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environ)
     assert trainer.stdin is not None
     assert trainer.stdout is not None
     pids = [int(word) for word in trainer.stdout.readline().split()]
@@ -342,7 +365,17 @@ asyncio.run(work())
     trainer.wait()
     trainer.stdin.close()
     trainer.stdout.close()
-    assert all(wait_until_gone(pid, 15) for pid in pids)  # also the one that is frozen
+    assert all(wait_until_gone(pid, 60) for pid in pids)  # also the one that is frozen
+    (left,) = tmp_path.glob("agentfly-samplers-*")
+    assert (left / "socket").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        folder, lock = make_locked_folder(FOLDER)  # as the next run does
+        assert list(tmp_path.glob("agentfly-samplers-*")) == [folder]
+        _, second = make_locked_folder(FOLDER)
+        assert folder.exists(), "its owner lives"
+        for each in (lock, second):
+            os.close(each)
 
 
 # ---- without processes
