@@ -272,10 +272,11 @@ def _wait_for_idle_threads() -> None:
     the process aborts ("terminate called without an active exception"). The threads live on with the references to the
     destroyed group. One that waits for the GIL wakes every 5 ms, so its count of switches rises while this thread sleeps.
     """
-    until, before = time.monotonic() + IDLE_S, None
+    until = time.monotonic() + IDLE_S
+    before: dict[str, str] | None = None
     while time.monotonic() < until:
-        now = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
-        now = {path: state for path, state in now.items() if state is not None}
+        found = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
+        now = {path: state for path, state in found.items() if state is not None}
         if now == before and all(state.startswith("S") for state in now.values()):
             return
         before = now
