@@ -12,7 +12,7 @@ from tests.tiny import TwoTurns
 
 
 class Room(Environment):
-    """One look takes `slow_s`, until there is a file `fast` in the folder."""
+    """One look takes `slow_s`, until there is a file `fast` in the folder; twenty times as long if there is a file `hold`."""
 
     def __init__(self, folder: str, slow_s: float = 1.0) -> None:
         self.fast, self.slow_s = Path(folder) / "fast", slow_s
@@ -23,8 +23,12 @@ class Room(Environment):
 
     async def look(self) -> str:
         self.looks += 1
-        if not self.fast.exists():
+        for _ in range(20):
+            if self.fast.exists():
+                break
             await asyncio.sleep(self.slow_s)
+            if not self.fast.with_name("hold").exists():
+                break
         return f"look {self.looks} in process {os.getpid()}"
 
     def close(self) -> None:

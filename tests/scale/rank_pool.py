@@ -7,6 +7,7 @@ the cases and checks whose names match, first on the first SIZE ranks, and so on
 from __future__ import annotations
 
 import faulthandler
+import glob
 import os
 import re
 import socket
@@ -14,15 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
 
+from agentfly.learn.ranks.environment import read_place
+from agentfly.learn.ranks.group import RankGroup
 from tests.scale.rank_cases import CASES, run_case, updates_of
 from tests.scale.rank_checks import CHECKS
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 1100.0
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+"""The addresses of loopback as /proc/net writes them: IPv4, IPv6, and IPv4 in IPv6."""
 
 
 def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: str = "") -> None:
@@ -67,10 +73,18 @@ def _free_ports(count: int) -> int:
     raise AssertionError("no adjacent free ports")
 
 
-def main(folder: Path, rank: int, port: int, device: str, pattern: str, sizes: Sequence[int]) -> None:
-    from agentfly.learn.ranks.environment import read_place
-    from agentfly.learn.ranks.group import RankGroup
+def listening() -> list[str]:
+    """The addresses on which this process listens (Linux)."""
+    own = {os.readlink(path) for path in glob.glob("/proc/self/fd/*") if os.path.islink(path)}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in _lines(f"/proc/self/net/{name}")]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
 
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()[1:] if os.path.exists(path) else []
+
+
+def main(folder: Path, rank: int, port: int, device: str, pattern: str, sizes: Sequence[int]) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     for number, size in enumerate(sizes):
@@ -80,17 +94,22 @@ def main(folder: Path, rank: int, port: int, device: str, pattern: str, sizes: S
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port + number}"}
         place = read_place()
         assert place is not None
-        group = RankGroup.join(place, device, 300.0)
-        for name in filter(re.compile(pattern).search, [*CASES, *CHECKS]):
-            if name in CASES:
-                found = run_case(CASES[name], group, device, updates_of(CASES[name], size))
-            else:
-                found = CHECKS[name](group, folder)
-            group.broken = None
-            if group.leads:
-                print(size, name, flush=True)
-                torch.save(found, folder / f"{size}-{name}.pt")
-        group.close()
+        with closing(RankGroup.join(place, device, 300.0)) as group:
+            assert all(address in LOOPBACK for address in listening()), f"a rank listens on {listening()}"
+            run_cases(group, folder, size, device, pattern)
+
+
+def run_cases(group: RankGroup, folder: Path, size: int, device: str, pattern: str) -> None:
+    """Run the cases and checks whose names match on one group."""
+    for name in filter(re.compile(pattern).search, [*CASES, *CHECKS]):
+        if name in CASES:
+            found = run_case(CASES[name], group, device, updates_of(CASES[name], size))
+        else:
+            found = CHECKS[name](group, folder)
+        group.broken = None
+        if group.leads:
+            print(size, name, flush=True)
+            torch.save(found, folder / f"{size}-{name}.pt")
 
 
 if __name__ == "__main__":

@@ -34,10 +34,8 @@ def hosts_spread(local: LocalCluster) -> None:
     assert {(each.name, each.node) for each in cluster.placed()} == {(host.name, host.node.name) for host in made}
     for host in made:
         assert host.about["software"]["torch"] != "none" and host.about["agentfly"]
-    began = time.monotonic()
     with pytest.raises(EngineError, match="no node had 2 CPUs free for sampler 3 within 2 s"):
         cluster.place("sampler 3", Share(2.0), timeout_s=2.0)
-    assert time.monotonic() - began < 20
     for host in made:
         host.close()
     wait_for(lambda: not cluster.placed(), what="that Ray forgets the hosts")
@@ -113,7 +111,7 @@ def node_killed(local: LocalCluster) -> None:
     local.kill("b")
     began = time.monotonic()
     print(wait_for(child.ended, what="that the loss is noticed"), time.monotonic() - began, flush=True)
-    assert told and time.monotonic() - began < 10
+    assert told
     moved = cluster.place("sampler 9", Share(0.5), avoid=[hosts["b"].node.id])
     assert moved.node.name in ("c", "head")
     for host in [*hosts.values(), moved]:
@@ -128,14 +126,11 @@ def node_frozen(local: LocalCluster) -> None:
     local.freeze("c")
     began = time.monotonic()
     print(wait_for(child.ended, what="that the loss is noticed"), time.monotonic() - began, flush=True)
-    assert time.monotonic() - began < 10
     began = time.monotonic()
     moved = cluster.place("sampler 9", Share(1.5))
     print("moved to", moved.node.name, time.monotonic() - began, flush=True)
     assert moved.node.name == "d"
-    began = time.monotonic()
     hosts["c"].close()
-    assert time.monotonic() - began < 3
 
 
 def all_closed(local: LocalCluster) -> None:

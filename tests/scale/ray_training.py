@@ -238,7 +238,6 @@ def nodes_die(local: LocalCluster) -> None:
     finally:
         engine_module.WorkerEngine, Trainer._collect = original_engine, original_collect  # type: ignore[misc, method-assign]
     assert len(harmed) == 2
-    assert all(seconds < 10 for _, seconds in harmed), harmed
     check_books(result, 30, 8)
     last = result.history[-1]
     shown = [

@@ -15,16 +15,23 @@ from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.types import Request
 
 
-@tool(name="wait", register=False)
-async def wait(seconds: float) -> str:
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
+@tool(name="wait", register=False, timeout_s=300)
+async def wait(until: str) -> str:
     """Wait.
 
     Args:
-        seconds: how long
+        until: so many seconds, or a file that is there; "death" ends the process
     """
-    if seconds < 0:
+    if until == "death":
         os.kill(os.getpid(), signal.SIGKILL)
-    await asyncio.sleep(seconds)
+    if "/" not in until:
+        await asyncio.sleep(float(until))
+    while "/" in until and not _is_there(until):
+        await asyncio.sleep(0.01)
     return f"process {os.getpid()}"
 
 
@@ -45,7 +52,7 @@ class Waits(BaseAgent):
         if kind == "bug":
             raise ZeroDivisionError("a bug of the tool's author")
         if kind == "wait":
-            return Action(calls=(ToolCall("wait", {"seconds": float(rest)}),))
+            return Action(calls=(ToolCall("wait", {"until": rest}),))
         return Action(answer=rest)
 
 

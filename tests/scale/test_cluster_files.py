@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,88 @@ def test_a_batch_script_is_valid_bash_with_directives_before_its_commands(path: 
     directives = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
     commands = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
     assert max(directives) < min(commands)  # Slurm reads none after the first command
+
+
+SRUN = """#!/bin/bash
+# Writes down what it is asked to run. The run ends at TERM, after it has saved; Ray stays until the test ends it.
+echo "$SRUN_CPUS_PER_TASK $*" >> "$OUT/srun"
+case "$*" in
+*hostname*) echo 10.0.0.1 ;;
+*"ray start"*) ;;
+*)
+    trap 'until [ -e "$OUT/go" ]; do sleep 0.05; done; echo saved > "$OUT/saved"; exit 7' TERM
+    touch "$OUT/running"
+    while :; do sleep 0.05; done
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Returns a function that starts a batch script with stand-ins for what Slurm has."""
+    (tmp_path / "bin").mkdir()
+    programs = {
+        "srun": SRUN,
+        "scontrol": "#!/bin/bash\necho a\necho b\n",
+        "sleep": '#!/bin/bash\n[ "$1" = 20 ] || /bin/sleep "$1"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        own = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "OUT": str(tmp_path)}
+        job = {"JOB_NAME": "j", "JOB_ID": "1", "JOB_NODELIST": "ab", "NNODES": "2", "CPUS_PER_TASK": "12"}
+        environ = {**os.environ, **own, **{f"SLURM_{key}": value for key, value in job.items()}}
+        words = ["bash", str(FOLDER / name), "my.toml"]
+        started.append(subprocess.Popen(words, cwd=tmp_path, env=environ, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def until(there: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 120
+    while not there():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["slurm_one_node.sbatch", "slurm_ray.sbatch"])
+def test_a_batch_script_waits_until_its_run_has_saved_and_the_next_job_resumes(name: str, slurm: Any, tmp_path: Path) -> None:
+    job = slurm(name)
+    until((tmp_path / "running").exists)
+    job.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(1.0)
+    (tmp_path / "go").touch()
+    assert job.wait(120) == 7
+    assert (tmp_path / "saved").exists()
+    asked = (tmp_path / "srun").read_text().splitlines()
+    assert "agentfly train my.toml" in asked[-1]
+    assert all(line.startswith("12 ") for line in asked), "srun gets the cores of the job"
+    (tmp_path / "runs" / "slurm-j" / "checkpoints" / "step-000002").mkdir(parents=True)
+    (tmp_path / "running").unlink()
+    slurm(name)
+    until((tmp_path / "running").exists)
+    assert "agentfly train --resume runs/slurm-j" in (tmp_path / "srun").read_text().splitlines()[-1]
+
+
+def test_a_verl_job_resumes_and_ray_counts_the_cores_and_gpus_of_the_job(slurm: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "slurm-j" / "checkpoints" / "global_step_5").mkdir(parents=True)
+    slurm("slurm_verl.sbatch")
+    until((tmp_path / "running").exists)
+    asked = (tmp_path / "srun").read_text().splitlines()
+    assert "agentfly train --resume runs/slurm-j cluster.address=10.0.0.1:6379" in asked[-1]
+    rays = [line for line in asked if "ray start" in line]
+    assert len(rays) == 2
+    assert all("--num-cpus=12 --num-gpus=8" in line for line in rays)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".yaml"], ids=lambda path: path.name)

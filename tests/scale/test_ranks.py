@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from agentfly.learn.model.storage import load_state
 from agentfly.training.checkpoint import STATE, broken_files
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
 from tests.scale.rank_checks import PLAIN, SAVED, go_on, other_model, save
-from tests.scale.rank_pool import run_pool
+from tests.scale.rank_pool import ROOT, run_pool
 
 pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch four times
 DIVISION = {"train/padding_waste"}
@@ -29,6 +33,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(learner, folder, f"1-ranks-{name}")
     run_pool(folder, SIZES)
     return folder
+
+
+def test_a_rank_that_ends_right_after_a_collective_ends_well() -> None:
+    """A thread of gloo that releases a tensor while the interpreter ends would abort the process."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    words = [sys.executable, "-m", "tests.scale.short_groups", "6"]
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600, check=True)
+    assert json.loads(done.stdout) == [0] * 12, done.stderr
 
 
 def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], limit: float) -> None:

@@ -19,6 +19,7 @@ from agentfly.cli import main
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.training.checkpoint import latest_checkpoint
 from agentfly.training.ranks.supervisor import resuming
+from tests.scale.held import checkpoint, hold_after, release, variables
 from tests.tiny import ROWS, save_tiny_model
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,9 +36,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows.json").write_text(json.dumps(ROWS))
     path = folder / "run.toml"
     path.write_text(
-        f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.tiny:look"]\nreward = "tests.tiny:even"\n'
-        f'max_turns = 2\n[sampling]\nmax_tokens = 6\n[data]\ntrain = "{folder}/rows.json"\nvalidation_count = 2\n'
-        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = {STEPS}\nlr = 1e-3\nsave_every = 1\nvalidate_every = 0\n"
+        f'[agent]\nkind = "tests.tiny:TwoTurns"\nmodel = "{model}"\ntools = ["tests.scale.held:look"]\n'
+        f'reward = "tests.tiny:even"\nmax_turns = 2\n[sampling]\nmax_tokens = 6\n'
+        f'[data]\ntrain = "{folder}/rows.json"\nvalidation_count = 2\n'
+        f"[rollout]\nnum_tasks = 2\nnum_chains = 2\n[train]\nsteps = {STEPS}\nlr = 1e-3\nsave_every = 1\n"
+        "keep_checkpoints = 99\nvalidate_every = 0\n"
         f'[run]\ndir = "{folder}"\nthreads = 1\n'
     )
     return path
@@ -74,7 +77,7 @@ def assert_same(got: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **variables(log.parent)}
     return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log.open("wb"), stderr=subprocess.STDOUT)
 
 
@@ -125,24 +128,24 @@ def ended() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def saved(run: Path, step: int) -> bool:
-    return (run / "checkpoints" / f"step-{step:06d}").is_dir()
-
-
 @linux
 def test_a_run_survives_a_killed_and_a_frozen_rank_and_equals_one_process(
     recipe: Path, alone: dict[str, Any], ended: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, log = recipe.parent / "killed", recipe.parent / "killed.log"
+    folder = recipe.parent
+    run, log = folder / "killed", folder / "killed.log"
+    hold_after(folder, "killed", 2)
     process = start(agentfly("train", str(recipe), "run.name=killed", "learner.ranks=2", "train.keep_checkpoints=9"), log)
     ended.append(process)
-    wait_for(lambda: saved(run, 2), process)
+    wait_for(checkpoint(folder, "killed", 2).is_dir, process)
     first = {rank_of(child): child for child in children(process.pid)}
     os.kill(first["1"], signal.SIGKILL)
     second = wait_for(lambda: {rank_of(c): c for c in children(process.pid) if c not in first.values()}.get("1"), process)
     assert gone(first["0"])
-    wait_for(lambda: saved(run, 4), process)
+    hold_after(folder, "killed", 4)
+    wait_for(checkpoint(folder, "killed", 4).is_dir, process)
     os.kill(second, signal.SIGSTOP)
+    release(folder)
     assert process.wait(PATIENCE_S) == 0, log.read_text()
     told = log.read_text()
     assert "rank 1 was killed by SIGKILL: all ranks are started again from the last checkpoint (restart 1 of 3)" in told
@@ -163,15 +166,18 @@ def test_a_run_survives_a_killed_and_a_frozen_rank_and_equals_one_process(
 
 @linux
 def test_ctrl_c_saves_and_torchrun_goes_on_with_it(recipe: Path, alone: dict[str, Any], ended: list[Any]) -> None:
-    run, log = recipe.parent / "stopped", recipe.parent / "stopped.log"
+    folder = recipe.parent
+    run, log = folder / "stopped", folder / "stopped.log"
+    hold_after(folder, "stopped", 2)
     process = start(agentfly("train", str(recipe), "run.name=stopped", "learner.ranks=2"), log)
     ended.append(process)
-    wait_for(lambda: saved(run, 2), process)
+    wait_for(checkpoint(folder, "stopped", 2).is_dir, process)
     ranks = children(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130, log.read_text()
     assert f"to continue: agentfly train --resume {run}" in log.read_text()
     assert all(gone(rank) for rank in ranks)
+    release(folder)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "agentfly"]
     process = start([*launch, "train", "--resume", str(run)], log)
     ended.append(process)
@@ -181,15 +187,18 @@ def test_ctrl_c_saves_and_torchrun_goes_on_with_it(recipe: Path, alone: dict[str
 
 @linux
 def test_nothing_is_left_when_the_supervisor_is_killed(recipe: Path, ended: list[Any]) -> None:
-    run, log = recipe.parent / "orphaned", recipe.parent / "orphaned.log"
-    more = ["algorithm=ppo", "lora.rank=2", "rollout.max_lag=1", "train.steps=500"]  # and other parts of a run meanwhile
+    folder = recipe.parent
+    log = folder / "orphaned.log"
+    hold_after(folder, "orphaned", 3)
+    more = ["algorithm=ppo", "lora.rank=2", "rollout.max_lag=1", "train.steps=50"]  # and other parts of a run meanwhile
     process = start(agentfly("train", str(recipe), "run.name=orphaned", "learner.ranks=2", *more), log)
     ended.append(process)
-    wait_for(lambda: saved(run, 3), process)
+    wait_for(checkpoint(folder, "orphaned", 3).is_dir, process)
     ranks = children(process.pid)
     assert sorted(map(rank_of, ranks)) == ["0", "1"]
     process.kill()
     process.wait()
+    release(folder)
     wait_for(lambda: all(gone(rank) for rank in ranks))
 
 

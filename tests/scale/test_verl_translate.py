@@ -226,6 +226,12 @@ def test_the_critic_learns_alone_as_long_as_here() -> None:
     assert overrides_of("algorithm=ppo", "loss.value_clip=0")["critic.cliprange_value"] == 1e9
 
 
+def test_a_warm_up_of_the_rate_is_the_policys_alone() -> None:
+    found = overrides_of("algorithm=ppo", "train.warmup_steps=3")
+    assert found["actor_rollout_ref.actor.optim.lr_warmup_steps"] == 3
+    assert found["critic.optim.lr_warmup_steps"] == -1
+
+
 def test_warm_up_has_no_step_of_rate_zero() -> None:
     found = overrides_of("train.warmup_steps=3")
     optim = "actor_rollout_ref.actor.optim."

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,13 +23,14 @@ from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, EngineError
 from agentfly.resources import Admission, Environment
+from agentfly.resources.backends.spawn import make_locked_folder
 from agentfly.rollout import Plan, describe, open_environments, run_chains
 from agentfly.rollout.activity import Activities
 from agentfly.rollout.setup import environment_kinds
 from agentfly.training.build import build_agent, build_plan
 from agentfly.training.workers.channel import pack
 from agentfly.training.workers.launcher import LocalLauncher
-from agentfly.training.workers.pool import WorkerPool, merge_figures
+from agentfly.training.workers.pool import FOLDER, WorkerPool, merge_figures
 from agentfly.types import Outcome, Task, Trajectory
 from tests.scale.forked import wait_until_gone
 
@@ -106,8 +108,9 @@ def whole(request: pytest.FixtureRequest) -> Iterator[None]:
         assert not any(replica.chains or replica.calls for replica in made.pool.replicas)
 
 
-def rows(seconds: float, count: int) -> list[dict[str, Any]]:
-    return [{"question": f"{i}: wait for {seconds} s", "seconds": seconds} for i in range(count)]
+def rows(until: float | Path, count: int) -> list[dict[str, Any]]:
+    """Tasks whose chains take so many seconds, or wait for a file."""
+    return [{"question": f"{i}: wait for {until} s", "seconds": 1.0} for i in range(count)]
 
 
 def where(trajectory: Trajectory) -> str:
@@ -128,8 +131,11 @@ def test_a_chain_in_a_worker_is_the_chain_that_runs_here(workers: Workers) -> No
         assert [turn.context_ids for turn in own.turns][:1] == [turn.context_ids for turn in told.turns][:1]
 
 
-def test_chains_are_spread_evenly_and_the_siblings_of_a_group_may_be_apart(workers: Workers) -> None:
-    found = workers.run(rows(0.3, 6))
+def test_chains_are_spread_evenly_and_the_siblings_of_a_group_may_be_apart(workers: Workers, tmp_path: Path) -> None:
+    running = asyncio.run_coroutine_threadsafe(workers.start(rows(tmp_path / "go", 6)), workers.loop)
+    workers.until(lambda: all(len(replica.chains) == 6 for replica in workers.pool.replicas))
+    (tmp_path / "go").touch()
+    found = running.result(60)
     counts = Counter(where(trajectory) for trajectory in found)
     assert sorted(counts.values()) == [6, 6]
     assert {f"process {pid}" for pid in workers.pids()} == set(counts)
@@ -137,19 +143,19 @@ def test_chains_are_spread_evenly_and_the_siblings_of_a_group_may_be_apart(worke
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_chains_of_a_worker_that_dies_or_freezes_run_once_more_elsewhere(workers: Workers, how: signal.Signals) -> None:
+def test_the_chains_of_a_worker_that_dies_or_freezes_run_once_more_elsewhere(
+    workers: Workers, how: signal.Signals, tmp_path: Path
+) -> None:
     restarts, rerun = workers.pool.restarts, workers.pool.counts["rerun_chains"]
     victim = workers.pids()[0]
     handed: list[str] = []
     running = asyncio.run_coroutine_threadsafe(
-        workers.start(rows(1.0, 6), on_trajectory=lambda each: handed.append(each.id)), workers.loop
+        workers.start(rows(tmp_path / "go", 6), on_trajectory=lambda each: handed.append(each.id)), workers.loop
     )
     workers.until(lambda: all(len(replica.chains) == 6 for replica in workers.pool.replicas))
     os.kill(victim, how)
-    since = time.monotonic()
     workers.until(lambda: not workers.pool.replicas[0].joined)
-    noticed = time.monotonic() - since
-    assert noticed < (HEALTH_S + 4 if how == signal.SIGSTOP else 4)
+    (tmp_path / "go").touch()
     found = running.result(60)
     assert [each.outcome for each in found] == [Outcome.FINISHED] * 12
     assert sorted(handed) == sorted(each.id for each in found)  # each once
@@ -159,12 +165,16 @@ def test_the_chains_of_a_worker_that_dies_or_freezes_run_once_more_elsewhere(wor
     workers.until(lambda: workers.pool.restarts == restarts + 1 and workers.all_joined())
     assert workers.pids()[0] != victim
     assert ("silent" if how == signal.SIGSTOP else "SIGKILL") in workers.notes[-1]
-    assert len({where(each) for each in workers.run(rows(0.2, 4))}) == 2  # the new one takes part
+    (tmp_path / "go").unlink()
+    running = asyncio.run_coroutine_threadsafe(workers.start(rows(tmp_path / "go", 4)), workers.loop)
+    workers.until(lambda: all(replica.chains for replica in workers.pool.replicas))  # the new one takes part
+    (tmp_path / "go").touch()
+    assert len({where(each) for each in running.result(60)}) == 2
 
 
 def test_a_chain_under_which_two_workers_die_is_lost_and_the_run_goes_on(workers: Workers) -> None:
     lost = workers.pool.counts["lost_chains"]
-    found = workers.run([{"question": "wait for -1 s", "seconds": 0}], num_chains=1)
+    found = workers.run([{"question": "wait for death s", "seconds": 0}], num_chains=1)
     assert [each.outcome for each in workers.run(rows(0.0, 3))] == [Outcome.FINISHED] * 6
     assert found[0].outcome == Outcome.WORLD_FAILURE
     assert found[0].reward is None
@@ -188,9 +198,7 @@ def test_a_cancelled_chain_ends_in_its_worker_too(workers: Workers) -> None:
     running.cancel()
     workers.until(lambda: not any(replica.chains for replica in workers.pool.replicas))
     assert not activities
-    began = time.monotonic()
-    workers.run(rows(0.0, 2), 1)
-    assert time.monotonic() - began < 20
+    assert len(workers.run(rows(0.0, 2), 1)) == 2
 
 
 def test_the_deadline_of_a_group_holds_in_the_worker(workers: Workers) -> None:
@@ -232,18 +240,23 @@ def test_the_environments_of_the_workers_are_counted_together(tmp_path: Path) ->
     assert started <= now["resources/GuessEnv/started"] <= 3
 
 
-def test_a_stranger_without_the_token_is_not_heard(workers: Workers) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        pack("hello", 0, {"token": "x" * 64, "index": 0, "attempt": 0}),
+        pack("hello", 0, {"token": "\u00e9" * 64, "index": 0, "attempt": 0}),
+        b"\xff" * 100,
+    ],
+    ids=["another token", "a token that is not ASCII", "no message"],
+)
+def test_a_stranger_without_the_token_is_not_heard(workers: Workers, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(20)
+        stranger.settimeout(60)
         stranger.connect(workers.pool._address)
-        stranger.sendall(pack("hello", 0, {"token": "x" * 64, "index": 0, "attempt": 0}))
-        assert stranger.recv(1) == b""
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(20)
-        stranger.connect(workers.pool._address)
-        stranger.sendall(b"\xff" * 100)
+        stranger.sendall(said)
         assert stranger.recv(1) == b""
     assert workers.all_joined()
+    assert "Traceback" not in caplog.text
 
 
 def test_another_version_of_the_software_is_refused_by_name(workers: Workers) -> None:
@@ -296,6 +309,25 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         asyncio.run(work({**CONFIG, "agent": {"kind": f"{tmp_path}/ends.py:Agent"}}))
 
 
+def test_a_worker_that_dies_before_all_have_joined_is_started_again(workers: Workers, tmp_path: Path) -> None:
+    class Killed(LocalLauncher):
+        def start(self, index: int, ticket: Any) -> Any:
+            process = super().start(index, ticket)
+            if ticket["attempt"] == 0:
+                os.kill(process.pid, signal.SIGKILL)
+            return process
+
+    async def work() -> list[str]:
+        notes: list[str] = []
+        opening = {"config": workers.config.to_toml(), "count": 1, "threads": 1, "chains": 4}
+        async with WorkerPool(Killed(tmp_path), 1, opening, note=notes.append) as pool:
+            assert pool.replicas[0].joined
+        return notes
+
+    (note,) = asyncio.run(work())
+    assert note == "sampler 0 ended (killed by SIGKILL); it is started again"
+
+
 def test_workers_outlive_a_pause_of_the_trainer_and_end_with_it(tmp_path: Path) -> None:
     code = f"""
 import asyncio
@@ -315,7 +347,9 @@ async def work():
 
 asyncio.run(work())
 """
-    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environ)
     assert trainer.stdin is not None
     assert trainer.stdout is not None
     pids = [int(word) for word in trainer.stdout.readline().split()]
@@ -331,7 +365,17 @@ asyncio.run(work())
     trainer.wait()
     trainer.stdin.close()
     trainer.stdout.close()
-    assert all(wait_until_gone(pid, 15) for pid in pids)  # also the one that is frozen
+    assert all(wait_until_gone(pid, 60) for pid in pids)  # also the one that is frozen
+    (left,) = tmp_path.glob("agentfly-samplers-*")
+    assert (left / "socket").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        folder, lock = make_locked_folder(FOLDER)  # as the next run does
+        assert list(tmp_path.glob("agentfly-samplers-*")) == [folder]
+        _, second = make_locked_folder(FOLDER)
+        assert folder.exists(), "its owner lives"
+        for each in (lock, second):
+            os.close(each)
 
 
 # ---- without processes

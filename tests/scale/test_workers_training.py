@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ from agentfly.training.workers.pool import WorkerPool
 from agentfly.training.workers.weights import MemorySender
 from agentfly.types import Proof
 from agentfly.watch.metrics import unknown
-from tests.scale.forked import ForkLauncher, is_running, wait_until_gone
+from tests.scale.forked import ForkLauncher, wait_until_gone
 from tests.tiny import ROWS, save_tiny_model
 
 
@@ -165,39 +165,36 @@ def test_chains_are_sampled_while_the_learner_learns_and_no_token_is_too_old(
 
 
 def test_a_run_whose_workers_die_and_freeze_while_it_samples_ahead_keeps_its_books(folder: Path, tmp_path: Path) -> None:
-    done = threading.Event()
-
-    def harm() -> None:
-        """Freeze or kill the newest of the workers, now and then."""
-        for how in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
-            if done.wait(1.5):
-                return
-            alive = [pid for pid in ForkLauncher.pids if is_running(pid)]
-            os.kill(alive[-1], how)
-
-    thread = threading.Thread(target=harm)
+    """The newest worker is harmed at three steps while it samples ahead, and the run waits there until both live."""
+    harms = {3: signal.SIGKILL, 8: signal.SIGSTOP, 13: signal.SIGKILL}
     config = config_of(
         folder, tmp_path, "run", rollout={"max_lag": 2, "depth": 1, "num_tasks": 4}, sampler={"replicas": 2},
-        train={"steps": 40, "validate_every": 0, "max_failed_share": 1.0}, agent={"max_turns": 3},
+        train={"steps": 18, "validate_every": 0, "max_failed_share": 1.0}, agent={"max_turns": 3},
     )  # fmt: skip
-    started = threading.Event()
-    original = Trainer._collect
+    original_engine, original = engine_module.WorkerEngine, Trainer._collect
+    engines: list[WorkerEngine] = []
+
+    def made(config: agentfly.Config, **options: Any) -> WorkerEngine:
+        engines.append(original_engine(config, **options))
+        return engines[-1]
 
     async def collect(self: Trainer, step: int) -> Any:
-        if not started.is_set():
-            started.set()
-            thread.start()
+        if how := harms.get(step):
+            pool: Any = engines[0].pool
+            async with asyncio.timeout(120):
+                os.kill(ForkLauncher.pids[-1], how)
+                while pool.restarts < list(harms).index(step) + 1 or not all(each.joined for each in pool.replicas):
+                    await asyncio.sleep(0.02)
         return await original(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "WorkerEngine", made)
         patch.setattr(Trainer, "_collect", collect)
         result = agentfly.train(config)
-    done.set()
-    thread.join()
     found = stored(result.directory)
-    assert len(found) == 40 * 8
-    assert result.history[-1]["workers/restarts"] >= 1
-    assert result.history[-1]["ledger/drawn"] == 160
+    assert len(found) == 18 * 8
+    assert result.history[-1]["workers/restarts"] == 3
+    assert result.history[-1]["ledger/drawn"] == 72
     assert result.history[-1]["ledger/in_flight"] == 0
     assert not problems(result.directory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from agentfly.engines.local import LocalEngine
 from agentfly.errors import EngineError, InvariantError
 from agentfly.training.workers.weights import BroadcastSender, MemorySender, Receiver, has_expandable_segments, layout_of, views
 from agentfly.types import Request, Sampling
+from tests.scale.rank_pool import LOOPBACK, listening
 from tests.tiny import save_tiny_model
 
 torch.set_num_threads(1)
@@ -99,13 +101,16 @@ def test_only_the_worker_that_fails_is_named() -> None:
     sender.close()
 
 
-def test_tensors_arrive_by_broadcast_and_the_group_is_used_again() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tensors_arrive_by_broadcast_over_loopback_alone_and_the_group_is_used_again() -> None:
     sender, worker = BroadcastSender(torch.device("cpu")), Worker()
     for version in (1, 2):
         size, failed = sender.send(version, [worker], lambda version=version: odd_tensors(version))
         assert not failed
         assert size > 0
         assert same(worker, odd_tensors(version))
+    assert listening(), "the store and gloo listen"
+    assert set(listening()) <= LOOPBACK
     sender.close()
 
 

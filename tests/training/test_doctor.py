@@ -282,6 +282,21 @@ def test_an_altered_checkpoint_is_found(run: Path) -> None:
     assert checks(run)["checkpoints"].problems == ["step-000002: missing or altered: trainer.pt"]
 
 
+def test_a_checkpoint_whose_optimizer_is_of_a_later_step_is_found(run: Path) -> None:
+    from agentfly.learn.model.storage import load_state, save_state
+    from agentfly.training.checkpoint import MANIFEST, _seal
+
+    folder = run / "checkpoints" / "step-000002"
+    state = load_state(folder / "trainer.pt")
+    for values in state["learner"]["optimizer"]["adam"]["state"].values():
+        values["step"] += 1
+    (folder / MANIFEST).unlink()
+    save_state(folder / "trainer.pt", state)
+    _seal(folder, 2)
+    (problem,) = checks(run)["checkpoints"].problems
+    assert re.match(r"step-000002: Adam has counted \d steps in 'optimizer' instead of \d: resume another", problem)
+
+
 def test_a_run_without_the_version_of_its_steps_says_that_the_lag_was_not_checked(run: Path) -> None:
     sql(run, "DELETE FROM metrics WHERE name = 'train/version'")
     found = checks(run)

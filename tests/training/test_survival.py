@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,35 @@ def test_a_checkpoint_holds_the_weights_of_its_step_while_training_goes_on(
         return (tmp_path / "step-000002").is_dir()
 
     assert asyncio.run(save_now())
+
+
+def test_the_state_of_a_sharded_learner_is_that_of_its_step_while_training_goes_on(model: Path, tmp_path: Path) -> None:
+    import torch
+
+    local = tiny_agent(model).engine
+    adam = {"step": torch.tensor(3.0), "exp_avg": {"shard": "optimizer/0/exp_avg"}}
+    entered, go_on = threading.Event(), threading.Event()
+
+    def snapshot(staging: Path) -> Any:
+        def write(folder: Path) -> None:
+            entered.set()
+            assert go_on.wait(60)
+
+        return write
+
+    options = (TrainSettings(), local.model, local.tokenizer, print, lambda: None, snapshot)
+    saver = saving.Saver(tmp_path, *options)
+
+    async def save_and_learn() -> None:
+        await saver.save(3, {"step": 3, "optimizer": adam})
+        assert await asyncio.to_thread(entered.wait, 60)
+        adam["step"] += 1  # the next update, while the shards are written
+        go_on.set()
+        await saver.wait()
+        saver.close()
+
+    asyncio.run(save_and_learn())
+    assert storage.load_state(tmp_path / "step-000003" / "trainer.pt")["optimizer"]["step"] == 3
 
 
 def test_a_second_save_waits_for_the_first(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

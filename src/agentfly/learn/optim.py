@@ -60,6 +60,12 @@ class LossScale:
             self.factor, self._steps = float(state["factor"]), int(state["steps"])
 
 
+def counted_steps(state: Mapping[Any, Any]) -> int:
+    """Returns the most steps in Adam's state, which has a "step" for each parameter."""
+    counts = [values["step"] for values in state.values() if "step" in values]
+    return int(torch.stack([torch.as_tensor(count) for count in counts]).max()) if counts else 0
+
+
 def _move_gradient(master: Tensor, parameter: Tensor) -> None:
     """Add the gradient of a parameter to that of its float32 master, and free it."""
     if parameter.grad is None:
@@ -180,7 +186,7 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         masters = [m.detach() for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         scale = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
-        return {"adam": self._adam.state_dict(), "masters": masters, **scale}
+        return {"adam": self._adam.state_dict(), "masters": masters, "steps": counted_steps(self._adam.state), **scale}
 
     @property
     def adam_parameters(self) -> list[Tensor]:

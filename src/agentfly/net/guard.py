@@ -75,7 +75,7 @@ class Guard:
             return 403, "this server answers requests for localhost alone"
         if "origin" in found and not (self._own_pages and found["origin"] == [f"http://{hosts[0]}"]):
             return 403, "web pages of other origins may not connect"
-        if not self._token or _equal(found.get("authorization", [""])[0], f"Bearer {self._token}"):
+        if not self._token or same_token(found.get("authorization", [""])[0], f"Bearer {self._token}"):
             return None
         if not (self._in_cookie(found.get("cookie", [])) or self.in_query(query)):
             return 401, f"the token is missing or wrong: {self._cure}"
@@ -87,15 +87,15 @@ class Guard:
         """Whether the query of a request shows the token. The server then sets its cookie and redirects to the bare address."""
         if not self._token or self._cookie is None:
             return False
-        return any(_equal(given, self._token) for given in parse_qs(query[:4096]).get("token", ()))
+        return any(same_token(given, self._token) for given in parse_qs(query[:4096]).get("token", ()))
 
     def _in_cookie(self, headers: Sequence[str]) -> bool:
         if not self._token or self._cookie is None:
             return False
         pairs = (part.strip().partition("=") for header in headers for part in header.split(";"))
-        return any(name == self._cookie and _equal(value, self._token) for name, _, value in pairs)
+        return any(name == self._cookie and same_token(value, self._token) for name, _, value in pairs)
 
 
-def _equal(given: str, wanted: str) -> bool:
-    """Compares in constant time."""
+def same_token(given: str, wanted: str) -> bool:
+    """Whether a stranger's token is the wanted one; takes the same time for each of a length."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())

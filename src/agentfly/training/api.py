@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from .build import build_agent, build_tasks, open_directory
 from .checkpoint import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
 from .cluster.join import joined_cluster
 from .loop import Trainer, TrainResult, adapt_model, trainable_engine
-from .ranks.roles import find_place, follow_ranks, join_ranks, rank_model, stop_ranks
+from .ranks.roles import find_place, follow_ranks, join_ranks, rank_model
 from .ranks.supervisor import report_directory
 from .stopping import StopSignals
 from .supervised import warm_start
@@ -69,12 +69,25 @@ def train(
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
         described = False
-    ranks = None
-    if (place := find_place(config)) is not None:
-        ranks = join_ranks(config, place, agent.engine_options.get("device"))
+    if (place := find_place(config)) is None:
+        return _train(config, agent, data, validation, resume, progress, described)
+    with closing(join_ranks(config, place, agent.engine_options.get("device"))) as ranks:
         if not ranks.leads:
             follow_ranks(config, rank_model(agent, ranks) or trainable_engine(agent).model, ranks)
             return TrainResult(Path(), 0)
+        return _train(config, agent, data, validation, resume, progress, described, ranks)
+
+
+def _train(
+    config: Config,
+    agent: BaseAgent,
+    data: Any,
+    validation: Any,
+    resume: str | Path | None,
+    progress: Progress | None,
+    described: bool,
+    ranks: Any = None,
+) -> TrainResult:
     train_tasks, validation_tasks = build_tasks(config, data, validation)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
@@ -119,7 +132,8 @@ def _run(
         opening = warm_start(config, agent, progress) if checkpoint is None else {}
         trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening, ranks)
         if ranks is not None:
-            ended.callback(stop_ranks, trainer.learner, ranks)
+            learner: Any = trainer.learner  # of all ranks
+            ended.callback(learner.stop)
         if checkpoint is None:
             trainer.start_over()
         else:

@@ -205,7 +205,7 @@ def evaluate_run(
             from .cluster.env_hosts import open_hosted_environments
 
             return open_hosted_environments(config, agent, plan, log.warning)
-        logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-samplers-")))
+        logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-logs-")))
         return workers.open(plan, logs, log.warning, trained=False)
 
     with opened:

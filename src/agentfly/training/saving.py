@@ -80,8 +80,8 @@ class Saver:
         except StorageError as error:
             self.warn(f"{error}. Training goes on")
             return
-        copied = self._snapshot is not None or num_bytes(tree) <= MEMORY_SHARE * available_memory()
-        if copied and self._snapshot is None:
+        copied = num_bytes(tree) <= MEMORY_SHARE * available_memory()
+        if copied:  # of a sharded learner the rest of the state: `snapshot` has copied the shards
             try:
                 tree = await finish_in_thread(copy_to_memory, tree)
             except (MemoryError, RuntimeError):  # torch's allocator raises RuntimeError

@@ -7,10 +7,15 @@ finite) is agreed on by `together`: every rank raises it at the same point and w
 
 from __future__ import annotations
 
+import glob
+import ipaddress
 import logging
+import os
 import platform
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,6 +37,10 @@ LEAVE_S = 20.0
 """Seconds that rank 0 waits at the end for the other ranks."""
 WAIT_S = 5.0
 """Seconds of one wait for a command; a wait is repeated until rank 0 sends one or is gone."""
+IDLE_S = 5.0
+"""Seconds that `close` waits for the threads of gloo."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""A variable that torchrun sets if it serves the store."""
 _dist: Any = dist  # names that its stubs do not export
 KEPT = 64
 """Commands that the store keeps: each one ends with a collective, so no rank is further behind."""
@@ -62,20 +71,24 @@ class RankGroup:
             problem = error
         timeout = timedelta(seconds=timeout_s)
         try:
-            base, _, _ = next(_dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+            base = _open_store(place, timeout)
             if chosen.type == "cuda":
                 torch.cuda.set_device(chosen)
             store = _dist.PrefixStore("group", base)
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             told = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
                 f"rank {place.rank} could not meet the other {place.size - 1} ranks at {place.address} within {timeout_s:g} s "
                 f"({told[:200]}): check that every rank was started and that this address can be reached"
             ) from error
         group = cls(place, chosen, _dist.PrefixStore("commands", base))
-        group.agree(problem)
-        group._compare_software()
+        try:
+            group.agree(problem)
+            group._compare_software()
+        except BaseException:
+            group.close()
+            raise
         return group
 
     @property
@@ -87,6 +100,7 @@ class RankGroup:
         """Leave the group. The other ranks are not waited for."""
         if dist.is_initialized():
             dist.destroy_process_group()
+            _wait_for_idle_threads()
 
     # -- commands ------------------------------------------------------------------------------------------------------------
 
@@ -218,6 +232,65 @@ class RankGroup:
         if own != wanted:
             problem = ConfigError(f"the ranks run different software: rank 0 has {wanted}, rank {self.rank} has {own}")
         self.agree(problem)
+
+
+def _open_store(place: Place, timeout: timedelta) -> Any:
+    """Returns the store where the ranks meet. Rank 0 serves it on the address of the group; torchrun serves it by itself.
+
+    torch's own server listens on every interface, and commands to the ranks go through it. It still does so if ranks on several
+    machines are given a host name, whose address on rank 0's machine may be that of loopback.
+    """
+    host, _, port = place.address.rpartition(":")
+    if os.environ.get(AGENT_STORE) == "True" or (place.local_size < place.size and not _is_address(host)):
+        return next(_dist.rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
+    if place.rank:
+        return _dist.TCPStore(host, int(port), place.size, False, timeout)
+    return serve_store(host, int(port), timeout)
+
+
+def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(seconds=300)) -> Any:
+    """Returns a store whose server listens on one address of this machine alone. Raises OSError if it cannot."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    port = listener.getsockname()[1]
+    own = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
+    return _dist.TCPStore(host, port, None, True, timeout, **own)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _wait_for_idle_threads() -> None:
+    """Wait until gloo's threads have released the tensors of the last collectives; a frozen one is left after IDLE_S.
+
+    A thread takes the GIL to release a tensor. If it asks for the GIL while the interpreter ends, Python ends the thread and
+    the process aborts ("terminate called without an active exception"). The threads live on with the references to the
+    destroyed group. One that waits for the GIL wakes every 5 ms, so its count of switches rises while this thread sleeps.
+    """
+    until = time.monotonic() + IDLE_S
+    before: dict[str, str] | None = None
+    while time.monotonic() < until:
+        found = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
+        now = {path: state for path, state in found.items() if state is not None}
+        if now == before and all(state.startswith("S") for state in now.values()):
+            return
+        before = now
+        time.sleep(0.02)
+
+
+def _state(path: str) -> str | None:
+    """The state of a thread of gloo, and how often it has waited. None for other threads, and for one that has ended."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            fields = {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    except OSError:
+        return None
+    return f"{fields['State']} {fields['voluntary_ctxt_switches']}" if fields["Name"].startswith("pt_gloo") else None
 
 
 def choose_device(place: Place, device: str | None) -> tuple[torch.device, str]:

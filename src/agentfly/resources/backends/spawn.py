@@ -125,12 +125,7 @@ class Spawner:
                 thread.stop()
 
     def _open(self) -> None:
-        _remove_abandoned()
-        self._home = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # Lock the file before it is named "lock": another trainer must never find a lock that is not held yet.
-        self._lock_fd = os.open(self._home / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(self._home / "new", self._home / "lock")
+        self._home, self._lock_fd = make_locked_folder(PREFIX)
         self._life = os.pipe()
         self._thread = WorkerThread("spawner")
 
@@ -187,12 +182,21 @@ def _environment(directory: Path, number: int, channel: int, pass_env: Sequence[
     return {**threads, **kept, **ours}
 
 
-def _remove_abandoned() -> None:
-    """Remove the directories of trainers that were killed: those whose lock is not held."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/lock"):
-        with contextlib.suppress(OSError), lock.open("r+b") as file:  # another user's, just removed, or its trainer lives
+def make_locked_folder(prefix: str) -> tuple[Path, int]:
+    """Returns a new folder for temporary files, and the descriptor that holds its lock: close it after the folder is removed.
+
+    Folders of this prefix whose lock is not held any more are removed: their owners were killed.
+    """
+    for lock in Path(tempfile.gettempdir()).glob(f"{prefix}*/lock"):
+        with contextlib.suppress(OSError), lock.open("r+b") as file:  # another user's, just removed, or its owner lives
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_tree(str(lock.parent))
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    # Lock the file before it is named "lock": another trainer must never find a lock that is not held yet.
+    held = os.open(folder / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(folder / "new", folder / "lock")
+    return folder, held
 
 
 SPAWNER = Spawner()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import itertools
 import json
 import os
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 
 from ...config import Config
 from ...errors import AgentFlyError, ConfigError, EngineError
+from ...net.guard import same_token
 from ...resources import Spec
 from ...resources.hosts import HostAddress, HostDirectory
 from ...resources.rpc.frames import error_of
@@ -418,7 +418,7 @@ class EnvHosts:
     def _hello(self, link: Link, message: Message) -> None:
         value = message.value if isinstance(message.value, dict) else {}
         token = value.get("token")
-        if message.kind != "hello" or not isinstance(token, str) or not hmac.compare_digest(token, self._own_token):
+        if message.kind != "hello" or not isinstance(token, str) or not same_token(token, self._own_token):
             link.close()
             return
         for member in self.members:

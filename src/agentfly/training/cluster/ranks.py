@@ -9,9 +9,9 @@ Ray reserves a share of a node for each rank and starts the keepers. Commands an
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
+import queue
 import secrets
 import socket
 import sys
@@ -25,6 +25,7 @@ from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError, RankError
 from ...ext.ray_cluster import Cluster, Host, HostProcess, Node, Share
+from ...net.guard import same_token
 from ..ranks.process import FROZEN, QUIET, Rank, free_port, interface_variables, start_here, why_ended
 from .checks import check_files, check_room, check_software, shares_of
 
@@ -33,7 +34,9 @@ PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
 JOIN_S = 60.0
 """Seconds in which every keeper must connect."""
 GREET_S = 5.0
-"""Seconds in which a connection must say whose it is; others wait meanwhile."""
+"""Seconds in which a connection must say whose it is."""
+MAX_GREETED = 256
+"""Connections that are heard at once; a further one ends the oldest."""
 KEEPER = "training/ranks/process.py"
 """The keeper's program, in the folder of the package."""
 PASSED_ON = (
@@ -232,6 +235,8 @@ class ClusterRanks:
 
     def _fill(self, found: dict[int, RemoteRank], processes: Mapping[int, HostProcess], token: str) -> None:
         until = time.monotonic() + JOIN_S
+        greeted: queue.SimpleQueue[tuple[int | None, socket.socket]] = queue.SimpleQueue()
+        waiting: list[socket.socket] = []
         self._listener.settimeout(0.2)
         while len(found) < len(processes):
             for number, process in processes.items():
@@ -244,15 +249,21 @@ class ClusterRanks:
                     f"rank {number} on node {processes[number].host.node.name} did not connect to {host}:{port} within "
                     f"{JOIN_S:g} s"
                 )
-            try:
+            with contextlib.suppress(TimeoutError, ConnectionError):
                 channel, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            known = greet(channel, token)
-            if known is None or known not in processes or known in found:
-                channel.close()
-                continue
-            found[known] = RemoteRank(known, processes[known], channel, self._config.cluster.health_s)
+                if len(waiting) == MAX_GREETED:  # a flood: the oldest connection has had its time
+                    with contextlib.suppress(OSError):
+                        waiting.pop(0).shutdown(socket.SHUT_RDWR)
+                waiting.append(channel)
+                threading.Thread(target=lambda own: greeted.put((greet(own, token), own)), args=(channel,), daemon=True).start()
+            while not greeted.empty():
+                known, channel = greeted.get()
+                if channel in waiting:
+                    waiting.remove(channel)
+                if known is None or known not in processes or known in found:
+                    channel.close()
+                else:
+                    found[known] = RemoteRank(known, processes[known], channel, self._config.cluster.health_s)
 
     def _describe(self) -> str:
         names = [self._cluster.own.name, *(host.node.name for host in self._hosts)]
@@ -286,9 +297,9 @@ def greet(channel: socket.socket, token: str) -> int | None:
                 return None
             line += data
         hello = json.loads(line)
-        known = hmac.compare_digest(str(hello["token"]), token)
-        return int(hello["rank"]) if known else None
-    except (OSError, ValueError, KeyError, TypeError):
+        known = same_token(str(hello["token"]), token)
+        return hello["rank"] if known and isinstance(hello["rank"], int) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last: brackets in brackets
         return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ...engines import engine_options
 from ...types import Outcome, Task
 from ..build import build_tasks
-from ..checkpoint import broken_files
+from ..checkpoint import STATE, broken_files
 from ..cursor import TaskCursor
 from .records import Chain, Check, Run, Skip
 
@@ -274,7 +274,21 @@ def _checkpoints(run: Run, check: Check) -> str:
         step = int(path.name.removeprefix(".").removesuffix(".replaced").rpartition("-")[2])
         if step and run.steps and step not in run.metrics:
             check.add(f"{path.name} is of a step that the store does not have")
+        elif not files and (path / STATE).is_file():
+            _optimizer_steps(path, check)
     return f"{len(run.checkpoints)} found: {', '.join(path.name for path in run.checkpoints)}"
+
+
+def _optimizer_steps(path: Path, check: Check) -> None:
+    """Compare Adam's own counts with the one that the learner wrote down: a state that changed while it was saved differs."""
+    from ...learn.model.storage import load_state
+    from ...learn.optim import counted_steps
+
+    learner = load_state(path / STATE, mapped=True)["learner"]
+    for name in ("optimizer", "critic_optimizer"):
+        state = learner[name] or {}
+        if "steps" in state and (found := counted_steps(state["adam"]["state"])) != state["steps"]:
+            check.add(f"{path.name}: Adam has counted {found} steps in {name!r} instead of {state['steps']}: resume another")
 
 
 def _handover(run: Run, check: Check) -> str:

@@ -96,7 +96,6 @@ def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
     with ignoring_signals():
         if ranks.receive()[0] == "start":  # rank 0 may load data or run a warm start for longer than a collective waits
             build_learner(config, model, exact=True, ranks=ranks).follow()
-    ranks.close()
 
 
 def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> RankLearner:
@@ -121,12 +120,6 @@ def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> Ran
     proof = CopyProof(learner, engine)
     engine.copy_from(learner.weights, proof)
     return learner
-
-
-def stop_ranks(learner: Any, ranks: RankGroup) -> None:
-    """On rank 0, at the end of a run: let the other ranks end."""
-    learner.stop()
-    ranks.close()
 
 
 class CopyProof:

@@ -255,6 +255,8 @@ def grad_norm(value: float, job: Job) -> Mapping[str, Any]:
 def schedule(value: str, job: Job) -> Mapping[str, Any]:
     warmup = job.config.train.warmup_steps
     found = optimizer("lr_warmup_steps", warmup or -1, job)
+    if job.algorithm.needs_critic:
+        found["critic.optim.lr_warmup_steps"] = -1  # as here, only the policy's rate warms up
     if job.megatron:
         return found | optimizer("lr_decay_style", value, job)
     if value == "linear":

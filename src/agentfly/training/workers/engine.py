@@ -34,7 +34,7 @@ from ..cluster.env_hosts import open_env_hosts
 from ..cluster.samplers import RayLauncher
 from .launcher import Launcher, LocalLauncher
 from .pool import Replica, WorkerPool, sampling_fields
-from .worker import machine
+from .worker import machine, names_gpu
 
 if TYPE_CHECKING:
     from ...engines.copies import Bucket
@@ -441,6 +441,11 @@ def gpu_environments(config: Config, uses_gpus: bool) -> list[dict[str, str]]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in listed.split(",")] if listed else [str(i) for i in range(torch.cuda.device_count())]
     if sampler.place == "own":
+        if names_gpu(config) and (device := engine_options(config.agent.engine)["device"]) != "cuda:0":
+            raise ConfigError(
+                f'agent.engine.device = {device!r} and sampler.place = "own" exclude each other, because each sampler sees one '
+                "GPU: remove one of them"
+            )
         needed = ranks + sampler.replicas * sampler.gpus
         if len(names) < needed:
             raise ConfigError(
@@ -448,4 +453,6 @@ def gpu_environments(config: Config, uses_gpus: bool) -> list[dict[str, str]]:
                 f'visible: lower sampler.replicas, or set sampler.place = "process"'
             )
         return [{"CUDA_VISIBLE_DEVICES": names[ranks + index]} for index in range(sampler.replicas)]
+    if names_gpu(config):  # a sampler sees the GPUs that the learner sees, and takes the same one
+        return [{} for _ in range(sampler.replicas)]
     return [{"CUDA_VISIBLE_DEVICES": names[index % min(ranks, len(names))]} for index in range(sampler.replicas)]

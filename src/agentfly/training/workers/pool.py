@@ -13,12 +13,11 @@ takes, the run stops.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
+import os
 import secrets
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from typing import Any
 
 from ... import codec
 from ...errors import AgentFlyError, ConfigError, DataError, EngineError, InvariantError
+from ...net.guard import same_token
 from ...resources.rpc.frames import error_of
 from ...rollout.activity import Activities, Activity
 from ...rollout.chain import Opening, Plan
@@ -41,6 +41,10 @@ from .software import software
 
 START_S = 1800.0
 """Seconds that a worker may take until it is open: a large model is loaded in this time."""
+START_ATTEMPTS = 3
+"""How often a worker is started before all have joined once. Later the others go on, and it is started again and again."""
+FOLDER = "agentfly-samplers-"
+"""How the name of the folder with the workers' socket begins, in the folder for temporary files."""
 CLOSE_S = 15.0
 MANY = 1 << 20
 
@@ -174,7 +178,8 @@ class WorkerPool:
         self._keepers: list[asyncio.Task[None]] = []
         self._starting: set[asyncio.Future[Launched]] = set()
         self._server: asyncio.Server | None = None
-        self._folder: str | None = None
+        self._folder: Path | None = None
+        self._lock = -1  # of the folder
         self._address: Any = None
         self._closing = False
         self._started = False  # all replicas have joined once
@@ -227,6 +232,8 @@ class WorkerPool:
             self._server.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+            self._folder = None
         if self.launcher.takes_long:
             await asyncio.to_thread(self.launcher.close)
         else:
@@ -239,8 +246,10 @@ class WorkerPool:
             return made
 
         if self._host is None:
-            self._folder = tempfile.mkdtemp(prefix="agentfly-samplers-")  # only this user can enter it
-            self._address = str(Path(self._folder) / "socket")
+            from ...resources.backends.spawn import make_locked_folder  # needs fcntl, and workers need it, too
+
+            self._folder, self._lock = make_locked_folder(FOLDER)  # only this user can enter it
+            self._address = str(self._folder / "socket")
             self._server = await loop.create_unix_server(link, self._address)
         else:
             self._server = await loop.create_server(link, self._host, 0)
@@ -264,7 +273,7 @@ class WorkerPool:
     def _hello(self, link: Link, message: Message) -> None:
         value = message.value if isinstance(message.value, dict) else {}
         token = value.get("token")
-        known = message.kind == "hello" and isinstance(token, str) and hmac.compare_digest(token, self._token)
+        known = message.kind == "hello" and isinstance(token, str) and same_token(token, self._token)
         if not known:
             link.close()
             return
@@ -331,7 +340,7 @@ class WorkerPool:
                 if isinstance(error, (ConfigError, InvariantError)):
                     self._fail(error)
                     return
-                if not self._started:
+                if not self._started and attempt + 1 >= START_ATTEMPTS:
                     self._fail(EngineError(f"{replica.name} did not start: it {told}"))
                     return
             except Exception as error:  # noqa: BLE001 - a bug must stop the run and not only this task
@@ -341,7 +350,8 @@ class WorkerPool:
             if self._closing:
                 return
             self.restarts += 1
-            self._note(f"{replica.name} {why}; its chains run again in another process, and it is started again")
+            chains = "its chains run again in another process, and " if self._started else ""
+            self._note(f"{replica.name} {why}; {chains}it is started again")
             quick = loop.time() - began < 30
             await asyncio.sleep(min(30.0, 0.2 * 2 ** min(attempt, 10)) if quick else 0.2)
 

@@ -27,9 +27,11 @@ import torch.distributed
 
 from ...engines.copies import Bucket
 from ...errors import EngineError
+from ...learn.ranks.group import serve_store
 
 dist: Any = torch.distributed
 ALIGN = 64
+LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 600.0
 """Seconds that one bucket may take."""
 Layout = list[list[Any]]
@@ -217,7 +219,7 @@ class BroadcastSender:
 
     kind: Kind = "broadcast"
 
-    def __init__(self, device: torch.device, host: str = "127.0.0.1", timeout_s: float = 30.0) -> None:
+    def __init__(self, device: torch.device, host: str = LOOPBACK, timeout_s: float = 30.0) -> None:
         self._device, self._host, self._timeout_s = device, host, timeout_s
         self._store: Any = None
         self._groups = itertools.count(1)
@@ -263,7 +265,7 @@ class BroadcastSender:
     def _regroup(self, members: list[Peer]) -> list[tuple[Peer, Future[Any]]]:
         """Make a group of the trainer and these workers. They join it in their own time."""
         if self._store is None:
-            self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+            self._store = serve_store(self._host)
         self._name, size = f"weights-{next(self._groups)}", len(members) + 1
         where = {"host": self._host, "port": self._store.port, "group": self._name, "of": size, "timeout_s": self._timeout_s}
         joining = [
@@ -286,7 +288,11 @@ def make_group(store: Any, name: str, rank: int, size: int, device: torch.device
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
         return dist.ProcessGroupNCCL(own, rank, size, options)
-    return dist.ProcessGroupGloo(own, rank, size, limit)
+    if store.host != LOOPBACK:
+        return dist.ProcessGroupGloo(own, rank, size, limit)
+    options = dist.ProcessGroupGloo._Options()  # gloo would listen on the address of this machine's name
+    options._timeout, options._devices = limit, [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    return dist.ProcessGroupGloo(own, rank, size, options)
 
 
 def _broadcast(group: Any, flat: torch.Tensor) -> None:

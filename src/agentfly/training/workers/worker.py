@@ -28,6 +28,7 @@ from typing import Any
 from ... import codec
 from ...agents.base import BaseAgent
 from ...config import Config
+from ...engines import engine_options
 from ...engines.options import CACHE_SIZES
 from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
@@ -301,19 +302,27 @@ def without_task(trajectory: Trajectory) -> Trajectory:
 def gpu_options(config: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an engine that follow from who shares its GPU, where the config leaves them open.
 
-    Replicas on the learner's GPU divide what one engine would take of its memory. One on another GPU takes most of it, and
-    does not free it while the learner updates.
+    Replicas that share a GPU of the learner divide what one engine would take of its memory. One on another GPU takes most of
+    it, and does not free it while the learner updates.
     """
     sampler, kind = config.sampler, options.get("kind") or "local"
     if sampler.place == "own" or config.cluster.address is not None:
         defaults = {"vllm": {"sleep": False, "memory_fraction": 0.85}, "local": {"kv_fraction": 0.7}}.get(kind, {})
     else:
         sleeps = options.get("sleep", True)
-        vllm = {"memory_fraction": (0.85 if sleeps else 0.5) / sampler.replicas}
-        defaults = {"vllm": vllm, "local": {"kv_fraction": 0.4 / sampler.replicas}}.get(kind, {})
+        sharing = -(
+            -sampler.replicas // (1 if names_gpu(config) else config.learner.ranks)
+        )  # as `gpu_environments` places them
+        vllm = {"memory_fraction": (0.85 if sleeps else 0.5) / sharing}
+        defaults = {"vllm": vllm, "local": {"kv_fraction": 0.4 / sharing}}.get(kind, {})
     if kind == "local" and any(name in options for name in CACHE_SIZES):
         return {}
     return {name: value for name, value in defaults.items() if name not in options} if _sees_gpu(options) else {}
+
+
+def names_gpu(config: Config) -> bool:
+    """Whether agent.engine.device names one GPU, such as "cuda:1", which all ranks and samplers then share."""
+    return str(engine_options(config.agent.engine).get("device")).startswith("cuda:")
 
 
 def _sees_gpu(options: Mapping[str, Any]) -> bool:

@@ -1,0 +1,60 @@
+"""Groups of two ranks that end right after a collective: `python -m tests.scale.short_groups COUNT` prints how each rank ended.
+
+One process imports torch and forks the ranks, so a group takes a fraction of a second. Each rank ends as a program does, by
+the end of its main module, with references to its destroyed group left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from agentfly.learn.ranks.environment import Place
+from agentfly.learn.ranks.group import RankGroup
+
+kept: list[Any] = []
+
+
+def fork_rank(port: int) -> tuple[list[int], Place | None]:
+    """Returns the pids of two new ranks, and in a rank its place."""
+    pids = []
+    for rank in range(2):
+        pid = os.fork()
+        if not pid:
+            return [], Place(rank, 2, rank, 2, f"127.0.0.1:{port}")
+        pids.append(pid)
+    return pids, None
+
+
+def use_group(place: Place) -> None:
+    group = RankGroup.join(place, "cpu", 120.0)
+    kept.append(dist.group.WORLD)
+    for _ in range(20):
+        group.sum(torch.ones(1000))
+    sys.setswitchinterval(60.0)  # a busy machine: a thread that waits for the GIL gets it when this one waits, and not before
+    group.sum(torch.ones(1000))
+    group.close()
+
+
+def main(count: int) -> None:
+    torch.set_num_threads(1)
+    statuses = []
+    for _ in range(count):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        pids, place = fork_rank(port)
+        if place is not None:
+            use_group(place)
+            return
+        statuses += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    print(json.dumps(statuses))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
