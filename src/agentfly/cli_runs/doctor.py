@@ -1,4 +1,4 @@
-"""`agentfly doctor`: checks a run from its folder alone."""
+"""`agentfly doctor`: checks a run from its folder alone. `agentfly replay`: the part that computes its steps again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """Add `doctor` to the command line."""
-    doctor = commands.add_parser("doctor", help="check a finished or running training run from its folder alone")
-    doctor.add_argument("run_dir", metavar="RUN", help="the folder of the run")
-    doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
-    doctor.set_defaults(run=run_doctor)
+    """Add `doctor` and `replay` to the command line."""
+    for name, told in (
+        ("doctor", "check a finished or running training run from its folder alone"),
+        ("replay", "compute every step of a run again from its stored chains, without a model, and compare"),
+    ):
+        parser = commands.add_parser(name, help=told)
+        parser.add_argument("run_dir", metavar="RUN", help="the folder of the run")
+        parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+        parser.set_defaults(run=run_doctor, examine=name)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -20,10 +24,10 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from ..training.doctor import diagnose
+    from ..training.doctor import diagnose, replay
     from ..watch.tables import clean
 
-    found = diagnose(arguments.run_dir)
+    found = (replay if arguments.examine == "replay" else diagnose)(arguments.run_dir)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=1))
         return 0 if found.ok else 1
