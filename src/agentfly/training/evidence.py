@@ -25,7 +25,7 @@ TAILS = {"train/tail_10": 0.1, "train/tail_1": 0.01}
 """The metrics of the sampled tail, and what each is if the sampler draws from the whole distribution."""
 PROMPT_TOKENS, REPLY_TOKENS = 32, 32
 """Tokens of a probe."""
-CHAINS_PER_PROBE, MAX_PROBES = 16, 8
+CHAINS_PER_PROBE, MAX_PROBES = 32, 8
 """One probe for so many chains of a step, so that all of them cost less than a hundredth of it."""
 PROBE_S = 60.0
 """Seconds that a step waits for the replies."""
@@ -91,16 +91,16 @@ class Moved(NamedTuple):
 class Freshness:
     """Whether an engine's log-probs fit the new weights or those before, collected over updates.
 
-    Each token says -1 (the previous weights) to 1 (the new ones). Tokens that the update hardly moved count less; all others
-    count alike, so that no few decide. The noise of half precision favours neither side and averages out. Earlier
-    updates count less with every further one: an engine that becomes stale late is found as well.
+    Each token says -1 (the previous weights) to 1 (the new ones). Tokens that the update moved less than the median count less;
+    none counts more, so that no few decide. The noise of half precision favours neither side and averages out. Earlier updates
+    count less with every further one: an engine that becomes stale late is found as well.
     """
 
     score: float = 0.0
     variance: float = 0.0
     share: float = math.nan
 
-    FADES = 0.9
+    FADES = 0.95
     ROUNDING = 1e-6
     SIGMAS = 5.0
 
@@ -109,7 +109,7 @@ class Freshness:
         kept = [token for token in tokens if abs(token.new - token.old) > self.ROUNDING]
         if not kept:
             return True
-        enough = sorted(abs(token.new - token.old) for token in kept)[len(kept) // 4]
+        enough = sorted(abs(token.new - token.old) for token in kept)[len(kept) // 2]
         score = variance = total = 0.0
         for engine, new, old in kept:
             weight = min(abs(new - old), enough) / enough

@@ -13,7 +13,7 @@ from torch import Tensor
 PICKED = 2048
 """Numbers that are read of each tensor."""
 POSITIONS = 512
-"""Tokens of an update, about, whose place in their distribution is computed."""
+"""Tokens of an update, at most, whose place in their distribution is computed."""
 GOLDEN = 0.6180339887498949
 
 
@@ -43,7 +43,7 @@ def same(before: list[Tensor], after: list[Tensor]) -> bool:
 
 def to_place(tokens: Tensor, fresh: Tensor, count: int) -> Tensor:
     """Returns the places in `tokens` of those whose position is computed: some of the fresh ones of `count` tokens."""
-    return torch.nonzero((tokens % max(1, count // POSITIONS) == 0) & fresh)[:, 0]
+    return torch.nonzero((tokens % max(1, -(-count // POSITIONS)) == 0) & fresh)[:, 0]
 
 
 @torch.no_grad()
