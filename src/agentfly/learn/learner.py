@@ -465,7 +465,7 @@ class PolicyLearner:
         slopes = torch.zeros_like(scores.logprobs) if not found else found[0].detach() / self._optimizer.loss_factor
         slopes = slopes / self._size
         totals.add("train/slope", slopes.abs().sum(), minibatch.part)
-        totals.add("train/slope_mark", (slopes * experience.sampled[batch.tokens]).sum(), minibatch.part)
+        totals.add("train/slope_mark", (slopes * scores.logprobs.detach()).sum(), minibatch.part)
         if scores.positions is not None:
             count = float(len(scores.positions))
             totals.add("train/tail_10", (scores.positions > 0.9).sum(), count)

@@ -127,7 +127,7 @@ class Ledger:
         self._check_gap("logprob_gap", gap, "sampled and recomputed log-probs differ", "The weights were not changed")
         if self.first_gap is None and "train/logprob_gap" in metrics:
             self.first_gap = gap
-        bias, error = metrics.get("train/logprob_bias", 0.0), metrics.get("train/logprob_bias_error", 0.0)
+        bias, error = metrics.get("train/logprob_gap_bias", 0.0), metrics.get("train/logprob_gap_error", 0.0)
         biased = self.fixed_gap is None and is_biased(self.bounds, gap, bias, error)
         if not self._note("logprob_bias", not biased, bias):
             raise InvariantError(
@@ -179,7 +179,7 @@ class Ledger:
         self.adam_steps = counted
 
     def check_probe(self, probe: Probe, replies: Sequence[Completion], learner: Learner) -> dict[str, float]:
-        """Compare the log-probs of a probe's replies with the learner's. Returns metrics named ledger/probe_*.
+        """Compare the log-probs of a probe's replies with the learner's. Returns ledger/probe_gap if chains overlap updates.
 
         The learner's weights must be those that were published when the probe was asked.
         """
@@ -190,17 +190,18 @@ class Ledger:
         ]
         if not gaps:
             return {}
-        found = {"ledger/probe_gap": sum(gaps) / len(gaps)}
+        gap = sum(gaps) / len(gaps)
         fits = self.fresh.add(probe.compare(replies, own))
         if not self._note("engine_fresh", fits, self.fresh.share if self.fresh.variance else None):
             raise InvariantError(
                 f"the engine's log-probs of a probe fit the weights before the last update, not version {learner.version} "
                 f"(1 would be the new ones, 0 those before: {self.fresh.share:.2f}): updates do not reach what it samples from"
             )
-        if self.max_lag != 0:  # few chains are drawn by one version alone; otherwise their own gap tells more
-            told = "the engine's and the learner's log-probs of a probe differ"
-            self._check_gap("probe_gap", found["ledger/probe_gap"], told, "The weights were not changed")
-        return found | ({"ledger/probe_fresh": self.fresh.share} if self.fresh.variance else {})
+        if self.max_lag == 0:  # the gap of the chains themselves tells more
+            return {}
+        told = "the engine's and the learner's log-probs of a probe differ"
+        self._check_gap("probe_gap", gap, told, "The weights were not changed")
+        return {"ledger/probe_gap": gap}
 
     def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
         """Check after publishing that the engine samples from the learner's weights."""

@@ -203,8 +203,8 @@ def measure_gap(experience: Experience, logprobs: Tensor, tokens: Tensor, totals
     fresh, sampled = experience.fresh[tokens], experience.sampled[tokens]
     apart, count = (sampled - logprobs) * fresh, fresh.sum()
     totals.add("train/logprob_gap", apart.abs().sum(), count)
-    totals.add("train/logprob_bias", apart.sum(), count)
-    totals.add("train/logprob_bias_error", apart.square().sum(), count)
+    totals.add("train/logprob_gap_bias", apart.sum(), count)
+    totals.add("train/logprob_gap_error", apart.square().sum(), count)
     if experience.inexact is not None:
         kl = experience.trained_values(kl_divergence(sampled, logprobs, "k3"), tokens)
         totals.add("train/mismatch_kl", kl.sum(), len(kl))

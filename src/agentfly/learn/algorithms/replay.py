@@ -296,7 +296,7 @@ def _loss(
         whole = policy + loss.kl_coef * (kinds[loss.kl_estimator] * plain).sum()
     slopes = torch.autograd.grad(whole, logprobs)[0]
     found.metrics["train/slope"] = float(slopes.abs().sum())
-    found.metrics["train/slope_mark"] = float((slopes * sampled).sum())
+    found.metrics["train/slope_mark"] = float((slopes * own).sum())
 
 
 def _importance(loss: LossSettings, gaps: Tensor, inexact: Tensor, chains: Tensor, metrics: dict[str, float]) -> Tensor:
