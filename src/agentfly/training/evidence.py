@@ -126,11 +126,11 @@ class Probe:
 
     The seeds are the same each time, so the replies of two versions begin alike. For the tokens that they have in common the
     log-probs under both versions are known: `Freshness` tells which of them the engine sampled with. The requests take the path
-    of all chains; in most steps they run beside them.
+    of all chains.
     """
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, num_chains: int = 1) -> None:
-        self.prompt_ids = list(prompt_ids[:PROMPT_TOKENS])
+        self.prompt_ids = list(prompt_ids[1 : 1 + PROMPT_TOKENS]) or [0]  # shares no cached beginning with a chain
         self.sampling = replace(sampling, max_tokens=REPLY_TOKENS, stop=(), stop_ids=())
         self.num_replies = max(1, min(MAX_PROBES, num_chains // CHAINS_PER_PROBE))
         self.version: int | None = None
@@ -153,6 +153,11 @@ class Probe:
         finally:
             for name in names:
                 engine.release(name)
+
+    async def settle(self) -> None:
+        """Wait until the requests have ended: beside chains they would change the rounding of the chains' log-probs."""
+        if self._asked is not None:
+            await asyncio.wait([self._asked], timeout=PROBE_S)
 
     async def replies(self) -> list[Completion]:
         """Wait for what was requested. Returns nothing if nothing was, or if the engine failed."""

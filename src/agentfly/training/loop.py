@@ -239,7 +239,7 @@ class Trainer:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
             await self._validate_once()  # it may have been stopped in this validation
-        self.probe.ask(self.engine, self.learner.version)
+        await self._ask_probe()
         self.breakdown.begin()
         while self.step < settings.steps:
             metrics = await self._step()
@@ -304,7 +304,7 @@ class Trainer:
         with timed(metrics, "time/ledger_s"):
             self.ledger.check_published(self.engine, self.learner)
             self.ledger.check_learned(learned)
-        self.probe.ask(self.engine, self.learner.version)
+        await self._ask_probe()
         self.stream.advance(step)
         metrics |= self.ledger.check_books(groups, learned, drawn=self.stream.drawn, in_flight=len(self.stream.in_flight))
         if (idle := self.idle.add(learned, groups)) is not None:
@@ -320,6 +320,11 @@ class Trainer:
         self.step, self.sound = step, True
         if tokens:
             self.recorder.tokens(step, tokens)
+
+    async def _ask_probe(self) -> None:
+        self.probe.ask(self.engine, self.learner.version)
+        if not self.overlaps:
+            await self.probe.settle()
 
     def _learn(
         self, groups: list[list[Trajectory]], replies: Sequence[Completion], metrics: dict[str, float]
