@@ -175,7 +175,8 @@ class TrainSettings(OptimSettings):
     max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
-        "not set: 0.05 in float32, 0.15 in half precision, where rounding alone gives 0.04 on an uncertain model",
+        "not set: a multiple of the run's first one, in float32 at most 0.002 (an engine with a copy of the weights: 0.05), in "
+        "half precision at most 0.15, where rounding alone gives 0.04 on an uncertain model",
     )
     max_failed_share: float = setting(0.5, "largest share of untrainable chains in one step before the run stops")
 

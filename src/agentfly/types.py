@@ -676,6 +676,9 @@ class Learner(Protocol):
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
 
+    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns those of several replies to one prompt."""
+
     def weights(self) -> Iterator[list[tuple[str, Any]]]:
         """Yield all weights in buckets of at most 1 GiB: full tensors by their names in the state dict, adapters merged."""
 

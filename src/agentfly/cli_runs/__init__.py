@@ -9,6 +9,7 @@ agentfly show RUN [filters] [--limit N] [--json]
 agentfly query RUN "SELECT ..." [--json]
 agentfly chat CHECKPOINT [--recipe R]
 agentfly doctor RUN|MODEL [--json]                     exit status 1 if something is wrong with the run, or the model is refused
+agentfly replay RUN [--json]                           the checks of doctor that compute every step again
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`agentfly doctor`: checks a run from its folder alone, or what a model can do from its config alone."""
+"""`agentfly doctor`: checks a run from its folder alone, or what a model can do from its config alone.
+
+`agentfly replay` is the part of it that computes the steps of a run again.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    """Add `doctor` to the command line."""
-    doctor = commands.add_parser("doctor", help="check a training run from its folder, or what a model can do from its config")
-    doctor.add_argument("run_dir", metavar="RUN|MODEL", help="the folder of the run, or the folder or name of a model")
-    doctor.add_argument("--json", action="store_true", help="print the checks as JSON")
-    doctor.set_defaults(run=run_doctor)
+    """Add `doctor` and `replay` to the command line."""
+    for name, what, told in (
+        ("doctor", "RUN|MODEL", "check a training run from its folder, or what a model can do from its config"),
+        ("replay", "RUN", "compute every step of a run again from its stored chains, without a model, and compare"),
+    ):
+        parser = commands.add_parser(name, help=told)
+        parser.add_argument("run_dir", metavar=what, help="the folder of the run" + ", or of a model" * ("MODEL" in what))
+        parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+        parser.set_defaults(run=run_doctor, examine=name)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -20,14 +27,14 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from ..training.doctor import diagnose
+    from ..training.doctor import diagnose, replay
     from ..training.doctor.models import is_model
     from ..watch.tables import clean
 
-    if is_model(arguments.run_dir):
+    if arguments.examine == "doctor" and is_model(arguments.run_dir):
         return _doctor_model(arguments)
 
-    found = diagnose(arguments.run_dir)
+    found = (replay if arguments.examine == "replay" else diagnose)(arguments.run_dir)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=1))
         return 0 if found.ok else 1

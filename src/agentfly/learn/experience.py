@@ -154,29 +154,37 @@ class Experience:
         return [True] * len(self.rows) if self.trained is None else self._any_per_row(self.trained)
 
     @torch.no_grad()
-    def keep(self, tokens: Tensor, logprobs: Tensor, entropies: Tensor | None, *, is_first: bool) -> None:
-        """Note the tokens of one micro batch of the loss. The log-probs are kept if the weights have not changed yet."""
+    def keep(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """Note the log-probs of the weights before the update."""
+        if self.own is None:
+            self.own = torch.full_like(self.sampled, math.nan)
+        self.own[tokens] = logprobs.detach().to(self.own.dtype)
+
+    @torch.no_grad()
+    def keep_entropies(self, tokens: Tensor, entropies: Tensor | None) -> None:
+        if entropies is not None:
+            if self.entropies is None:
+                self.entropies = torch.full_like(self.sampled, math.nan)
+            self.entropies[tokens] = entropies.detach().to(self.entropies.dtype)
+
+    @torch.no_grad()
+    def use(self, tokens: Tensor) -> None:
+        """Note tokens whose log-probs received a gradient."""
         if self.used is None:
             self.used = torch.zeros_like(self.current)
-            self.own = torch.full_like(self.sampled, math.nan)
-            self.entropies = torch.full_like(self.sampled, math.nan)
-        assert self.own is not None
-        assert self.entropies is not None
         self.used[tokens] = True
-        if is_first or self.recomputed is not None:
-            own = logprobs.detach() if self.recomputed is None else self.recomputed[tokens]
-            self.own[tokens] = own.to(self.own.dtype)
-        if entropies is not None:
-            self.entropies[tokens] = entropies.detach().to(self.entropies.dtype)
 
     def records(self) -> list[TokenRecord]:
         """What the update did with each chain. A series whose values are all equal or all unknown is left out."""
         used = np.zeros(len(self.owners), dtype=np.uint8) if self.used is None else self.used.cpu().numpy().astype(np.uint8)
         advantages = None if self.advantages is None else self.advantages.cpu().numpy().astype("<f4")
-        known: list[tuple[str, str, NDArray[Any]]] = []
-        if self.own is not None and self.entropies is not None:
-            known.append(("trainer_logprob", "f", self.own.float().cpu().numpy().astype("<f4")))
-            known.append(("entropy", "e", self.entropies.float().cpu().numpy().astype("<f2")))
+        noted = [
+            ("trainer_logprob", "f", self.own), ("reference_logprob", "f", self.reference), ("value", "f", self.values),
+            ("entropy", "e", self.entropies),
+        ]  # fmt: skip
+        known = [
+            (name, kind, tensor.float().cpu().numpy().astype(f"<{kind}")) for name, kind, tensor in noted if tensor is not None
+        ]
         found = []
         for chain, trajectory in enumerate(self.trajectories):
             part = self.tokens_of(chain)
@@ -190,10 +198,9 @@ class Experience:
                 mean = float(given.mean(dtype=np.float64))
                 if len(given) and (given != given[0]).any():
                     series["advantage"] = ("f", given.tobytes())
-            if count:
-                for name, kind, values in known:
-                    if not np.isnan(values[part]).all():
-                        series[name] = (kind, values[part].tobytes())
+            for name, kind, values in known:
+                if not np.isnan(values[part]).all():
+                    series[name] = (kind, values[part].tobytes())
             found.append(TokenRecord(trajectory.id, mean, count, series))
         return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from .budget import TokenBudget, naming_memory
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
+from .model.evidence import pick, same, to_place
 from .model.logprobs import EntropyMode, Scorer, Scores
 from .model.lora import copy_sharing_frozen
 from .model.storage import load_learner_state, load_weights
@@ -130,6 +132,10 @@ class PolicyLearner:
         dtype = next(self.model.parameters()).dtype
         self._distribute()
         self._make_optimizers(dtype)
+        self._mark_reference()
+
+    def _mark_reference(self) -> None:
+        self._reference_mark = [] if self._reference is None else pick(self._reference.model.parameters())
 
     def _make_critic(self) -> None:
         self._critic: Critic | None = None
@@ -248,6 +254,7 @@ class PolicyLearner:
         if experience.num_chains:
             metrics["train/zero_advantage_groups"] = float(self._give_credit(experience, totals))
             self._optimizer.set_lr(factor)
+            metrics["train/lr"] = self._optimizer.lr
             if self._critic_optimizer is not None:  # the policy's warm-up does not apply to the critic
                 self._critic_optimizer.set_lr(self.optim.lr_factor(max(self._updates, self.optim.warmup_steps)))
             warms_up = self._updates < self.critic_warmup_steps
@@ -263,6 +270,7 @@ class PolicyLearner:
             metrics["train/loss_scale"] = self._optimizer.loss_scale
         metrics["train/skipped"] = float(steps == 0)
         metrics["train/optimizer_steps"] = float(steps)
+        metrics["train/adam_steps"] = float(self._optimizer.num_steps)
         metrics |= self._over_ranks(totals).means()
         self._half_updated = False
         return metrics
@@ -275,6 +283,7 @@ class PolicyLearner:
         if kl_in_reward:
             if loss.old_logprobs != "sampled":
                 self._score_policy(experience, every_row, totals)
+                experience.own = experience.recomputed  # replayed for the chains that are not trained, too
             reference = self._score_reference(experience, every_row)
             own = experience.sampled if experience.recomputed is None else experience.recomputed
             kl = kl_divergence(old_logprobs(experience, loss, own, slice(None)), reference, loss.kl_estimator)
@@ -426,12 +435,42 @@ class PolicyLearner:
         whole = torch.zeros((), device=self.device)
         known = self._slopes(experience, micro, minibatch, totals) if self._is_divided(experience, micro) else None
         for batch in micro:
-            scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
+            placed = (
+                to_place(batch.tokens, experience.fresh[batch.tokens], len(experience.owners)) if minibatch.is_first else None
+            )
+            scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None, placed=placed)
             values = None if self._value_head is None else self._value_head(scores.hidden)
             loss = self._loss(experience, batch, scores, values, minibatch, totals, known)
-            self._backward(self._optimizer, loss)
+            with self._noting(experience, batch, scores, minibatch, totals):
+                self._backward(self._optimizer, loss)
             whole += loss.detach()
         return whole
+
+    @contextmanager
+    def _noting(
+        self, experience: Experience, batch: MicroBatch, scores: Scores, minibatch: Minibatch, totals: Totals
+    ) -> Iterator[None]:
+        """Note which log-probs receive a gradient while the body runs and, in the first optimizer step, how much."""
+        found: list[Tensor] = []
+        logprobs: Any = scores.logprobs
+        hook = logprobs.register_hook(found.append)
+        try:
+            yield
+        finally:
+            hook.remove()
+        if found:
+            experience.use(batch.tokens)
+        if not minibatch.is_first:
+            return
+        slopes = torch.zeros_like(scores.logprobs) if not found else found[0].detach() / self._optimizer.loss_factor
+        slopes = slopes / self._size
+        totals.add("train/slope", slopes.abs().sum(), minibatch.part)
+        totals.add("train/slope_mark", (slopes * scores.logprobs.detach()).sum(), minibatch.part)
+        if scores.positions is not None:
+            count = float(len(scores.positions))
+            totals.add("train/tail_10", (scores.positions > 0.9).sum(), count)
+            totals.add("train/tail_1", (scores.positions > 0.99).sum(), count)
+            totals.add("train/tail_tokens", count, minibatch.part)
 
     def _loss(
         self,
@@ -533,7 +572,12 @@ class PolicyLearner:
             self._announce_change()
         totals.add(name, norm, 1)
         self._half_updated = True
+        if optimizer is not self._optimizer:
+            optimizer.step()
+            return True
+        before = optimizer.pick()
         optimizer.step()
+        totals.add("train/weight_change", optimizer.moved(before), 1.0 / self._size)
         return True
 
     def _announce_change(self) -> None:
@@ -575,6 +619,9 @@ class PolicyLearner:
     def _score_reference(self, experience: Experience, rows: Sequence[int]) -> Tensor:
         reference = self._reference
         assert reference is not None  # made if kl_coef > 0
+        changed = not same(self._reference_mark, pick(reference.model.parameters()))
+        if float(self._add_up(torch.tensor(float(changed), device=self.device))):
+            raise InvariantError("the reference model has changed since the run began: the KL would follow the policy")
         experience.reference = torch.zeros_like(experience.sampled)
         for batch, logprobs in self._scored(experience, rows, lambda batch: reference(batch).logprobs):
             experience.reference[batch.tokens] = logprobs
@@ -600,12 +647,20 @@ class PolicyLearner:
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the learner's temperature."""
-        count = len(prompt_ids) + len(token_ids)
-        mask = np.arange(count) >= len(prompt_ids)
-        nothing = np.zeros(count)
-        row = Sample(np.asarray([*prompt_ids, *token_ids]), mask, nothing, nothing, nothing, nothing)
         with launching_on(self.device):
-            return self._score_row(Rows([row]))
+            return self._score_row(Rows([_reply_row(prompt_ids, token_ids)]))
+
+    @torch.no_grad()
+    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns those of several replies to one prompt, computed together."""
+        if not replies:
+            return []
+        rows = Rows([_reply_row(prompt_ids, reply) for reply in replies])
+        flat: Any = torch.zeros(rows.num_tokens)
+        with launching_on(self.device):
+            for batch in rows.batches(range(len(rows)), self._budget.tokens, self.device, self._shape):
+                flat[batch.tokens.cpu()] = self._scorer(batch).logprobs.float().cpu()
+        return [part.tolist() for part in flat.split([len(reply) for reply in replies])]
 
     def _score_row(self, row: Rows) -> list[float]:
         found: list[float] = self._scorer(row.tensors([0], self.device)).logprobs.tolist()
@@ -662,6 +717,7 @@ class PolicyLearner:
         for name, module in modules.items():
             if module is not None:
                 self._load_module(module, state["modules"][name])
+        self._mark_reference()
         self._load_optimizer(self._optimizer, state["optimizer"])
         if self._critic_optimizer is not None:
             self._load_optimizer(self._critic_optimizer, state["critic_optimizer"])
@@ -672,3 +728,10 @@ class PolicyLearner:
 
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         optimizer.load_state_dict(saved)
+
+
+def _reply_row(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Sample:
+    count = len(prompt_ids) + len(token_ids)
+    nothing = np.zeros(count)
+    mask = np.arange(count) >= len(prompt_ids)
+    return Sample(np.asarray([*prompt_ids, *token_ids]), mask, nothing, nothing, nothing, nothing)

@@ -35,6 +35,15 @@ METRICS = {
     "train/skipped": "1 if the policy took no optimizer step: every advantage was 0, or the critic warms up.",
     "train/optimizer_steps": "Optimizer steps taken on the policy.",
     "train/logprob_gap": "Mean |sampled - recomputed log-prob| of chains drawn wholly by the current weights; 0 if both agree.",
+    "train/logprob_gap_bias": "Mean of sampled - recomputed log-prob over these tokens; near 0 where rounding makes a gap.",
+    "train/logprob_gap_error": "Standard error of train/logprob_gap_bias.",
+    "train/tail_10": "Share of tokens drawn from the least probable 10 % of the learner's distribution, in a sample of tokens.",
+    "train/tail_1": "Share of tokens drawn from the least probable 1 %.",
+    "train/tail_tokens": "Tokens in that sample: drawn by the current weights, and in the first optimizer step.",
+    "train/slope": "Sum of |d loss / d log-prob| over tokens, as it entered the gradient of the first optimizer step.",
+    "train/slope_mark": "Sum of d loss / d log-prob times the log-prob: a checksum for `agentfly replay`.",
+    "train/weight_change": "Norm of the change of the weights, estimated from a sample (RMS over optimizer steps).",
+    "train/adam_steps": "Optimizer steps of the run that Adam's averages hold.",
     "train/mismatch_kl": "KL from the sampler to the learner before the update, k3, over trained tokens, unless all are exact.",
     "train/ess": "Effective sample size, (sum w)^2 / (n sum w^2), of corrected tokens (loss.correction = sequence: chains).",
     "train/correction_mean": "Mean weight of loss.correction over corrected tokens (sequence: chains that have one).",
@@ -77,4 +86,8 @@ class Totals:
         found = {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
         if square := found.get("train/ess"):  # until here the mean square of the weights; 0 if every weight is 0
             found["train/ess"] = found["train/correction_mean"] ** 2 / square
+        if (name := "train/logprob_gap_error") in found:  # until here the mean square
+            found[name] = (found[name] / counts[name]) ** 0.5
+        if (name := "train/weight_change") in found:
+            found[name] **= 0.5
         return found

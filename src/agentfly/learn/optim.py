@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvariantError
+from .model.evidence import pick, same, squared_distance
 from .settings import OptimSettings
 
 MAX_COPIED = 2**28
@@ -117,6 +119,33 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = group["base_lr"] * factor
 
+    @property
+    def lr(self) -> float:
+        """The learning rate that the next step uses for the first module."""
+        return float(self._adam.param_groups[0]["lr"])
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that Adam's averages have seen."""
+        counts = [state["step"] for state in self._adam.state.values() if "step" in state]
+        return int(torch.stack([torch.as_tensor(count) for count in counts]).max()) if counts else 0
+
+    def pick(self) -> list[Tensor]:
+        """Returns a sample of the weights, for `moved`."""
+        return pick(self._masters)
+
+    def moved(self, before: list[Tensor]) -> Tensor:
+        """Returns the squared norm of the change since `before`, estimated from the sample.
+
+        Raises InvariantError if the parameters are not those of the float32 masters.
+        """
+        after = self.pick()
+        if any(m is not p for p, m in zip(self._parameters, self._masters, strict=True)):
+            own = pick(self._parameters)
+            if not same([value.to(each.dtype) for value, each in zip(after, own, strict=True)], own):
+                raise InvariantError("the weights of the model are not those that the optimizer computed: they were not copied")
+        return squared_distance(before, after, self._masters)
+
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the masters' gradients."""
         scaled: Any = loss * self._scale.factor if self._scale.active else loss
@@ -128,6 +157,11 @@ class Optimizer:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @property
+    def loss_factor(self) -> float:
+        """What `backward` multiplies a loss with."""
+        return self._scale.factor
 
     @property
     def loss_scale(self) -> float | None:

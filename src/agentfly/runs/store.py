@@ -83,7 +83,10 @@ class TrajectoryRow:
 
 @dataclass(frozen=True, slots=True)
 class LearnedRow:
-    """What the learner recorded of a chain: the number of trained tokens (None: nothing), and series of values per token."""
+    """What the learner recorded of a chain: the number of trained tokens (None: nothing), and series of values per token.
+
+    `advantage` is the mean over its tokens.
+    """
 
     id: str
     step: int
@@ -91,6 +94,7 @@ class LearnedRow:
     scored: bool
     num_tokens: int
     num_trained: int | None
+    advantage: float | None
     series: dict[str, tuple[str, bytes]]
 
 
@@ -341,19 +345,21 @@ class RunStore:
             yield from ((_read_row(row[2:]), row[1]) for row in found)
             last = found[-1][0]
 
-    def learned(self) -> Iterator[LearnedRow]:
+    def learned(self, step: int | None = None) -> Iterator[LearnedRow]:
         """What the learner recorded of each chain of the training split, in the order they were added. Reads in batches."""
-        columns = "key, id, step, outcome, reward IS NOT NULL, num_tokens, num_trained"
+        columns = "key, id, step, outcome, reward IS NOT NULL, num_tokens, num_trained, advantage"
         last = -1
-        statement = f"SELECT {columns} FROM trajectories WHERE key > ? AND split = 'train' ORDER BY key LIMIT 256"
-        while found := self._fetch(statement, (last,)):
+        at, values = ("", ()) if step is None else (" AND step = ?", (step,))
+        statement = f"SELECT {columns} FROM trajectories WHERE key > ? AND split = 'train'{at} ORDER BY key LIMIT 256"
+        while found := self._fetch(statement, (last, *values)):
             last = found[-1][0]
             series: dict[int, dict[str, tuple[str, bytes]]] = {}
             held = self._fetch("SELECT key, name, dtype, blob FROM tokens WHERE key BETWEEN ? AND ?", (found[0][0], last))
             for key, name, dtype, blob in held:
                 series.setdefault(key, {})[name] = (dtype, blob)
-            for key, name, step, outcome, scored, num_tokens, num_trained in found:
-                yield LearnedRow(name, step, outcome, bool(scored), num_tokens, num_trained, series.get(key, {}))
+            for key, name, own_step, outcome, scored, num_tokens, num_trained, advantage in found:
+                counts = (num_tokens, num_trained, advantage)
+                yield LearnedRow(name, own_step, outcome, bool(scored), *counts, series.get(key, {}))
 
     def checks(self) -> list[tuple[int, str, bool]]:
         """Step, name and result of every invariant that was checked."""

@@ -8,63 +8,23 @@
   learner checks this on the rows that it trains: `learn.samples.check_tokens`);
 - after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
   reused a key or value of older weights for a new request;
+- what the engine samples after an update fits the new weights and not those before (`Probe`), at any learning rate;
+- the sampler draws from the whole distribution, unless the config truncates it;
+- an update with a gradient changes the weights, and the optimizer has counted every step of the run;
 - not more than `max_failed_share` of a step's chains are untrainable.
-
-While sampling overlaps learning, few chains of a batch are drawn by one version alone, and their log-probs cannot be compared.
-A `Probe` then takes their place: every few versions the engine answers a fixed prompt, and the learner scores the reply before
-its weights change again.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from ..errors import InvariantError, RolloutError
-from ..types import Completion, Learner, Outcome, ReplicatedEngine, Request, Sampling, TrainableEngine, Trajectory
+from ..errors import InvariantError
+from ..types import Completion, Learner, Outcome, ReplicatedEngine, TrainableEngine, Trajectory
+from .evidence import COPY, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_truncated
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
-
-
-PROBE_EVERY = 5
-"""Steps from one probe to the next: a probe takes the learner a forward pass of a few tokens."""
-PROBE_PROMPT, PROBE_REPLY = 32, 8
-"""Tokens of a probe."""
-PROBE_S = 60.0
-"""Seconds that a step waits for the reply of a probe."""
-
-
-class Probe:
-    """A fixed prompt that the engine answers after new weights, and the learner then scores."""
-
-    def __init__(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
-        self.prompt_ids = list(prompt_ids[:PROBE_PROMPT])
-        self.sampling = replace(sampling, max_tokens=PROBE_REPLY, stop=())
-        self._asked: asyncio.Task[Completion] | None = None
-
-    def ask(self, engine: TrainableEngine, step: int) -> None:
-        """Request the reply, without waiting for it."""
-        if step % PROBE_EVERY == 0:
-            request = Request(self.prompt_ids, replace(self.sampling, seed=step), session=f"probe-{step}")
-            self._asked = asyncio.create_task(engine.generate(request))
-
-    async def reply(self) -> Completion | None:
-        """Wait for the reply that was requested. Returns None if there is none, or if the engine failed."""
-        asked, self._asked = self._asked, None
-        try:
-            async with asyncio.timeout(PROBE_S):
-                return None if asked is None else await asked
-        except (RolloutError, TimeoutError):  # a failed engine ends the chains that it serves; a failed probe proves nothing
-            return None
-
-    async def close(self) -> None:
-        """Cancel a request that is under way."""
-        if self._asked is not None:
-            self._asked.cancel()
-            await asyncio.wait([self._asked])
 
 
 class Ledger:
@@ -75,11 +35,26 @@ class Ledger:
     """
 
     def __init__(
-        self, *, max_logprob_gap: float, max_failed_share: float, max_lag: int | None = 0, copied: bool = False
+        self,
+        *,
+        max_logprob_gap: float | None = None,
+        max_failed_share: float,
+        max_lag: int | None = 0,
+        copied: bool = False,
+        bounds: Format = COPY,
+        truncates: bool = False,
     ) -> None:
-        """`copied` says that the engine loads what `Learner.weights` yields into its own module."""
+        """`max_logprob_gap` None: the limit follows from the run's first gap and `bounds`, those of its number format.
+
+        `copied` says that the engine loads what `Learner.weights` yields into its own module, `truncates` that the config asks
+        for a truncated or greedy sampler.
+        """
         self.copied = copied
-        self.max_logprob_gap = max_logprob_gap
+        self.fixed_gap, self.bounds, self.truncates = max_logprob_gap, bounds, truncates
+        self.first_gap: float | None = None
+        self.adam_steps: float | None = 0.0
+        self.fresh = Freshness()
+        self.tail: Counter[str] = Counter()
         self.max_failed_share = max_failed_share
         self.max_lag = max_lag
         self.admitted = 0
@@ -88,6 +63,11 @@ class Ledger:
         self.checked: dict[str, tuple[bool, float | None, float | None]] = {}
         self._seen: set[str] = set()
         self._order: deque[str] = deque()
+
+    @property
+    def max_logprob_gap(self) -> float:
+        """The largest mean |sampled - recomputed log-prob| that is accepted."""
+        return gap_limit(self.bounds, self.first_gap) if self.fixed_gap is None else self.fixed_gap
 
     def take_checked(self) -> dict[str, tuple[bool, float | None, float | None]]:
         """Returns `checked`, and begins a new step."""
@@ -144,25 +124,83 @@ class Ledger:
     def check_update(self, metrics: Mapping[str, float]) -> None:
         """Check that learner and engine computed the same log-probs; the learner calls it before the weights change."""
         gap = metrics.get("train/logprob_gap", 0.0)
-        if not self._note("logprob_gap", gap <= self.max_logprob_gap, gap, self.max_logprob_gap):
+        self._check_gap("logprob_gap", gap, "sampled and recomputed log-probs differ", "The weights were not changed")
+        if self.first_gap is None and "train/logprob_gap" in metrics:
+            self.first_gap = gap
+        bias, error = metrics.get("train/logprob_gap_bias", 0.0), metrics.get("train/logprob_gap_error", 0.0)
+        biased = self.fixed_gap is None and is_biased(self.bounds, gap, bias, error)
+        if not self._note("logprob_bias", not biased, bias):
             raise InvariantError(
-                f"sampled and recomputed log-probs differ by {gap:.4f} nats on average (limit {self.max_logprob_gap}): the "
-                f"engine sampled from other weights, another temperature or other tokens than those being trained. "
-                f"The weights were not changed"
+                f"sampled log-probs are {'above' if bias > 0 else 'below'} the recomputed ones by {abs(bias):.4g} nats on "
+                f"average (standard error {error:.2g}): rounding has no direction, so the engine records other log-probs than "
+                f"those that it samples with. The weights were not changed"
+            )
+        self._check_tail(metrics)
+
+    def _check_gap(self, name: str, gap: float, told: str, end: str) -> None:
+        limit = self.max_logprob_gap
+        if not self._note(name, gap <= limit, gap, limit):
+            raise InvariantError(
+                f"{told} by {gap:.4g} nats on average (limit {limit:.4g}): the engine sampled from other weights, another "
+                f"temperature or other tokens than those being trained. {end}"
             )
 
-    def check_probe(self, probe: Probe, reply: Completion, learner: Learner) -> dict[str, float]:
-        """Compare the log-probs of a probe's reply with the learner's. Returns the metric ledger/probe_gap."""
-        own = learner.logprobs(probe.prompt_ids, reply.token_ids)
-        gaps = [abs(a - b) for a, b, v in zip(own, reply.logprobs, reply.versions, strict=True) if v == learner.version]
+    def _check_tail(self, metrics: Mapping[str, float]) -> None:
+        count = metrics.get("train/tail_tokens", 0.0)
+        if self.truncates or not count:
+            return
+        self.tail["tokens"] += round(count)
+        for name, expected in TAILS.items():
+            self.tail[name] += round(count * metrics[name])
+            seen, tokens = self.tail[name], self.tail["tokens"]
+            if not self._note(name.partition("/")[2], not is_truncated(seen, tokens, expected), seen / tokens, expected):
+                raise InvariantError(
+                    f"{seen} of {tokens} sampled tokens are from the least probable {expected:.0%} of the learner's "
+                    f"distribution: the engine truncates (top_p, top_k or min_p), but the config does not. The weights were "
+                    f"not changed"
+                )
+
+    def check_learned(self, metrics: Mapping[str, float]) -> None:
+        """Check after an update that the optimizer did its work, and that it has done so in every step of the run."""
+        steps, change = metrics.get("train/optimizer_steps", 0.0), metrics.get("train/weight_change")
+        pushed = metrics.get("train/lr", 0.0) > 0 and metrics.get("train/grad_norm", 0.0) > 1e-4
+        if not self._note("weights_moved", not (steps and pushed and change == 0.0), change):
+            raise InvariantError(
+                f"the optimizer took {steps:g} steps with a gradient of norm {metrics['train/grad_norm']:.3g}, but no weight "
+                f"has changed: its step does nothing"
+            )
+        counted = metrics.get("train/adam_steps")
+        lost = None if counted is None or self.adam_steps is None else self.adam_steps + steps - counted
+        if not self._note("optimizer_counts", not lost, lost, 0):
+            raise InvariantError(
+                f"the run has taken {(self.adam_steps or 0) + steps:g} optimizer steps, but Adam has counted {counted:g}: its "
+                f"averages were lost or belong to another run"
+            )
+        self.adam_steps = counted
+
+    def check_probe(self, probe: Probe, replies: Sequence[Completion], learner: Learner) -> dict[str, float]:
+        """Compare the log-probs of a probe's replies with the learner's. Returns ledger/probe_gap if chains overlap updates.
+
+        The learner's weights must be those that were published when the probe was asked.
+        """
+        replies = [reply for reply in replies if reply.token_ids and set(reply.versions) == {learner.version}]
+        own = learner.reply_logprobs(probe.prompt_ids, [reply.token_ids for reply in replies])
+        gaps = [
+            abs(a - b) for reply, scores in zip(replies, own, strict=True) for a, b in zip(scores, reply.logprobs, strict=True)
+        ]
         if not gaps:
             return {}
         gap = sum(gaps) / len(gaps)
-        if not self._note("probe_gap", gap <= self.max_logprob_gap, gap, self.max_logprob_gap):
+        fits = self.fresh.add(probe.compare(replies, own))
+        if not self._note("engine_fresh", fits, self.fresh.share if self.fresh.variance else None):
             raise InvariantError(
-                f"the engine's and the learner's log-probs of a probe differ by {gap:.4f} nats on average (limit "
-                f"{self.max_logprob_gap}): the engine does not sample from version {learner.version} of the weights"
+                f"the engine's log-probs of a probe fit the weights before the last update, not version {learner.version} "
+                f"(1 would be the new ones, 0 those before: {self.fresh.share:.2f}): updates do not reach what it samples from"
             )
+        if self.max_lag == 0:  # the gap of the chains themselves tells more
+            return {}
+        told = "the engine's and the learner's log-probs of a probe differ"
+        self._check_gap("probe_gap", gap, told, "The weights were not changed")
         return {"ledger/probe_gap": gap}
 
     def check_published(self, engine: TrainableEngine, learner: Learner) -> None:

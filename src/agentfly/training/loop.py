@@ -21,7 +21,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..agents.base import BaseAgent
 from ..config import Config
 from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError, ConfigError
-from ..learn.algorithms import find_algorithm
+from ..learn.algorithms import find_algorithm, reference_of
 from ..rollout import (
     Group,
     GroupStream,
@@ -63,8 +63,9 @@ from .checkpoint import STATE
 from .cluster.status import cluster_metrics, publish_status
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
+from .evidence import HALF, Probe, format_of
 from .idle import IdleSteps
-from .ledger import Ledger, Probe
+from .ledger import Ledger
 from .ranks.roles import lead_ranks
 from .saving import Saver, finish, finish_in_thread
 from .stopping import StopSignals
@@ -125,7 +126,7 @@ class Trainer:
 
         `ranks` is the `RankGroup` that this process leads, if the learner is sharded.
         """
-        from ..learn.model.storage import seed_torch
+        from ..learn.model.storage import computes_in_full, seed_torch
 
         seed_torch(config.seed, config.run.threads)
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
@@ -136,10 +137,10 @@ class Trainer:
         self.plan = build_plan(config, agent)
         workers = self.engine if isinstance(self.engine, ReplicatedEngine) else None
         self.workers = workers
-        in_full = next(self.engine.model.parameters()).dtype.itemsize >= 4  # a sharded model has float32 shards
+        bounds = format_of(in_full=computes_in_full(self.engine.model), exact=self.engine.shares_weights)
+        self.exact = ranks is not None or self.engine.shares_weights or (workers is not None and workers.exact)
         if ranks is None:
-            exact = self.engine.shares_weights or (workers is not None and workers.exact)
-            learner = build_learner(config, self.engine.model, exact=exact)
+            learner = build_learner(config, self.engine.model, exact=self.exact)
         else:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
@@ -151,18 +152,19 @@ class Trainer:
         check_prompts(self.plan, train_tasks)
         check_prompts(self.plan, validation_tasks)
         self.cursor = TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed)
-        self.probe = Probe(opening_ids(self.plan, train_tasks), self.plan.sampling)
-        gap = config.train.max_logprob_gap
-        if gap is None:
-            gap = 0.05 if in_full else 0.15
-        progress.max_logprob_gap = gap
         rollout = config.rollout
+        sharing = rollout.num_tasks * rollout.num_chains if self.engine.shares_weights else 1  # a copy has its own proof
+        self.probe = Probe(opening_ids(self.plan, train_tasks), self.plan.sampling, sharing)
+        sampling = self.plan.sampling
         self.ledger = Ledger(
-            max_logprob_gap=gap,
+            max_logprob_gap=config.train.max_logprob_gap,
+            bounds=bounds,
+            truncates=not sampling.temperature or sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0,
             max_failed_share=config.train.max_failed_share,
             max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
             copied=ranks is not None,
         )
+        progress.max_logprob_gap = self.ledger.max_logprob_gap
         self.store = RunStore(directory.database)
         self.writer = StoreWriter(self.store, warn=progress.note)
         self.breakdown = Breakdown(self.engine.stats, self.writer)
@@ -237,6 +239,7 @@ class Trainer:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
             await self._validate_once()  # it may have been stopped in this validation
+        await self._ask_probe()
         self.breakdown.begin()
         while self.step < settings.steps:
             metrics = await self._step()
@@ -295,13 +298,13 @@ class Trainer:
         # Chains that run ahead are sampled in all of the time between two batches, not only while the loop waits for them.
         sampling_s = now - self._batch_at if self.overlaps else self.breakdown.seconds("rollout")
         self._batch_at = now
-        reply = await self.probe.reply()
+        replies = await self.probe.replies()
         self.sound = False
-        learned, tokens = await finish_in_thread(self._learn, groups, reply, metrics)
+        learned, tokens = await finish_in_thread(self._learn, groups, replies, metrics)
         with timed(metrics, "time/ledger_s"):
             self.ledger.check_published(self.engine, self.learner)
-        if self.overlaps:
-            self.probe.ask(self.engine, step)
+            self.ledger.check_learned(learned)
+        await self._ask_probe()
         self.stream.advance(step)
         metrics |= self.ledger.check_books(groups, learned, drawn=self.stream.drawn, in_flight=len(self.stream.in_flight))
         if (idle := self.idle.add(learned, groups)) is not None:
@@ -318,12 +321,17 @@ class Trainer:
         if tokens:
             self.recorder.tokens(step, tokens)
 
+    async def _ask_probe(self) -> None:
+        self.probe.ask(self.engine, self.learner.version)
+        if not self.overlaps:
+            await self.probe.settle()
+
     def _learn(
-        self, groups: list[list[Trajectory]], reply: Completion | None, metrics: dict[str, float]
+        self, groups: list[list[Trajectory]], replies: Sequence[Completion], metrics: dict[str, float]
     ) -> tuple[dict[str, float], list[TokenRecord]]:
         """Update the weights and publish them. Runs in a thread while the event loop goes on.
 
-        `reply` is that of a probe: the weights that it is compared with are still there.
+        `replies` are those of a probe: the weights that they are compared with are still there.
         """
         with ExitStack() as held:
             if self.workers is not None and self.overlaps:
@@ -336,8 +344,8 @@ class Trainer:
                     held.enter_context(self.engine.hold())
 
                 try:
-                    if reply is not None:
-                        metrics |= self.ledger.check_probe(self.probe, reply, self.learner)
+                    with timed(metrics, "time/ledger_s"):
+                        metrics |= self.ledger.check_probe(self.probe, replies, self.learner)
                     learned = self.learner.update(
                         groups, self.ledger.check_update, hold if self.overlaps else None, self.config.rollout.max_lag
                     )
@@ -536,6 +544,9 @@ class Trainer:
         self.trackers.truncate_after(self.step)
         rows = self.store.metrics()
         self._recorded = {row.name: row.value for row in rows if row.step == self.step}
+        self.ledger.first_gap = next((row.value for row in rows if row.name == "train/logprob_gap"), None)
+        if self.step:
+            self.ledger.adam_steps = self._recorded.get("train/adam_steps")
         first = {row.name: row.value for row in rows if row.step == 0 and row.name.startswith("validation/")}
         self.result.before = before or first
         if same_validation and self.step:
@@ -565,6 +576,26 @@ class Trainer:
             "algorithm": find_algorithm(config.algorithm).name,
             "seed": config.seed,
             "total_steps": config.train.steps,
+            "rules": [*self._earlier_rules(), self._rules()],
+        }
+
+    def _earlier_rules(self) -> list[dict[str, Any]]:
+        return [rules for rules in self.store.meta().get("rules", ()) if rules["from"] <= self.step]
+
+    def _rules(self) -> dict[str, Any]:
+        """The settings of the steps from now on, from which `agentfly replay` computes them again."""
+        config, algorithm = self.config, find_algorithm(self.config.algorithm)
+        return {
+            "from": self.step + 1,
+            "algorithm": reference_of(config.algorithm),
+            "loss": asdict(algorithm.complete(config.loss)),
+            "optim": asdict(replace(config.train, total_steps=config.train.total_steps or config.train.steps)),
+            "seed": config.seed,
+            "window": config.rollout.max_lag,
+            "exact": self.exact,
+            "full": self.ledger.bounds is not HALF,
+            "shares": self.engine.shares_weights,
+            "truncates": self.ledger.truncates,
         }
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:

@@ -164,8 +164,10 @@ def _token_loss(algorithm: Algorithm, tokens: Tokens, settings: LossSettings) ->
 def regularizers(
     experience: Experience, settings: LossSettings, tokens: Tensor, scores: Scores, minibatch: Minibatch, totals: Totals
 ) -> Tensor:
-    """Returns KL to the reference - entropy bonus, as far as the settings ask for them. Notes the tokens as trained."""
-    experience.keep(tokens, scores.logprobs, scores.entropies, is_first=minibatch.is_first)
+    """Returns KL to the reference - entropy bonus, as far as the settings ask for them. Notes what was computed."""
+    if minibatch.is_first or experience.recomputed is not None:
+        experience.keep(tokens, scores.logprobs if experience.recomputed is None else experience.recomputed[tokens])
+    experience.keep_entropies(tokens, scores.entropies)
     weights, count = minibatch.weights[tokens], len(tokens)
     loss = torch.zeros((), device=weights.device)
     if experience.reference is not None and settings.kl_in == "loss":
@@ -199,7 +201,10 @@ def measure_gap(experience: Experience, logprobs: Tensor, tokens: Tensor, totals
     version, but no forward pass of the current weights gives their log-probs.
     """
     fresh, sampled = experience.fresh[tokens], experience.sampled[tokens]
-    totals.add("train/logprob_gap", ((logprobs - sampled).abs() * fresh).sum(), fresh.sum())
+    apart, count = (sampled - logprobs) * fresh, fresh.sum()
+    totals.add("train/logprob_gap", apart.abs().sum(), count)
+    totals.add("train/logprob_gap_bias", apart.sum(), count)
+    totals.add("train/logprob_gap_error", apart.square().sum(), count)
     if experience.inexact is not None:
         kl = experience.trained_values(kl_divergence(sampled, logprobs, "k3"), tokens)
         totals.add("train/mismatch_kl", kl.sum(), len(kl))

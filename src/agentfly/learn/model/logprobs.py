@@ -9,7 +9,7 @@ full forward runs, which holds the logits of one micro batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from ..batching import MicroBatch, Shape
 from ..budget import TokenBudget
 from ..head import head_scores, serves
 from ..settings import OptimSettings
+from .evidence import positions
 
 # Logits that may exist at the same time if no chunk is set.
 MAX_LOGITS = 2**26
@@ -51,11 +52,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scores per sampled token of a micro batch. `hidden` is the head's input, for a value head on the same backbone."""
+    """Scores per sampled token of a micro batch. `hidden` is the head's input, for a value head on the same backbone.
+
+    `positions` are those of some tokens in their distributions (`evidence.positions`).
+    """
 
     logprobs: Tensor
     entropies: Tensor | None
     hidden: Tensor | None
+    positions: Tensor | None = None
 
 
 class Scorer:
@@ -100,10 +105,29 @@ class Scorer:
         budget.plan(self.head.backbone.best_tokens if divides else None)
         self.head.backbone.settle(budget.settled)
 
-    def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
+    def __call__(
+        self,
+        batch: MicroBatch,
+        *,
+        entropy: EntropyMode = "none",
+        keep_hidden: bool = False,
+        placed: Tensor | None = None,
+    ) -> Scores:
+        """`placed` are the places in `batch.tokens` of those whose position in the distribution is wanted."""
         if self.head is None:
-            return self._by_forward(batch, entropy, keep_hidden)
+            return self._by_forward(batch, entropy, keep_hidden, placed)
         hidden = self.head.backbone(batch)
+        found = self._by_head(batch, hidden, entropy, keep_hidden)
+        if placed is None:
+            return found
+        with torch.no_grad():
+            return replace(found, positions=self._positions(self.head.logits(hidden[placed]), batch, placed))
+
+    def _positions(self, logits: Tensor, batch: MicroBatch, placed: Tensor) -> Tensor:
+        return positions(logits / self.temperature, batch.targets[placed], batch.tokens[placed])
+
+    def _by_head(self, batch: MicroBatch, hidden: Tensor, entropy: EntropyMode, keep_hidden: bool) -> Scores:
+        assert self.head is not None
         plain = self.head.scale == 1.0 and self.head.softcap is None
         if plain and entropy != "gradient" and len(hidden) and serves(self.head.linear):
             weight: Any = self.head.linear.weight
@@ -134,12 +158,12 @@ class Scorer:
         assert self.head is not None
         return self._read(self.head.logits(hidden), targets, entropy)
 
-    def _by_forward(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool) -> Scores:
+    def _by_forward(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, placed: Tensor | None = None) -> Scores:
         output: Any = self.model(input_ids=batch.input_ids, use_cache=False, output_hidden_states=keep_hidden)
         logits = output.logits.flatten(0, 1)[batch.where].float()
         logprobs, entropies = self._read(logits, batch.targets, entropy)
         hidden = output.hidden_states[-1].flatten(0, 1)[batch.where] if keep_hidden else None
-        return Scores(logprobs, entropies, hidden)
+        return Scores(logprobs, entropies, hidden, None if placed is None else self._positions(logits[placed], batch, placed))
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         if self.temperature != 1.0:

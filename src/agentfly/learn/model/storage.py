@@ -170,6 +170,11 @@ def set_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
+def computes_in_full(model: Any) -> bool:
+    """Whether the weights are float32 and matrices are multiplied in float32, too."""
+    return next(model.parameters()).dtype.itemsize >= 4 and torch.get_float32_matmul_precision() == "highest"
+
+
 def seed_torch(seed: int, threads: int | None) -> None:
     """Seed torch and set its number of threads."""
     set_threads(threads)

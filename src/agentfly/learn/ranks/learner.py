@@ -284,6 +284,9 @@ class RankLearner(PolicyLearner):
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         return self._lead_scores(prompt_ids, token_ids, self._scorer.temperature)
 
+    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [self.logprobs(prompt_ids, reply) for reply in replies]
+
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Returns the log-prob of every id from the second on."""
         return self._lead_scores(ids[:1], ids[1:], temperature)

@@ -93,14 +93,23 @@ class ShardedScorer(Scorer):
         register_fsdp_forward_method(model, "agentfly_score")
         register_fsdp_forward_method(model, "agentfly_hidden")
 
-    def _score(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool) -> tuple[Tensor | None, ...]:
+    def _score(
+        self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, placed: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         # FSDP finds the tensors whose gradients it waits for in a tuple, not in a dataclass.
-        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden)
-        return found.logprobs, found.entropies, found.hidden
+        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, placed=placed)
+        return found.logprobs, found.entropies, found.hidden, found.positions
 
-    def __call__(self, batch: MicroBatch, *, entropy: EntropyMode = "none", keep_hidden: bool = False) -> Scores:
+    def __call__(
+        self,
+        batch: MicroBatch,
+        *,
+        entropy: EntropyMode = "none",
+        keep_hidden: bool = False,
+        placed: Tensor | None = None,
+    ) -> Scores:
         model: Any = self.model
-        scores = Scores(*model.agentfly_score(batch, entropy, keep_hidden))
+        scores = Scores(*model.agentfly_score(batch, entropy, keep_hidden, placed))
         free(model)
         return scores
 

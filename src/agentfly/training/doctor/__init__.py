@@ -2,16 +2,17 @@
 
     records    reads the folder: every chain is decoded and checked once, and what the checks of steps need is kept
     checks     the checks of steps: a table of promises, each with a function that tells problems and evidence
+    replay     computes every step again from its chains, and compares: `agentfly replay RUN`
     report     `diagnose` runs them all
 
-A step counts if its metrics are stored. The chains of later steps belong to a step that is running or was interrupted: only the
-chains themselves are checked.
+A step counts if its metrics are stored; the chains of later steps are only checked by themselves.
 """
 
 from __future__ import annotations
 
 from .checks import CHECKS
 from .records import MAX_TOLD, Check
-from .report import Diagnosis, diagnose
+from .replay import PROMISES
+from .report import Diagnosis, diagnose, replay
 
-__all__ = ["CHECKS", "MAX_TOLD", "Check", "Diagnosis", "diagnose"]
+__all__ = ["CHECKS", "MAX_TOLD", "PROMISES", "Check", "Diagnosis", "diagnose", "replay"]

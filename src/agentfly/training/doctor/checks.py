@@ -17,7 +17,9 @@ from ...types import Outcome, Task
 from ..build import build_tasks
 from ..checkpoint import STATE, broken_files
 from ..cursor import TaskCursor
+from ..evidence import format_of, gap_limit
 from .records import Chain, Check, Run, Skip
+from .replay import PROMISES as REPLAYED
 
 MAX_HANDOVER_GAP = 0.05
 """The limit of the engines that hold a copy of the weights, unless their option `max_gap` sets another."""
@@ -29,7 +31,8 @@ def _stored(run: Run, check: Check) -> str:
     return ", ".join(f"{count:,} {split} chains" for split, count in sorted(run.num_stored.items())) + " decoded"
 
 
-def _texts(run: Run, check: Check) -> str:
+def _made(run: Run, check: Check) -> str:
+    """Of a check that was made when the chains were read."""
     if check.skipped is not None:
         raise Skip(check.skipped)
     return check.evidence
@@ -233,8 +236,11 @@ def _gap(run: Run, check: Check) -> str:
     if not gaps:
         raise Skip("the run did not record train/logprob_gap")
     limit = run.settings().train.max_logprob_gap
-    if limit is None:
-        limit = 0.05 if _in_float32(run.checkpoints) else 0.15  # as for training
+    if limit is None:  # as for training
+        exact = bool(run.rules) and run.rules[-1]["shares"]
+        full = run.rules[-1]["full"] if run.rules else _in_float32(run.checkpoints)
+        bounds = format_of(in_full=full, exact=exact)
+        limit = gap_limit(bounds, gaps[min(gaps)]) if run.rules else bounds.high
     for step, gap in gaps.items():
         if not gap <= limit:
             check.add(f"step {step}: sampled and recomputed log-probs differ by {gap:.4g} nats (limit {limit:g})")
@@ -330,7 +336,7 @@ def _ledger(run: Run, check: Check) -> str:
 CHECKS: dict[str, tuple[str, Callable[[Run, Check], str]]] = {
     "rows": ("every stored chain can be read, and its columns agree with it", _stored),
     "tokens": ("ids, mask, log-probs and versions of every chain agree", _stored),
-    "texts": ("the text of every reply is that of its token ids", _texts),
+    "texts": ("the text of every reply is that of its token ids", _made),
     "versions": ("versions never decrease in a chain and never exceed the published one", _versions),
     "trained": ("the learner's records fit the chains, and no failed chain was trained", _trained),
     "ledger": ("every invariant that was checked at a step that counts held", _ledger),
@@ -345,5 +351,6 @@ CHECKS: dict[str, tuple[str, Callable[[Run, Check], str]]] = {
     "steps": ("no step is missing", _steps),
     "checkpoints": ("checkpoints match their manifests and belong to stored steps", _checkpoints),
     "handover": ("every hand-over of weights to the engine is proven", _handover),
+    **{name: (promise, _made) for name, promise in REPLAYED.items()},
 }
 """The promise of each check, and the function that makes it."""

@@ -73,7 +73,7 @@ class Run:
     """The records of a run. `steps` are those that count, `chains` the trained chains by step.
 
     A trainer may be writing: the checkpoints were listed before the metrics were read, and these before the chains, so each is
-    older than what must be stored before it.
+    older than what must be stored before it. `rules` are the settings of the steps, by their first (see `training.loop`).
     """
 
     directory: RunDirectory
@@ -87,6 +87,7 @@ class Run:
     scored: set[tuple[int, str]] = field(default_factory=set)
     num_learned: Counter[int] = field(default_factory=Counter)
     checked: list[tuple[int, str, bool]] = field(default_factory=list)
+    rules: list[dict[str, Any]] = field(default_factory=list)
 
     def settings(self) -> Config:
         if self.config is None:
@@ -112,7 +113,8 @@ def open_run(directory: RunDirectory, store: RunStore) -> Run:
     metrics = store.metrics_by_step()
     rollouts = any("rollout/chains" in values for values in metrics.values())
     steps = [step for step in sorted(metrics) if step > 0 and any(name.startswith("train/") for name in metrics[step])]
-    return Run(directory, config, checkpoints, metrics, steps if rollouts or store.count(split="train") else [])
+    counted = steps if rollouts or store.count(split="train") else []
+    return Run(directory, config, checkpoints, metrics, counted, rules=store.meta().get("rules", []))
 
 
 def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
@@ -144,7 +146,6 @@ def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
 
 
 def _facts(row: TrajectoryRow, trajectory: Trajectory) -> Chain:
-    named = _NAME.fullmatch(row.id)
     return Chain(
         id=row.id,
         step=row.step,
@@ -158,7 +159,7 @@ def _facts(row: TrajectoryRow, trajectory: Trajectory) -> Chain:
         num_tokens=trajectory.num_sampled,
         versions=Counter(version for turn in trajectory.turns for version in turn.completion.versions),
         prompt=hash(tuple(trajectory.turns[0].context_ids)) if trajectory.turns else None,
-        drawn=(int(named[1]), int(named[2])) if named else None,
+        drawn=draw_of(row.id),
     )
 
 
@@ -171,6 +172,12 @@ def _mask_problem(trajectory: Trajectory) -> str | None:
     sampled = [token for turn in trajectory.turns for token in turn.completion.token_ids] if rows else []
     trained = [token for row in rows for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
     return None if trained == sampled else f"the mask covers {len(trained)} tokens, but {len(sampled)} were sampled"
+
+
+def draw_of(chain: str) -> tuple[int, int] | None:
+    """The step and the position that a chain's task was drawn for, from its id; None if the id does not say."""
+    named = _NAME.fullmatch(chain)
+    return (int(named[1]), int(named[2])) if named else None
 
 
 class _Texts:

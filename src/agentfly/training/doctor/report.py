@@ -9,6 +9,7 @@ from typing import Any
 from ...runs import RunDirectory, RunStore
 from .checks import CHECKS
 from .records import Check, Skip, open_run, read_chains
+from .replay import PROMISES, replay_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ def diagnose(path: str | Path) -> Diagnosis:
     with RunStore(directory.database, readonly=True) as store:
         run = open_run(directory, store)
         read_chains(run, store, checks)
+        replay_run(run, store, checks)
     for name, (_, look) in CHECKS.items():
         check = checks[name]
         try:
@@ -47,4 +49,13 @@ def diagnose(path: str | Path) -> Diagnosis:
             check.evidence = check.evidence or evidence
         except Skip as why:
             check.skipped = str(why)
+    return Diagnosis(directory.path, list(checks.values()))
+
+
+def replay(path: str | Path) -> Diagnosis:
+    """Compute every step of the run in a folder again, and compare. These are the last checks of `diagnose`."""
+    directory = RunDirectory.existing(path)
+    checks = {name: Check(name, promise) for name, promise in PROMISES.items()}
+    with RunStore(directory.database, readonly=True) as store:
+        replay_run(open_run(directory, store), store, checks)
     return Diagnosis(directory.path, list(checks.values()))

@@ -1,0 +1,385 @@
+"""Faults that leave tokens and masks as they should be, and train something else than the config says.
+
+Each is planted in a short training. Either a step stops the run, or `agentfly doctor` names the run as wrong afterwards. The
+table below says which check does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import agentfly
+from agentfly.engines.local import LocalEngine
+from agentfly.engines.local.replica import make_replica
+from agentfly.errors import InvariantError
+from agentfly.learn import learner as learning
+from agentfly.learn.algorithms import objective
+from agentfly.learn.experience import Experience
+from agentfly.learn.learner import PolicyLearner
+from agentfly.learn.optim import Optimizer
+from agentfly.rollout import chain as rollout_chain
+from agentfly.training import loop
+from agentfly.training.doctor import diagnose, replay
+from tests.tiny import ROWS, save_tiny_model, tiny_agent
+
+Patch = pytest.MonkeyPatch
+SMALL: dict[str, Any] = {
+    "num_tasks": 3, "num_chains": 4, "threads": 1, "lr": 1e-3, "steps": 4, "validation_count": 2, "validate_at_start": False,
+    "validate_every": 0,
+}  # fmt: skip
+RAGGED = {"sampling": {"max_tokens": 12, "stop": ["e"]}}
+"""Replies end at an "e", so that chains differ in length."""
+LAGS = {"max_lag": 2, "depth": 2, "steps": 6, "lr": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def train(model: Path, folder: Path, **options: Any) -> Any:
+    agent = options.pop("agent", {})
+    return agentfly.train(tiny_agent(model, **agent), ROWS, run={"dir": str(folder), "name": "run"}, **(SMALL | options))
+
+
+def wrong(folder: Path) -> set[str]:
+    """The checks of the doctor that find something."""
+    return {check.name for check in diagnose(folder / "run").checks if not check.ok}
+
+
+# ---- faults that the replay of the store finds ----
+
+
+def other_credit(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    """The learner gives credit to other groups or rewards than those of its chains."""
+
+    def plant(patch: Patch) -> None:
+        real = PolicyLearner._credit
+        patch.setattr(PolicyLearner, "_credit", lambda self, chains: real(self, change(chains)))
+
+    return plant
+
+
+def wrong_groups(patch: Patch) -> None:
+    other_credit(lambda chains: replace(chains, groups=[*chains.groups[-1:], *chains.groups[:-1]]))(patch)
+
+
+def scaled_rewards(patch: Patch) -> None:
+    real = learning.gather
+
+    def gather(*arguments: Any, **options: Any) -> Experience:
+        experience = real(*arguments, **options)
+        experience.rewards = 2.0 * experience.rewards
+        return experience
+
+    patch.setattr(learning, "gather", gather)
+
+
+def next_chain(patch: Patch) -> None:
+    real = Experience.set_credit
+    patch.setattr(
+        Experience,
+        "set_credit",
+        lambda self, credit: real(
+            self,
+            replace(credit, advantages=[
+                values[:1].repeat(len(own))
+                for own, values in zip(credit.advantages, [*credit.advantages[1:], credit.advantages[0]], strict=True)
+            ]),
+        ),
+    )  # fmt: skip
+
+
+def next_chain_in_the_loss(patch: Patch) -> None:
+    """The advantages that are recorded are right, those of the loss are not."""
+    real = learning.surrogate
+
+    def surrogate(experience: Experience, *arguments: Any, **options: Any) -> Any:
+        kept = experience.advantages
+        experience.advantages = kept.roll(24)  # type: ignore[union-attr]
+        try:
+            return real(experience, *arguments, **options)
+        finally:
+            experience.advantages = kept
+
+    patch.setattr(learning, "surrogate", surrogate)
+
+
+def wrong_sign(patch: Patch) -> None:
+    real = PolicyLearner._credit
+
+    def credit(self: PolicyLearner, chains: Any) -> Any:
+        found = real(self, chains)
+        signs = [1.0 if group % 2 else -1.0 for group in chains.groups]
+        return replace(found, advantages=[sign * each for sign, each in zip(signs, found.advantages, strict=True)])
+
+    patch.setattr(PolicyLearner, "_credit", credit)
+
+
+def other_weights(change: Callable[[Experience, torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
+    def plant(patch: Patch) -> None:
+        real = learning.surrogate
+
+        def surrogate(experience: Experience, algorithm: Any, settings: Any, tokens: Any, logprobs: Any, minibatch: Any,
+                      totals: Any, *, part: float) -> Any:  # fmt: skip
+            weights = change(experience, minibatch.weights.clone())
+            return real(
+                experience, algorithm, settings, tokens, logprobs, replace(minibatch, weights=weights), totals, part=part
+            )
+
+        patch.setattr(learning, "surrogate", surrogate)
+
+    return plant
+
+
+def without_last_tokens(experience: Experience, weights: torch.Tensor) -> torch.Tensor:
+    ends = torch.ones_like(experience.turn_of, dtype=torch.bool)
+    ends[:-1] = experience.turn_of[1:] != experience.turn_of[:-1]
+    weights[ends] = 0.0
+    return weights
+
+
+def no_correction(patch: Patch) -> None:
+    def ones(experience: Any, settings: Any, own: torch.Tensor, tokens: Any, totals: Any) -> torch.Tensor:
+        return torch.ones_like(own)
+
+    patch.setattr(objective, "importance_weights", ones)
+
+
+def long_chains_dropped(patch: Patch) -> None:
+    real = PolicyLearner._passes
+
+    def passes(self: PolicyLearner, experience: Experience, *counts: int) -> Iterator[list[int]]:
+        most = experience.num_trained.max()
+        for chains in real(self, experience, *counts):
+            yield [chain for chain in chains if experience.num_trained[chain] < most]
+
+    patch.setattr(PolicyLearner, "_passes", passes)
+
+
+def first_micro_batch(patch: Patch) -> None:
+    real = PolicyLearner._trained_batches
+    patch.setattr(PolicyLearner, "_trained_batches", lambda self, *arguments: real(self, *arguments)[:1])
+
+
+def first_backward_pass(patch: Patch) -> None:
+    """The loss of all micro batches is computed, and the gradient of the first one alone."""
+    real = PolicyLearner._gradients
+
+    def gradients(self: PolicyLearner, *arguments: Any, **options: Any) -> Any:
+        passed = []
+
+        def backward(optimizer: Optimizer, loss: torch.Tensor) -> None:
+            if not passed:
+                optimizer.backward(loss)
+            passed.append(loss)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "_backward", backward)
+            return real(self, *arguments, **options)
+
+    patch.setattr(PolicyLearner, "_gradients", gradients)
+
+
+def shared_seeds(patch: Patch) -> None:
+    real = rollout_chain._sampling
+
+    def sampling(base: Any, room: int, trajectory: Any, turn: int) -> Any:
+        return real(base, room, replace(trajectory, chain=trajectory.chain // 2), turn)
+
+    patch.setattr(rollout_chain, "_sampling", sampling)
+
+
+def rewards_exchanged(patch: Patch) -> None:
+    real, last = rollout_chain.score, []
+
+    async def score(reward: Any, trajectory: Any, context: Any) -> None:
+        await real(reward, trajectory, context)
+        own = (trajectory.reward, trajectory.components)
+        if trajectory.id == "t2-0-1":
+            trajectory.reward, trajectory.components = last[0]
+        last[:] = [own]
+
+    patch.setattr(rollout_chain, "score", score)
+
+
+def reference_scores_of_the_policy(patch: Patch) -> None:
+    real = PolicyLearner._score_reference
+
+    def score(self: PolicyLearner, *arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self._reference, "model", self.model)
+            inner.setattr(self, "_reference", self._scorer)
+            inner.setattr(learning, "same", lambda *_: True)
+            return real(self, *arguments)
+
+    patch.setattr(PolicyLearner, "_score_reference", score)
+
+
+REPLAYED: dict[str, tuple[Callable[[Patch], None], set[str], dict[str, Any]]] = {
+    "advantages over wrong groups": (wrong_groups, {"credit"}, {}),
+    "advantages of the next chain": (next_chain, {"credit"}, {"agent": RAGGED}),
+    "advantages of the next chain in the loss alone": (next_chain_in_the_loss, {"loss"}, {}),
+    "a wrong sign in every second group": (wrong_sign, {"credit"}, {}),
+    "rewards scaled twice": (scaled_rewards, {"credit"}, {"loss": {"normalize_std": False}}),
+    "the last token of every reply without loss": (other_weights(without_last_tokens), {"loss"}, {}),
+    "a loss divided by twice the tokens": (other_weights(lambda _, weights: 0.5 * weights), {"loss"}, {}),
+    "correction weights left out": (no_correction, {"loss"}, LAGS),
+    "long chains dropped from the update": (long_chains_dropped, {"updates"}, {"agent": RAGGED}),
+    "the first micro batch alone": (first_micro_batch, {"updates"}, {"max_tokens_per_batch": 200}),
+    "the gradient of the first micro batch alone": (first_backward_pass, {"updates"}, {"max_tokens_per_batch": 200}),
+    "siblings that share seeds in pairs": (shared_seeds, {"siblings"}, {}),
+    "rewards of other chains": (rewards_exchanged, {"rescored"}, {}),
+    "log-probs of the policy as the reference's": (reference_scores_of_the_policy, {"reference"}, {"loss": {"kl_coef": 0.1}}),
+}
+
+
+@pytest.mark.parametrize("fault", REPLAYED)
+def test_a_fault_in_what_is_learned_is_found_in_the_store(model: Path, tmp_path: Path, fault: str) -> None:
+    plant, names, options = REPLAYED[fault]
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        train(model, tmp_path, **options)
+    assert names <= wrong(tmp_path)
+    assert names <= {check.name for check in replay(tmp_path / "run").checks if not check.ok}
+
+
+def test_a_learning_rate_of_another_step_after_a_resume_is_found(model: Path, tmp_path: Path) -> None:
+    options = {"train": {"schedule": "linear", "total_steps": 10}, "save_every": 1}
+    train(model, tmp_path, steps=2, **options)
+    real = PolicyLearner.load_state_dict
+
+    def load(self: PolicyLearner, state: Any) -> None:
+        real(self, state)
+        self._updates += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PolicyLearner, "load_state_dict", load)
+        train(model, tmp_path, steps=4, resume=tmp_path / "run", **options)
+    assert wrong(tmp_path) == {"updates"}
+
+
+# ---- faults that stop the run ----
+
+
+def behind(versions: int | None) -> Callable[[Patch], None]:
+    """The engine samples from weights that are so many versions old, or from the first ones (None), and claims the newest."""
+
+    def plant(patch: Patch) -> None:
+        real = LocalEngine.publish
+
+        def publish(self: Any, version: int) -> None:
+            real(self, version)
+            vars(self).setdefault("past", []).append(copy.deepcopy(self.model))
+            old = self.past[0 if versions is None else max(0, len(self.past) - 1 - versions)]
+            with self.hold():
+                self._scheduler.use_model(make_replica(old, on_pages=self._on_pages))
+
+        patch.setattr(LocalEngine, "publish", publish)
+
+    return plant
+
+
+def learner_at_temperature_1(patch: Patch) -> None:
+    real = loop.build_learner
+
+    def build(config: Any, model: Any, **options: Any) -> Any:
+        return real(replace(config, sampling=replace(config.sampling, temperature=1.0)), model, **options)
+
+    patch.setattr(loop, "build_learner", build)
+
+
+def dropout(share: float) -> Callable[[Patch], None]:
+    """The learner's pass drops some of its hidden states, the engine's does not."""
+
+    def plant(patch: Patch) -> None:
+        from agentfly.learn.backbone import Backbone
+
+        real = Backbone.__call__
+        patch.setattr(
+            Backbone, "__call__", lambda self, batch: torch.nn.functional.dropout(real(self, batch), share, training=True)
+        )
+
+    return plant
+
+
+def truncated(patch: Patch) -> None:
+    real = LocalEngine.generate
+
+    async def generate(self: LocalEngine, request: Any) -> Any:
+        return await real(self, replace(request, sampling=replace(request.sampling, top_p=0.8)))
+
+    patch.setattr(LocalEngine, "generate", generate)
+
+
+def scaled_log_probs(patch: Patch) -> None:
+    real = LocalEngine.generate
+
+    async def generate(self: LocalEngine, request: Any) -> Any:
+        completion = await real(self, request)
+        return replace(completion, logprobs=[0.9999 * logprob for logprob in completion.logprobs])
+
+    patch.setattr(LocalEngine, "generate", generate)
+
+
+def no_step(patch: Patch) -> None:
+    patch.setattr(Optimizer, "step", lambda self: self.zero_grad())
+
+
+def no_adam_step(patch: Patch) -> None:
+    patch.setattr(torch.optim.AdamW, "step", lambda self: None)
+
+
+def reference_follows(patch: Patch) -> None:
+    real = PolicyLearner._improve
+
+    def improve(self: PolicyLearner, experience: Experience) -> Any:
+        metrics = real(self, experience)
+        self._reference.model.load_state_dict(self.model.state_dict())  # type: ignore[union-attr]
+        return metrics
+
+    patch.setattr(PolicyLearner, "_improve", improve)
+
+
+STOPPED: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
+    "a learner at temperature 1 for chains at 0.9": (learner_at_temperature_1, "differ by", {
+        "agent": {"sampling": {"max_tokens": 12, "temperature": 0.9}}
+    }),
+    "adapters that never reach the engine": (behind(None), "differ by|before the last update", {
+        "lora": {"rank": 4}, "lr": 2e-4, "steps": 5
+    }),
+    "an engine with the first weights": (behind(None), "differ by|before the last update", {"lr": 1e-5, "steps": 5}),
+    "an engine one version behind": (behind(1), "differ by|before the last update", {"lr": 2e-4}),
+    "an engine one version behind at a small rate": (behind(1), "before the last update", {"lr": 1e-6, "steps": 6}),
+    "dropout in the learner": (dropout(0.1), "differ by", {}),
+    "a little dropout in the learner": (dropout(0.01), "differ by", {}),
+    "an engine that truncates": (truncated, "the engine truncates", {"num_tasks": 6}),
+    "log-probs that are scaled": (scaled_log_probs, "above the recomputed ones", {}),
+    "an optimizer that does nothing": (no_step, "no weight has changed", {}),
+    "Adam that does nothing": (no_adam_step, "no weight has changed", {}),
+    "a reference that follows the policy": (reference_follows, "reference model has changed", {"loss": {"kl_coef": 0.1}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", STOPPED)
+def test_a_fault_of_weights_or_sampling_stops_the_run(model: Path, tmp_path: Path, fault: str) -> None:
+    plant, told, options = STOPPED[fault]
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        with pytest.raises(InvariantError, match=told):
+            train(model, tmp_path, **options)
+
+
+def test_averages_that_a_resume_loses_stop_the_run(model: Path, tmp_path: Path) -> None:
+    train(model, tmp_path, steps=2, save_every=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "load_state_dict", lambda self, state: None)
+        with pytest.raises(InvariantError, match="averages were lost"):
+            train(model, tmp_path, steps=4, resume=tmp_path / "run")
