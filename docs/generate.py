@@ -311,8 +311,8 @@ def models_table() -> str:
     from agentfly.engines.local.support import what_works
 
     rows = []
-    for family, (models, keys) in MODELS_OF.items():
-        sampled, trained = what_works(family, keys)
+    for family, (models, settings) in MODELS_OF.items():
+        sampled, trained = what_works(family, settings)
         through = "no" if trained else "served" if not sampled else "through vLLM"
         rows.append([code(family), models, through, trained or sampled or ""])
     return table(("family", "models", "here", "why"), rows)
