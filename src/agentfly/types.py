@@ -232,11 +232,15 @@ class Action:
 
 
 class Outcome(StrEnum):
-    """How a chain ended. The last three are failures of the world: such a chain has no reward and is not trained on."""
+    """How a chain ended. The last three are failures of the world: such a chain has no reward and is not trained on.
+
+    MAX_TIME: its replies and tools used up a time limit. A chain that waited for the world until then is a WORLD_FAILURE.
+    """
 
     FINISHED = "finished"
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
+    MAX_TIME = "max_time"
     NO_TOOL_CALL = "no_tool_call"
     TOOL_ERROR = "tool_error"
     WORLD_FAILURE = "world_failure"

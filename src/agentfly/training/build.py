@@ -94,7 +94,8 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
 def build_plan(config: Config, agent: BaseAgent) -> Plan:
     """Returns the plan of the chains of a config, without environments. Opens the model."""
     plan = make_plan(agent, sampling=config.sampling)
-    return replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
+    limits = {name: getattr(config.rollout, name) for name in ("turn_timeout_s", "group_timeout_s")}
+    return replace(plan, limits=replace(plan.limits, **limits))
 
 
 def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:

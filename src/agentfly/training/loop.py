@@ -426,7 +426,6 @@ class Trainer:
             max_lag=rollout.max_lag,
             depth=rollout.steps_ahead,
             at_limit=rollout.at_limit,
-            group_timeout_s=rollout.group_timeout_s,
         )
         total = rollout.num_tasks * rollout.num_chains
 

@@ -100,7 +100,7 @@ function Outcomes({ run, steps }) {
 
 const ORDER = Object.keys(OUTCOME_KIND);
 const order = (name) => (ORDER.indexOf(name) + 100) % 100;
-const CLASSES = { finished: "k-good", max_turns: "s2", max_tokens: "o-tokens", no_tool_call: "s6", tool_error: "k-bad", world_failure: "o-world", cancelled: "k-mute" };
+const CLASSES = { finished: "k-good", max_turns: "s2", max_tokens: "o-tokens", max_time: "s3", no_tool_call: "s6", tool_error: "k-bad", world_failure: "o-world", cancelled: "k-mute" };
 const outcomeClass = (name) => CLASSES[name] ?? "k-mute";
 
 function Times({ data }) {
