@@ -48,7 +48,7 @@ class AgentSettings:
     )
     max_turns: int = setting(8, "replies a chain may give")
     max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set")
-    chain_timeout_s: float = setting(600.0, "seconds after which a chain is ended (`max_time`); it is scored and trained if its replies and tools took them")
+    chain_timeout_s: float = setting(600.0, "seconds of a chain, replies and tools, until it is ended (`max_time`)")
     on_no_tool_call: Reaction | None = setting(None, "reaction to a reply without call or answer; not set: the agent's")
     on_invalid_call: Reaction = setting("continue", "reaction to an unknown tool or bad arguments")
     on_tool_error: Reaction = setting("continue", "reaction to a tool that raised or exceeded its time limit")
@@ -133,11 +133,13 @@ class RolloutSettings:
     )
     group_timeout_s: float | None = setting(
         None,
-        "seconds from the start of a task's first chain until the rest are cut off; those that began with it are scored as they are",
+        "seconds from the start of a task's first chain until those that still run are ended (`max_time`)",
         above=0,
     )
     turn_timeout_s: float | None = setting(
-        None, "seconds of one turn, reply and tools, until its chain is ended (`max_time`); agent.chain_timeout_s always applies", above=0
+        None,
+        "seconds of one turn, reply and tools, until its chain is ended (`max_time`); agent.chain_timeout_s always applies",
+        above=0,
     )
 
     def __post_init__(self) -> None:

@@ -251,6 +251,11 @@ class Outcome(StrEnum):
         """Whether the chain ended by itself or by a limit, not by a failure of the world."""
         return self not in (Outcome.TOOL_ERROR, Outcome.WORLD_FAILURE, Outcome.CANCELLED)
 
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens, turns or time ended the chain."""
+        return self in (Outcome.MAX_TOKENS, Outcome.MAX_TURNS, Outcome.MAX_TIME)
+
 
 @dataclass(slots=True, repr=False)
 class Turn:

@@ -68,6 +68,7 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "sampling.min_p": ["sampling.min_p=0.1"],
         "rollout.at_limit": ["rollout.max_lag=1", "rollout.at_limit=mask"],
         "rollout.at_update": ["rollout.max_lag=1", "rollout.at_update=keep"],
+        "loss.truncated": ["loss.truncated=mask"],
         "loss.critic": ["algorithm=ppo", "loss.critic=shared"],
         "loss.value_coef": ["algorithm=ppo", "loss.critic=shared", "loss.value_coef=0.1"],
         "loss.options": ["algorithm=gigpo", "loss.options={turn_weight=0.5}"],

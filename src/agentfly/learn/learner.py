@@ -68,7 +68,8 @@ class PolicyLearner:
     `temperature` is the one that chains are sampled with (1 for greedy sampling), so that the trained policy is the one that
     acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0.
     `exact` is false if the engine samples from a copy of the weights with other kernels; `loss.correction` then applies to
-    every token, otherwise to tokens of older weights.
+    every token, otherwise to tokens of older weights. `recomputes` is false if the rest of a reply goes on with keys and values
+    of older weights (`rollout.at_update = "keep"`): such tokens are corrected, too.
     """
 
     _size = 1
@@ -86,6 +87,7 @@ class PolicyLearner:
         device: torch.device | str | None = None,
         seed: int = 0,
         exact: bool = True,
+        recomputes: bool = True,
     ) -> None:
         self.algorithm = find_algorithm(algorithm)
         self.loss = self.algorithm.complete(loss or self.algorithm.settings())
@@ -107,7 +109,7 @@ class PolicyLearner:
         self.last_chains: list[tuple[Trajectory, list[Sample]]] = []
         """The chains of the last `update` with the rows that it trains. They are known when `check` is called."""
         self._seed = seed
-        self._exact = exact
+        self._exact, self._recomputes = exact, recomputes
         self._version = 0
         self._updates = 0
         self._half_updated = False
@@ -220,7 +222,8 @@ class PolicyLearner:
 
     def _gather(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> Experience:
         self._half_updated = False
-        experience = gather(groups, version=self._version, device=self.device, window=window, exact=self._exact)
+        given: dict[str, Any] = {"exact": self._exact, "recomputes": self._recomputes, "truncated": self.loss.truncated}
+        experience = gather(groups, version=self._version, device=self.device, window=window, **given)
         self.last_samples = experience.samples
         self._experience = experience
         rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)

@@ -63,6 +63,11 @@ class LossSettings:
         "sequence: min(product of w over the chain, cap). off: 1.",
     )
     correction_cap: float = setting(2.0, "The cap of loss.correction.", above=1)
+    truncated: Literal["train", "mask"] = setting(
+        "train",
+        "Chains that a limit of tokens, turns or time ended: train (as all others) or mask (scored and compared with their "
+        "siblings, but their tokens get no loss).",
+    )
     gamma: float = setting(1.0, "Discount per sampled token (tool observations do not count as time).", low=0, high=1)
     lam: float = setting(1.0, "Lambda of GAE: 1 relies on observed rewards, smaller values rely on the critic.", low=0, high=1)
     critic: Literal["copy", "shared"] = setting(

@@ -80,6 +80,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
         "optim": replace(config.train, total_steps=config.train.total_steps or config.train.steps),
         "temperature": config.sampling.temperature or 1.0,
         "exact": exact,
+        "recomputes": config.rollout.at_update != "keep",
         "seed": config.seed,
     }
     algorithm = find_algorithm(config.algorithm)

@@ -53,7 +53,8 @@ PLAIN_S = 10.0
 WATCHED = (
     "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/probe_gap", "handover/gap", "rollout/success",
     "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time",
-    "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy", "train/logprob_gap", "train/idle_steps",
+    "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy",
+    "train/logprob_gap", "train/idle_steps",
     "train/grad_norm", "reward/mean", "time/stalls_s", "time/step_s", "time/environments_s",
 )  # fmt: skip
 """The metrics that warnings are made from."""

@@ -474,6 +474,7 @@ TABLE: dict[str, Rule] = {
     "loss.old_logprobs": made("algorithm.rollout_correction.bypass_mode", old_logprobs),
     "loss.correction": made("algorithm.rollout_correction.rollout_is", correction),
     "loss.correction_cap": made("algorithm.rollout_correction.rollout_is_threshold", lambda value, job: {}),
+    "loss.truncated": refused("verl trains truncated chains: leave it at train"),
     "loss.gamma": to("algorithm.gamma"),
     "loss.lam": to("algorithm.lam"),
     "loss.critic": refused("verl's critic is a separate model: leave it at copy"),
