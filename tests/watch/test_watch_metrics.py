@@ -82,6 +82,7 @@ def test_a_step_is_summed_up() -> None:
         "rollout/outcome/world_failure": 0.25,
         "rollout/envs": 4.0,
         "rollout/chains": 4.0,
+        "rollout/scored": 3.0,
         "rollout/trainable": 3.0,
         "rollout/tokens": 16.0,
         "rollout/tokens_per_s": 8.0,

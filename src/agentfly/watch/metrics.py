@@ -102,6 +102,7 @@ def rollout_metrics(
         **{f"rollout/outcome/{outcome.value}": _share(outcomes[outcome], num_chains) for outcome in Outcome},
         "rollout/envs": float(num_envs),
         "rollout/chains": float(num_chains),
+        "rollout/scored": float(len(scored)),
         "rollout/trainable": float(sum(trajectory.trainable for trajectory in trajectories)),
         "rollout/tokens": float(tokens),
         "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,

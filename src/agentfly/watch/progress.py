@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..display import visible
+from .held_out import bounds, is_told
 from .warnings import Warned, warnings_of
 
 if TYPE_CHECKING:
@@ -289,7 +290,11 @@ def summary_line(step: int, total_steps: int, metrics: Mapping[str, float], seco
 
 
 def shown(metrics: Mapping[str, float]) -> list[str]:
-    parts = [f"{before}{number(metrics[name], decimals)}{after}" for name, before, after, decimals in SHOWN if name in metrics]
+    parts = [
+        f"{before}{number(metrics[name], decimals)}{after}{_over(metrics, name)}"
+        for name, before, after, decimals in SHOWN
+        if name in metrics
+    ]
     if "reward/mean" not in metrics and "train/loss" in metrics:  # supervised training has no reward
         parts.insert(0, f"loss {number(metrics['train/loss'], 4)}")
     if metrics.get("rollout/envs") or metrics.get("resources/total/failed"):
@@ -297,6 +302,16 @@ def shown(metrics: Mapping[str, float]) -> list[str]:
         told = f" ({failed:,.0f} failed so far)" if failed else ""
         parts.append(f"{number(metrics.get('rollout/envs', 0), 0)} envs{told}")
     return parts
+
+
+def _over(metrics: Mapping[str, float], name: str) -> str:
+    """How many chains a success is over, and its bounds, if more than 1 % of them have no score."""
+    what = name.removesuffix("/success")
+    scored, total = metrics.get(f"{what}/scored"), metrics.get(f"{what}/chains")
+    if what == name or scored is None or total is None or not is_told(scored, total):
+        return ""
+    low, high = bounds(metrics[name], scored, total)
+    return f" of {scored:.0f}/{total:.0f} chains ({low:.2f}-{high:.2f} of all)"
 
 
 def environment_lines(metrics: Mapping[str, float]) -> list[str]:
