@@ -78,8 +78,15 @@ class DataSettings:
     validation: str | None = setting(None, "held-out rows; when not set, a share of the training rows or the task set's split")
     holdout: float = setting(0.1, "share of a training file that is held out when no validation rows are given")
     train_count: int | None = setting(None, "use only the first rows")
-    validation_count: int | None = setting(200, "use only the first held-out rows")
+    validation_count: int | None = setting(
+        None, "use only the first held-out rows; when not set, 200 in a training and all in `agentfly eval`"
+    )
     shuffle: bool = setting(True, "draw the training rows in a new seeded order each time through them")
+
+    @property
+    def validated(self) -> int:
+        """How many held-out rows a training validates on, at most."""
+        return 200 if self.validation_count is None else self.validation_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

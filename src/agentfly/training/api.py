@@ -75,7 +75,8 @@ def train(
         if not ranks.leads:
             follow_ranks(config, rank_model(agent, ranks) or trainable_engine(agent).model, ranks)
             return TrainResult(Path(), 0)
-    train_tasks, validation_tasks = build_tasks(config, data, validation)
+    progress = progress or Progress(config.train.steps)
+    train_tasks, validation_tasks = build_tasks(config, data, validation, progress.note)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
@@ -83,7 +84,6 @@ def train(
     check_trained_sampling(config.sampling)
     agent.check(train_tasks)
     agent.check(validation_tasks)
-    progress = progress or Progress(config.train.steps)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:
             with joined_cluster(config, progress.note) as cluster:

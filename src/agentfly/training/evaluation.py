@@ -162,12 +162,13 @@ def evaluate_run(
     num_chains: int = 1,
     on_start: Callable[[int], None] | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Evaluate what a config describes, and store trajectories and metrics in a new folder of `run.dir`.
 
-    Each trajectory is handed to the store's thread as soon as its chain ends.
+    Each trajectory is handed to the store's thread as soon as its chain ends. `say` is told which rows are played.
     """
-    agent, tasks = build_agent(config), held_out_tasks(config, split)
+    agent, tasks = build_agent(config), held_out_tasks(config, split, say)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
     directory: RunDirectory | None = None
     writer: StoreWriter | None = None

@@ -233,6 +233,7 @@ class Trainer:
                 await self.saver.save(0, self._state())  # a warm start is worth keeping
             if settings.validate_at_start and not self.result.before:
                 self.result.before = (await self._validate()).metrics
+                self.progress.validated(self.result.before)
             if (first := self.opening | self.result.before) and not self._recorded:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:

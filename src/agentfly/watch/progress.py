@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..display import visible
-from .held_out import bounds, is_told
+from .held_out import bounds, interval_text, is_told
 from .warnings import Warned, warnings_of
 
 if TYPE_CHECKING:
@@ -183,6 +183,14 @@ class Progress:
         for warned in self.warnings:
             if warned.name not in known:
                 self.note(f"warning: {warned.text}. Try: {warned.tips[0]}")
+
+    def validated(self, metrics: Mapping[str, float]) -> None:
+        """The validation before the first step has ended: a log gets its result. Later ones are in the lines of their steps."""
+        self._metrics |= metrics
+        if self._live is None:
+            figures = [part for part in shown(metrics) if part]
+            about = f"{interval_text(metrics, 'validation/success')}, {metrics.get('validation/chains', 0):,.0f} chains"
+            self._print("before training: " + "  ".join(figures) + about)
 
     def note(self, text: str) -> None:
         """Prints a text above the display."""
