@@ -103,3 +103,36 @@ def test_an_old_key_is_accepted_with_a_warning_that_names_the_new_one() -> None:
 def test_an_old_key_is_accepted_as_an_argument_of_train_too() -> None:
     assert full_key("minibatches") == "train.minibatches"
     assert full_key("num_minibatches") == "train.num_minibatches"
+
+
+def test_each_algorithm_of_a_recipe_has_its_own_clip_range() -> None:
+    from agentfly.learn.algorithms import ALGORITHMS
+    from agentfly.recipes import recipes
+
+    own = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+    for recipe in recipes():
+        for name in ALGORITHMS:
+            try:
+                loss = Config.load(recipe, [f"algorithm={name}"]).loss
+            except ConfigError as error:  # a key of the recipe that this algorithm does not read is refused, not ignored
+                assert "does not use" in str(error) or "not used by" in str(error)
+                continue
+            assert (loss.clip_low, loss.clip_high) == own.get(name, (0.2, 0.28)), (recipe, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "acts"),
+    [
+        ([], False),
+        (["rollout.max_lag=2"], False),
+        (["train.num_minibatches=2"], True),
+        (["train.epochs=2"], True),
+        (["loss.old_logprobs=sampled"], True),
+        (["rollout.max_lag=2", "loss.correction=off"], True),
+    ],
+)
+def test_a_clip_setting_that_cannot_act_is_said(words: list[str], acts: bool) -> None:
+    told = Config.load("quickstart", ["loss.clip_high=0.3", "loss.dual_clip=3", *words]).without_effect()
+    assert (told is None) == acts
+    assert acts or "loss.clip_high and loss.dual_clip cannot act" in str(told)
+    assert Config.load("quickstart", words).without_effect() is None

@@ -292,6 +292,8 @@ def _dry_run(config: Config) -> int:
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")
+    if (idle := config.without_effect()) is not None:
+        print(f"# warning: {idle}")
     print("# first prompt:")
     for message in openings[0].messages:
         print(f"[{message.role}] {message.content}")

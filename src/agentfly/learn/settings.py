@@ -24,7 +24,7 @@ class LossSettings:
 
     clip_low: float = setting(0.2, "The ratio of new to old probability is clipped below at 1 - clip_low.", low=0, high=1)
     clip_high: float = setting(
-        0.2, "The ratio is clipped above at 1 + clip_high; a value slightly above clip_low keeps exploration alive.", low=0
+        0.28, "The ratio is clipped above at 1 + clip_high; a value slightly above clip_low keeps exploration alive.", low=0
     )
     dual_clip: float | None = setting(
         None,

@@ -144,6 +144,8 @@ class Trainer:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
         progress.note(f"learner: {learner.path}")
+        if (idle := config.without_effect()) is not None:
+            progress.note(f"warning: {idle}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
             progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
