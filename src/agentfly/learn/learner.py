@@ -45,7 +45,7 @@ from .settings import LossSettings, OptimSettings
 Check = Callable[[Mapping[str, float]], None]
 Changing = Callable[[], object]
 
-CRITIC_LR, CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2.5, 2, 8, 7
+CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2, 8, 7
 """Defaults of a critic: its learning rate over the policy's, passes, optimizer steps per pass, steps alone.
 
 With them a critic explains a fifth of the variance after 6 steps of 128 chains; with one step at the policy's rate, nothing.
@@ -146,8 +146,10 @@ class PolicyLearner:
 
     def _make_optimizers(self, dtype: torch.dtype) -> None:
         self._critic_optimizer: Optimizer | None = None
-        modules: list[tuple[nn.Module, float]] = [(self.model, self.optim.lr)]
-        critic_lr = self.optim.critic_lr or CRITIC_LR * self.optim.lr
+        sizes = [(weight.numel(), weight.requires_grad) for weight in self.model.parameters()]
+        self._lr = self.optim.lr_of(sum(size for size, _ in sizes), not all(trained for _, trained in sizes))
+        modules: list[tuple[nn.Module, float]] = [(self.model, self._lr)]
+        critic_lr = self.optim.critic_lr_of(self._lr)
         if self._value_head is not None:
             modules.append((self._value_head, critic_lr))
         if self._critic is not None:
@@ -237,7 +239,7 @@ class PolicyLearner:
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
         metrics = {
-            "train/lr": self.optim.lr * factor,
+            "train/lr": self._lr * factor,
             "train/samples": float(len(experience.rows)),
             "train/tokens": float(experience.rows.num_tokens),
             "train/splits": float(len(experience.rows) - experience.num_chains),
