@@ -23,7 +23,6 @@ def main(steps: int = 20, num_tasks: int = 16, num_chains: int = 8, **settings: 
         steps=steps,
         lr=2e-4,
         warmup_steps=3,
-        clip_high=0.28,
         num_tasks=num_tasks,
         num_chains=num_chains,
         validate_every=0,

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from agentfly.cli import main
 from agentfly.config import Config
-from agentfly.errors import RewardError
+from agentfly.errors import ConfigError, RewardError
 from agentfly.runs import RunStore
 from agentfly.training.evaluation import evaluate_run
 from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
@@ -208,8 +209,46 @@ def test_eval_on_a_file_uses_the_rows_that_training_holds_out(tmp_path: Path) ->
     (tmp_path / "rows.json").write_text(json.dumps(ROWS))
     config = Config.load(write_config(tmp_path), [f"data.train={tmp_path}/rows.json"])
     train, held = build_tasks(config)
-    assert held_out_tasks(config, "validation") == held
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "trainer.pt").touch()  # a checkpoint
+    told: list[str] = []
+    checkpoint = replace(config, agent=replace(config.agent, model=str(tmp_path / "saved")))
+    assert held_out_tasks(checkpoint, "validation", told.append) == held
+    which = f"rows of {tmp_path}/rows.json, which its training held out (all rows: --data FILE)"
+    assert told == [f"{len(held)} of {len(ROWS)} {which}"]
     assert not {task.id for task in train} & {task.id for task in held}
+
+
+def test_eval_of_a_model_that_was_not_trained_plays_all_rows_of_its_file(tmp_path: Path) -> None:
+    from agentfly import Config
+    from agentfly.training.build import held_out_tasks
+
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
+    told: list[str] = []
+    for key in ("train", "validation"):
+        config = Config.load(None, [f"data.{key}={tmp_path}/rows.json"])
+        assert len(held_out_tasks(config, "validation", told.append)) == len(ROWS)
+    assert told == [f"{len(ROWS)} of {len(ROWS)} rows of {tmp_path}/rows.json"] * 2
+    with pytest.raises(ConfigError, match="set data.validation, or give --data FILE"):
+        held_out_tasks(Config.load(None, ["agent.max_turns=2"]), "validation")
+
+
+def test_eval_plays_the_file_that_is_given_as_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"What is {i} plus 1?", "answer": str(i + 1)} for i in range(7)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["eval", str(write_config(tmp_path)), "--data", f"{tmp_path}/mine.jsonl", "--json", f"{tmp_path}/figures.json"]
+    for more, played in (([], 7), (["data.validation_count=3"], 3)):
+        assert main([*command, *more]) == 0
+        assert json.loads((tmp_path / "figures.json").read_text())["validation/tasks"] == played
+        assert f"{played} of 7 rows of {tmp_path}/mine.jsonl\n" in capsys.readouterr().out
+
+
+def test_a_config_key_that_is_written_as_an_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "quickstart", "--steps", "3"])
+    assert (
+        "unrecognized argument: --steps; a config key is written without dashes: train.steps=VALUE" in capsys.readouterr().err
+    )
 
 
 def test_sft_lowers_the_loss_on_held_out_demonstrations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +292,7 @@ def test_eval_on_a_dead_server_is_one_sentence_within_seconds(tmp_path: Path, ca
     output = capsys.readouterr()
     assert output.err.startswith(f"EngineError: m at {address} does not answer (")
     assert output.err.count("\n") == 1
-    assert output.out == ""
+    assert output.out == "4 rows of arithmetic, validation\n"
     assert not figures.exists()
     assert not (tmp_path / "runs").exists()
 

@@ -158,6 +158,20 @@ def test_two_runs_are_compared_over_the_same_held_out_tasks(runs: Path, capsys: 
     assert "train.lr" in told and "8 tasks in common" in told and "B is better" in told
 
 
+def test_chains_without_a_score_are_counted_and_bound_a_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make_run(tmp_path / "a", won=4), make_run(tmp_path / "b", won=4)
+    with RunStore(b / "run.db") as store:  # of the 8 tasks, the last two failed ones have no score
+        held = [chain(f"v9-{i}-0", f"h{i}", 0, None if i > 5 else float(i < 4)) for i in range(8)]
+        store.add_trajectories(9, "validation", held)
+        store.add_metrics(9, {"validation/success": 4 / 6})
+    held_out = json.loads(out(capsys, "compare", a, b, "--json"))["held_out"]
+    assert held_out["chains"] == {"a": {"scored": 8, "all": 8}, "b": {"scored": 6, "all": 8}}
+    assert held_out["bounds"] == [0.0, 0.25]
+    told = out(capsys, "compare", a, b)
+    assert "2 of 8 chains of B have no score and are left out: with them, B - A is between 0.000 and 0.250" in told
+    assert "left out" not in out(capsys, "compare", a, a)
+
+
 def test_equal_ids_of_different_rows_are_not_the_same_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, question in (("a", "one?"), ("b", "two?")):
         with RunStore(tmp_path / f"{name}.db") as store:

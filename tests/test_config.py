@@ -33,7 +33,7 @@ def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
         ("trian.lr=1", "unknown config key 'trian.lr'; did you mean 'train.lr'"),
         ("train.learning=1", "unknown config key 'train.learning'"),
         ("lr=1", "did you mean 'train.lr'"),
-        ("train.lr=fast", "train.lr must be number, not 'fast'"),
+        ("train.lr=fast", "train.lr must be number or nothing, not 'fast'"),
         ("train.steps=1.5", "train.steps must be integer"),
         ("agent.on_tool_error=stop", "agent.on_tool_error is one of"),
         ("algorithm=grop", "did you mean 'grpo'"),
@@ -110,3 +110,37 @@ def test_a_run_stays_in_the_folder_of_runs(name: str) -> None:
     with pytest.raises(ConfigError, match="run.name is the name of a folder in run.dir"):
         RunSettings(name=name)
     assert RunSettings(name="two").name == "two"
+
+
+def test_each_algorithm_of_a_recipe_has_its_own_clip_range() -> None:
+    from agentfly.learn.algorithms import ALGORITHMS
+    from agentfly.recipes import recipes
+
+    own, seen = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}, set()
+    for recipe in recipes():
+        for name in ALGORITHMS:
+            try:
+                loss = Config.load(recipe, [f"algorithm={name}"]).loss
+            except ConfigError:  # a key of the recipe that this algorithm does not read is refused
+                continue
+            seen.add(name)
+            assert (loss.clip_low, loss.clip_high) == own.get(name, (0.2, 0.28)), (recipe, name)
+    assert seen == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "acts"),
+    [
+        ([], False),
+        (["rollout.max_lag=2"], False),
+        (["train.num_minibatches=2"], True),
+        (["train.epochs=2"], True),
+        (["loss.old_logprobs=sampled"], True),
+        (["rollout.max_lag=2", "loss.correction=off"], True),
+    ],
+)
+def test_a_clip_setting_that_cannot_act_is_said(words: list[str], acts: bool) -> None:
+    told = Config.load("quickstart", ["loss.clip_high=0.3", "loss.dual_clip=4", *words]).without_effect()
+    assert (told is None) == acts
+    assert acts or "loss.clip_high and loss.dual_clip cannot act" in str(told)
+    assert Config.load("quickstart", words).without_effect() is None

@@ -81,7 +81,14 @@ def test_a_run_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     keys = ["algorithm=grpo", "data.train=rows.jsonl", "agent.tools=[add,subtract]", "agent.max_turns=2", "run.name=keys"]
     assert main(["train", *keys, "sampling.max_tokens=8", "data.validation_count=1", *SMALL]) == 0
-    assert "agentfly eval runs/keys/config.toml" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "agentfly eval runs/keys --chains 4" in told and "train runs/keys algorithm=rloo run.name=keys-rloo" in told
+    assert "before training: " in told
+    assert main(["eval", "runs/keys", "sampling.max_tokens=4", "--json", "own.json"]) == 0
+    told = capsys.readouterr().out
+    assert f"1 of {len(ROWS)} rows of rows.jsonl, which its training held out (all rows: --data FILE)" in told
+    config = (max(Path("runs").glob("eval-*")) / "config.toml").read_text()
+    assert "runs/keys/checkpoints/step-" in config and 'tools = ["add", "subtract"]' in config
     assert Config.load("runs/keys/config.toml").agent.tools == ["add", "subtract"]
     keys = ["data.train=rows.jsonl", "agent.tools=add", "sampling.max_tokens=4", "agent.max_turns=1", "run.threads=1"]
     assert main(["eval", *keys, "--json", "figures.json"]) == 0

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.words = words
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
-        parser.error(f"unrecognized argument: {stray[0]}")
+        parser.error(f"unrecognized argument: {stray[0]}{_key_hint(arguments, stray[0])}")
     if more:  # overrides after an option
         arguments.overrides = [*arguments.overrides, *more]
     if arguments.command is None:
@@ -95,6 +95,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli_envs.ENDED_PIPE
 
 
+def _key_hint(arguments: argparse.Namespace, word: str) -> str:
+    """For an option that is a config key, as in `--steps 3`: how to write it."""
+    from .config import keys
+
+    name = word.lstrip("-").partition("=")[0].replace("-", "_")
+    found = [key for key, *_ in keys() if name in (key, key.rpartition(".")[2]) and not key.startswith("warm_start.")]
+    if not word.startswith("--") or not found or not hasattr(arguments, "overrides"):
+        return ""
+    return "; a config key is written without dashes: " + " or ".join(f"{key}=VALUE" for key in found[:3])
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line, from which the documentation lists the commands."""
     parser = argparse.ArgumentParser(
@@ -119,7 +130,8 @@ def make_parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("eval", help="measure success and pass@k on held-out tasks")
     _takes_config(evaluate)
-    evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model")
+    evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model, or of a run's newest one")
+    evaluate.add_argument("--data", metavar="FILE", help="play all rows of this file instead of the config's")
     evaluate.add_argument(
         "--chains", type=int, default=1, metavar="K", help="number of chains per task; pass@k is reported up to K"
     )
@@ -167,7 +179,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _takes_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .toml file or the name of a recipe (agentfly recipes)")
+    parser.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="a .toml file, a run's folder or a recipe (agentfly recipes)"
+    )
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
 
 
@@ -248,7 +262,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if config.backend == "verl":
         cli_scale.verl_closing(result)
         return 0
-    _closing(console, config, result, str(path or result.directory / "config.toml"), sampler)
+    _closing(console, config, result, sampler)
     return 0
 
 
@@ -281,6 +295,8 @@ def _dry_run(config: Config) -> int:
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")
+    if (idle := config.without_effect()) is not None:
+        print(f"# warning: {idle}")
     print("# first prompt:")
     for message in openings[0].messages:
         print(f"[{message.role}] {message.content}")
@@ -311,7 +327,7 @@ def _profile(console: Any, directory: Path, sampler: StackSampler | None) -> Non
     console.print(told, highlight=False, soft_wrap=True)
 
 
-def _closing(console: Any, config: Config, result: TrainResult, path: str, sampler: StackSampler | None) -> None:
+def _closing(console: Any, config: Config, result: TrainResult, sampler: StackSampler | None) -> None:
     from .watch.tables import before_after, show_trajectory
 
     if result.before and result.after:
@@ -320,13 +336,14 @@ def _closing(console: Any, config: Config, result: TrainResult, path: str, sampl
         show_trajectory(console, result.sample, "a held-out task")
     _profile(console, result.directory, sampler)
     other = "rloo" if config.algorithm != "rloo" else "grpo"
+    name = f" run.name={config.run.name}-{other}" if config.run.name else ""
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
     console.print("try next:", style="bold")
     for line in (
         f"agentfly view {result.directory.parent}",
         f"agentfly show {result.directory} --limit 3",
-        f"agentfly eval {path} --model {result.checkpoint} --chains 4",
-        f"agentfly train {path} algorithm={other}",
+        f"agentfly eval {result.directory} --chains 4",
+        f"agentfly train {result.directory} algorithm={other}{name}",
     ):
         console.print(f"  {line}", highlight=False, soft_wrap=True)
 
@@ -337,6 +354,8 @@ def _eval(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from .training import evaluate_run
+    from .training.build import run_of
+    from .training.checkpoint import latest_checkpoint
     from .watch.chain_progress import ChainProgress
     from .watch.tables import metrics_table
 
@@ -345,8 +364,12 @@ def _eval(arguments: argparse.Namespace) -> int:
         from .learn.model.storage import set_threads
 
         set_threads(config.run.threads)
-    if arguments.model:
-        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=arguments.model))
+    if arguments.model or (arguments.config is not None and run_of(arguments.config)):
+        model = arguments.model or str(latest_checkpoint(Path(arguments.config)))
+        config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=model))
+    if arguments.data:
+        rows = dataclasses.replace(config.data, train="", validation=arguments.data, validation_count=_given_count(arguments))
+        config = dataclasses.replace(config, data=rows)
     console = Console()
     with ChainProgress(console, config.agent.success_at) as progress:
         done = evaluate_run(
@@ -355,6 +378,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             num_chains=arguments.chains,
             on_start=progress.begin,
             on_trajectory=progress.add,
+            say=lambda text: console.print(text, highlight=False, soft_wrap=True, markup=False),
         )
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(done.to_json(), indent=1, allow_nan=False))
@@ -362,6 +386,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     done.check()
     metrics_table(console, done.metrics)
     return 0
+
+
+def _given_count(arguments: argparse.Namespace) -> int | None:
+    """The `data.validation_count` of the command line: that of a config is about the config's own rows."""
+    from .config import Config
+
+    words = [word for word in arguments.overrides if word.startswith("data.validation_count=")]
+    return Config.load(None, words).data.validation_count if words else None
 
 
 def _sft(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from .checks import check_fields, setting
 from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .foreign_names import config_hint
-from .learn.algorithms import Algorithm, canonical, find_algorithm, reference_of
+from .learn.algorithms import ALGORITHMS, Algorithm, canonical, find_algorithm, reference_of
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
@@ -48,7 +48,7 @@ class AgentSettings:
     )
     max_turns: int = setting(8, "replies a chain may give")
     max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set")
-    chain_timeout_s: float = setting(600.0, "seconds after which a chain is ended and not trained on")
+    chain_timeout_s: float = setting(600.0, "seconds of a chain, replies and tools, until it is ended (`max_time`)")
     on_no_tool_call: Reaction | None = setting(None, "reaction to a reply without call or answer; not set: the agent's")
     on_invalid_call: Reaction = setting("continue", "reaction to an unknown tool or bad arguments")
     on_tool_error: Reaction = setting("continue", "reaction to a tool that raised or exceeded its time limit")
@@ -78,8 +78,15 @@ class DataSettings:
     validation: str | None = setting(None, "held-out rows; when not set, a share of the training rows or the task set's split")
     holdout: float = setting(0.1, "share of a training file that is held out when no validation rows are given")
     train_count: int | None = setting(None, "use only the first rows")
-    validation_count: int | None = setting(200, "use only the first held-out rows")
+    validation_count: int | None = setting(
+        None, "use only the first held-out rows; when not set, 200 in a training and all in `agentfly eval`"
+    )
     shuffle: bool = setting(True, "draw the training rows in a new seeded order each time through them")
+
+    @property
+    def validated(self) -> int:
+        """How many held-out rows a training validates on, at most."""
+        return 200 if self.validation_count is None else self.validation_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +140,13 @@ class RolloutSettings:
     )
     group_timeout_s: float | None = setting(
         None,
-        "seconds from the start of a task's first chain until the rest are cut off; its group trains with the others",
+        "seconds from the start of a task's first chain until those that still run are ended (`max_time`)",
         above=0,
     )
     turn_timeout_s: float | None = setting(
-        None, "seconds of one turn, reply and tools, until its chain is cut off; agent.chain_timeout_s always applies", above=0
+        None,
+        "seconds of one turn, reply and tools, until its chain is ended (`max_time`); agent.chain_timeout_s always applies",
+        above=0,
     )
 
     def __post_init__(self) -> None:
@@ -376,6 +385,24 @@ class Config:
             if config.loss.critic == "shared" and keys != ["critic_lr"]:
                 raise ConfigError('train.critic_epochs, critic_minibatches and critic_warmup_steps need loss.critic = "copy"')
         return config
+
+    def without_effect(self) -> str | None:
+        """A sentence about clip settings that cannot act in this run, or None.
+
+        A ratio differs from 1 only after an optimizer step on the same chains, or if its denominator is the sampler's.
+        """
+        algorithm, loss, train = find_algorithm(self.algorithm), self.loss, self.train
+        of_sampler = loss.old_logprobs == "sampled" or (loss.correction == "off" and self.rollout.max_lag > 0)
+        if of_sampler or train.epochs * train.num_minibatches > 1 or algorithm not in ALGORITHMS.values():
+            return None
+        standard = algorithm.settings()
+        given = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(loss, key) != getattr(standard, key)]
+        if not given:
+            return None
+        return (
+            f"loss.{' and loss.'.join(given)} cannot act: with one optimizer step per update every ratio is 1. Set "
+            "train.num_minibatches or train.epochs, or remove it"
+        )
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError for keys that do not work with so many learner ranks."""

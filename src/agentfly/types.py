@@ -232,11 +232,15 @@ class Action:
 
 
 class Outcome(StrEnum):
-    """How a chain ended. The last three are failures of the world: such a chain has no reward and is not trained on."""
+    """How a chain ended. The last three are failures of the world: such a chain has no reward and is not trained on.
+
+    MAX_TIME: its replies and tools used up a time limit. A chain that waited for the world until then is a WORLD_FAILURE.
+    """
 
     FINISHED = "finished"
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
+    MAX_TIME = "max_time"
     NO_TOOL_CALL = "no_tool_call"
     TOOL_ERROR = "tool_error"
     WORLD_FAILURE = "world_failure"
@@ -246,6 +250,11 @@ class Outcome(StrEnum):
     def trainable(self) -> bool:
         """Whether the chain ended by itself or by a limit, not by a failure of the world."""
         return self not in (Outcome.TOOL_ERROR, Outcome.WORLD_FAILURE, Outcome.CANCELLED)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens, turns or time ended the chain."""
+        return self in (Outcome.MAX_TOKENS, Outcome.MAX_TURNS, Outcome.MAX_TIME)
 
 
 @dataclass(slots=True, repr=False)

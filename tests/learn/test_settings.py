@@ -110,3 +110,23 @@ def test_listing_the_algorithms_loads_no_torch():
         "import sys, agentfly.learn.algorithms, agentfly.learn.samples, agentfly.learn.metrics; print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("given", "num_weights", "adapters", "lr"),
+    [
+        ({}, 135_000_000, False, 1e-5),
+        ({}, 7_600_000_000, False, 1e-6),
+        ({}, 7_600_000_000, True, 1e-4),
+        ({}, 135_000_000, True, 1e-4),
+        ({"lr": 3e-4}, 7_600_000_000, False, 3e-4),
+    ],
+)
+def test_the_learning_rate_follows_the_size_of_the_model_and_its_adapters(given, num_weights, adapters, lr):
+    assert OptimSettings(**given).lr_of(num_weights, adapters) == lr
+
+
+def test_the_critics_learning_rate_is_at_least_one_in_a_hundred_thousand():
+    assert OptimSettings().critic_lr_of(1e-6) == 1e-5
+    assert OptimSettings().critic_lr_of(1e-4) == pytest.approx(2.5e-4)
+    assert OptimSettings(critic_lr=2e-6).critic_lr_of(1e-6) == 2e-6

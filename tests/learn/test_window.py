@@ -10,11 +10,12 @@ import torch
 
 from agentfly.errors import ConfigError, InvariantError
 from agentfly.learn.algorithms import ALGORITHMS, GRPO, Algorithm
-from agentfly.learn.experience import Experience
+from agentfly.learn.experience import Experience, gather
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.metrics import METRICS
 from agentfly.learn.samples import check_tokens, to_samples
 from agentfly.learn.settings import OptimSettings
+from agentfly.types import Outcome
 from tests.close import ROUNDING, assert_close_to_norm
 from tests.learn.chains import tiny_llama
 from tests.learn.test_learner import (
@@ -326,3 +327,55 @@ def test_an_update_that_leaves_the_engines_weights_alone_announces_nothing(monke
     spoil_log_probs(monkeypatch)
     with pytest.raises(InvariantError, match="the loss is nan"):
         learner_of(model, loss={"old_logprobs": "sampled"}).update(make_groups(model), changing=pytest.fail)
+
+
+def mixed_groups(model):
+    """The first token of the second turn of one chain is a version older than the rest of its reply."""
+    groups = old_groups(model)
+    reply = groups[2][0].turns[1].completion
+    assert len(reply.versions) > 1
+    reply.versions[0] = NOW - 1
+    return groups
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_the_rest_of_a_reply_over_older_keys_is_corrected_and_the_other_replies_of_its_chain_are_exact(recomputes):
+    groups = mixed_groups(tiny_llama(VOCABULARY))
+    found = gather(groups, version=NOW, device=torch.device("cpu"), recomputes=recomputes)
+    chain = found.tokens_of(6)
+    lengths = [len(turn.completion.token_ids) for turn in groups[2][0].turns]
+    rest = [not recomputes] * (lengths[1] - 1)
+    assert found.inexact[chain].tolist() == [False] * lengths[0] + [True, *rest] + [False] * sum(lengths[2:])
+    assert int(found.inexact.sum()) == 1 + sum(rest)
+    assert torch.equal(found.current, ~found.inexact)
+
+
+@pytest.mark.parametrize("recomputes", [True, False])
+def test_the_learner_weights_tokens_over_older_keys_if_its_engine_keeps_them(recomputes):
+    model = tiny_llama(VOCABULARY)
+    groups = mixed_groups(model)
+    wrong = groups[2][0].turns[1].completion.logprobs
+    wrong[1:] = [value - 3.0 for value in wrong[1:]]  # far below the learner's: the weight reaches its cap
+    learner = at_version(PolicyLearner(copy.deepcopy(model), "grpo", recomputes=recomputes))
+    metrics = learner.update(groups)
+    assert metrics["train/correction_clipped"] == (0.0 if recomputes else pytest.approx((len(wrong) - 1) / len(wrong)))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MAX_TOKENS, Outcome.MAX_TURNS, Outcome.MAX_TIME])
+def test_truncated_chains_are_masked_on_request_and_still_compared_with_their_siblings(outcome):
+    model = tiny_llama(VOCABULARY)
+    groups = old_groups(model)
+    cut = groups[0][1]
+    cut.outcome = outcome
+    learners = {kind: at_version(learner_of(copy.deepcopy(model), loss={"truncated": kind})) for kind in ("train", "mask")}
+    metrics = {kind: learner.update(groups) for kind, learner in learners.items()}
+    assert metrics["train"]["train/masked_tokens"] == 0
+    assert metrics["mask"]["train/masked_tokens"] == cut.num_sampled
+    for ours, theirs in zip(advantages_of(learners["mask"], groups), advantages_of(learners["train"], groups), strict=True):
+        assert torch.equal(ours, theirs), "the baseline holds the truncated chain"
+    records = {
+        kind: {record.trajectory: record.num_trained for record in learner.token_records()}
+        for kind, learner in learners.items()
+    }
+    assert records["train"][cut.id] == cut.num_sampled
+    assert records["mask"] == records["train"] | {cut.id: 0}

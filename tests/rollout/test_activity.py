@@ -86,9 +86,8 @@ def test_the_turn_whose_tools_were_cut_off_says_how_long_they_took() -> None:
 @pytest.mark.parametrize("whose", ["turn", "chain"])
 def test_an_exceeded_limit_is_named_with_its_phase(whose: str, tool_s: float, engine_s: float, phase: str) -> None:
     ((trajectory,), _) = run(agent_for(waiting_tool(tool_s), engine_s=engine_s), **{f"{whose}_timeout_s": 0.4})
-    assert trajectory.outcome is Outcome.WORLD_FAILURE
-    assert trajectory.reward is None
-    assert trajectory.error == f"DeadlineError: the {whose} exceeded its time limit of 0.4 s, in {phase}"
+    assert trajectory.outcome is Outcome.MAX_TIME
+    assert trajectory.error == f"the {whose} exceeded its time limit of 0.4 s, in {phase}"
 
 
 def test_every_turn_has_the_whole_turn_limit() -> None:
@@ -114,8 +113,8 @@ def test_a_tool_that_swallows_its_cancellation_does_not_outlive_the_turn(replies
             return "late"
 
     ((trajectory,), _) = run(agent_for(stubborn, replies), turn_timeout_s=0.4)
-    assert trajectory.outcome is Outcome.WORLD_FAILURE
-    assert trajectory.error == "DeadlineError: the turn exceeded its time limit of 0.4 s, in tools: wait (turn 1)"
+    assert trajectory.outcome is Outcome.MAX_TIME
+    assert trajectory.error == "the turn exceeded its time limit of 0.4 s, in tools: wait (turn 1)"
 
 
 def test_scoring_that_takes_too_long_is_named() -> None:
@@ -139,10 +138,11 @@ def test_a_timeout_of_the_engine_is_not_called_a_limit_of_the_chain() -> None:
     assert trajectory.error == "DeadlineError: sampling (turn 1): TimeoutError: no answer in 5 s"
 
 
+@pytest.mark.parametrize("name", ["turn_timeout_s", "group_timeout_s"])
 @pytest.mark.parametrize("value", [0, -1.0, float("nan")])
-def test_a_turn_limit_must_be_above_0(value: float) -> None:
-    with pytest.raises(ConfigError, match="turn_timeout_s must be above 0"):
-        Limits(turn_timeout_s=value)
+def test_a_turn_or_group_limit_must_be_above_0(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be above 0"):
+        Limits(**{name: value})  # type: ignore[arg-type]
 
 
 def test_running_chains_say_what_they_wait_for() -> None:

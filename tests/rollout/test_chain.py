@@ -196,7 +196,7 @@ def test_a_hung_chain_ends_at_its_deadline() -> None:
         return ""
 
     trajectory = play(agent_for(["Action: hang\nInput: {}"], tools=[hang], chain_timeout_s=0.05))
-    assert trajectory.outcome is Outcome.WORLD_FAILURE
+    assert trajectory.outcome is Outcome.MAX_TIME
     assert "exceeded its time limit" in (trajectory.error or "")
 
 

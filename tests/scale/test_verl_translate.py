@@ -68,6 +68,7 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "sampling.min_p": ["sampling.min_p=0.1"],
         "rollout.at_limit": ["rollout.max_lag=1", "rollout.at_limit=mask"],
         "rollout.at_update": ["rollout.max_lag=1", "rollout.at_update=keep"],
+        "loss.truncated": ["loss.truncated=mask"],
         "loss.critic": ["algorithm=ppo", "loss.critic=shared"],
         "loss.value_coef": ["algorithm=ppo", "loss.critic=shared", "loss.value_coef=0.1"],
         "loss.options": ["algorithm=gigpo", "loss.options={turn_weight=0.5}"],
@@ -150,7 +151,7 @@ def test_the_settings_of_the_loss_arrive() -> None:
     actor = "actor_rollout_ref.actor."
     assert found[f"{actor}clip_ratio_low"] == 0.2
     assert found[f"{actor}clip_ratio_high"] == 0.28
-    assert found[f"{actor}clip_ratio_c"] >= 4.9e8  # off: verl's ratio is at most exp(20)
+    assert found[f"{actor}clip_ratio_c"] == 3.0
     assert found[f"{actor}loss_agg_mode"] == "seq-mean-token-sum-norm"
     assert found[f"{actor}loss_scale_factor"] == 512
     assert found["algorithm.norm_adv_by_std_in_grpo"] is False
@@ -221,7 +222,7 @@ def test_the_critic_learns_alone_as_long_as_here() -> None:
     found = overrides_of("algorithm=ppo", "train.critic_warmup_steps=4", "rollout.num_tasks=12")
     assert found["trainer.critic_warmup"] == 5  # verl's actor starts at step 5
     assert found["critic.ppo_mini_batch_size"] == 2  # 6 parts: the largest number up to 8 that divides 12 tasks
-    assert found["critic.optim.lr"] == pytest.approx(2.5e-5)
+    assert found["critic.optim.lr"] == 1e-5  # at least; 2.5 times the policy's 1e-6
     assert overrides_of("algorithm=ppo", "train.critic_warmup_steps=0")["trainer.critic_warmup"] == 0
     assert overrides_of("algorithm=ppo", "loss.value_clip=0")["critic.cliprange_value"] == 1e9
 

@@ -27,7 +27,7 @@ async def dig() -> ToolResult:
 @reward(name="number")
 def number(prediction: str) -> float:
     """The number that the model answers."""
-    return float(prediction)
+    return float(prediction or 0)  # "" if a time limit cut off the reply
 
 
 @reward(name="constant")

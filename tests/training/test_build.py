@@ -66,6 +66,15 @@ def test_a_mapping_of_splits_brings_its_validation_rows() -> None:
     assert [len(part) for part in build_tasks(config(), splits)] == [18, 2]
 
 
+def test_a_training_says_how_many_of_its_held_out_rows_it_validates_on() -> None:
+    told: list[str] = []
+    rows = [{"question": f"What is {i}?"} for i in range(250)]
+    assert len(build_tasks(config(), rows[:20], rows[20:], told.append)[1]) == 200
+    assert len(build_tasks(config(validation_count=5), rows, None, told.append)[1]) == 5
+    assert len(build_tasks(config(validation_count=1000), rows[:20], rows[20:], told.append)[1]) == 230
+    assert told == [f"validation plays the first {n} held-out rows (data.validation_count)" for n in ("200 of 230", "5 of 25")]
+
+
 @pytest.mark.parametrize("name", ["games.csv", "games.tsv", "folder/games.data"])
 def test_every_file_is_split_and_none_is_taken_for_a_task_set(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,6 @@ def test_the_closing_table_shows_before_after_and_change() -> None:
 
 def test_figures_come_with_their_meaning() -> None:
     text = printed(metrics_table, {"validation/success": 0.5, "mine": 2.0})
-    assert "Share of held-out chains that succeeded." in text
+    assert "Share of held-out chains that succeeded, of those with a score." in text
     assert "mine" in text
     assert "2.000" in text

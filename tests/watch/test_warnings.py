@@ -50,7 +50,7 @@ SICK: dict[str, tuple[Series, str, str]] = {
         "75%",
     ),
     "entropy_collapsed": ({"train/entropy": curve(*[1.0] * 6, *[0.02] * 6)}, "red", "entropy"),
-    "truncated_rising": ({"rollout/outcome/max_tokens": ramp(0.0, 0.9)}, "red", "max_tokens"),
+    "truncated_rising": ({"rollout/outcome/max_time": ramp(0.0, 0.9)}, "red", "max_time"),
     "invalid_rising": ({"rollout/invalid_call_rate": ramp(0.05, 0.45)}, "yellow", "invalid"),
     "logprob_gap": ({"train/logprob_gap": curve(0.001, 0.03)}, "yellow", "0.03"),
     "nothing_learned": ({"train/idle_steps": curve(0, 1, 2, 3, 4)}, "red", "last 4 steps"),

@@ -82,12 +82,16 @@ def test_a_step_is_summed_up() -> None:
         "rollout/outcome/world_failure": 0.25,
         "rollout/envs": 4.0,
         "rollout/chains": 4.0,
+        "rollout/scored": 3.0,
         "rollout/trainable": 3.0,
         "rollout/tokens": 16.0,
         "rollout/tokens_per_s": 8.0,
         "rollout/reply_tokens": 2.0,
+        "rollout/chain_tokens/ended": 16 / 3,
+        "rollout/chain_tokens/lost": 0.0,
     }
-    zero = {f"rollout/outcome/{outcome}": 0.0 for outcome in ("max_tokens", "no_tool_call", "tool_error", "cancelled")}
+    none = ("max_tokens", "max_time", "no_tool_call", "tool_error", "cancelled")
+    zero = {f"rollout/outcome/{outcome}": 0.0 for outcome in none}
     times = {"time/reply_s": 0.0, "time/tool_s/multiply": 0.0, "time/tool_s/search": 0.0}  # of these turns, none was measured
     assert found == pytest.approx(expected | zero | times)
 

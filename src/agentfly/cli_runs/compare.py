@@ -91,7 +91,7 @@ def held_out_lines(found: Comparison) -> list[str]:
     if found.test is None:
         if not (num_a and num_b):
             missing = " and ".join(name for name, count in (("A", num_a), ("B", num_b)) if not count)
-            return [f"no test: {missing} has no scored held-out chains"]
+            return [f"no test: {missing} has no scored held-out chains", *left_out_lines(found)]
         return [f"no test: the runs have no held-out task in common (A has {num_a}, B has {num_b})"]
     test = found.test
     steps = "/".join("-" if step is None else str(step) for step in found.steps)
@@ -102,4 +102,18 @@ def held_out_lines(found: Comparison) -> list[str]:
         f"  B better on {test.better} tasks, worse on {test.worse}, equal on {test.equal}; "
         f"p {percent(test.p_permutation)} (permutation), {percent(test.p_sign)} (sign test)",
         f"  {test.verdict}",
+        *left_out_lines(found),
     ]
+
+
+def left_out_lines(found: Comparison) -> list[str]:
+    """How many chains are in no figure because they have no score, and what they could change."""
+    from ..watch.held_out import is_told
+
+    lost = [f"{total - scored} of {total} chains of {name}" for name, (scored, total) in zip("AB", found.chains, strict=True)
+            if is_told(scored, total)]  # fmt: skip
+    if not lost:
+        return []
+    ends = found.bounds
+    could = "" if ends is None else f": with them, B - A is between {ends[0]:.3f} and {ends[1]:.3f}"
+    return [f"  {' and '.join(lost)} have no score and are left out{could}"]

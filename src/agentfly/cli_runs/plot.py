@@ -52,8 +52,12 @@ def run_plot(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: curves are written to {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if arguments.columns < 1:
         raise ConfigError(f"--columns must be at least 1, not {arguments.columns}")
+    paths = [Path(run) for run in arguments.runs]
     metrics = list(dict.fromkeys(arguments.metric or ["reward/mean"]))
-    curves = read_curves([Path(run) for run in arguments.runs], metrics, arguments.x)
+    curves = read_curves(paths, metrics, arguments.x)
+    if not arguments.metric and not any(curve.points.get("reward/mean") for curve in curves):  # evaluations alone
+        metrics = ["validation/success"]
+        curves = read_curves(paths, metrics, arguments.x)
     panels = panels_of(
         curves,
         metrics,
@@ -91,6 +95,7 @@ def read_curves(paths: Sequence[Path], metrics: Sequence[str], x: str) -> list[C
         points = {
             metric: [(times[step] if x == "time" else float(step), value) for step, _, value in rows if value is not None]
             for metric, rows in series.items()
+            if rows
             if x == "step" or all(step in times for step, _, _ in rows)
         }
         # Names without points: a wrong name is answered with those that there are.

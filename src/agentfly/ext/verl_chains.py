@@ -260,7 +260,12 @@ class SessionRunner:
                 plan,
                 engine=engine,
                 sampling=replace(plan.sampling, temperature=float(parameters.get("temperature", 1.0)), seed=seed),
-                limits=replace(plan.limits, max_context=room, turn_timeout_s=settings.turn_timeout_s),
+                limits=replace(
+                    plan.limits,
+                    max_context=room,
+                    turn_timeout_s=settings.turn_timeout_s,
+                    group_timeout_s=settings.group_timeout_s,
+                ),
             )
             until = None if settings.group_timeout_s is None else group.started + settings.group_timeout_s
             return await run_chain(plan, group.opening, chain, session, until=until)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,14 +28,15 @@ from .samples import check_chains, rows_of_chains
 class Experience:
     """The chains of one step. A tensor stays None until a setting needs it.
 
-    `current` marks the tokens that the learner's version drew, `fresh` the tokens of chains that it drew completely. `inexact`
-    marks the trained tokens whose probabilities the sampler computed with other weights or other kernels (None: no token).
+    `current` marks the tokens that the learner's version drew, over keys and values of its own; `fresh` the tokens of chains
+    that it drew completely. `inexact` marks the trained tokens whose probabilities the sampler computed with other weights or
+    other kernels (None: no token).
 
     `chain_of`, `turn_of` and `group_of` number the chain, the turn (over all chains) and the group of each token. `owners` is
     `chain_of` as an array. `lags` counts the versions from the weights that drew a token to the learner's.
 
-    A token is trained if its lag is at most `window`. `trained` is None if every token is. The others keep their rewards, their
-    values and their part in every baseline, but get no loss.
+    A token is trained if its lag is at most `window` and `loss.truncated` does not mask its chain. `trained` is None if every
+    token is. The others keep their rewards, their values and their part in every baseline, but get no loss.
 
     `used`, `own` and `entropies` are for the records of a run: the tokens that were in the loss of a gradient step, and the
     log-probs and entropies that its passes computed (NaN elsewhere).
@@ -80,7 +81,7 @@ class Experience:
 
     @property
     def num_masked(self) -> int:
-        """The number of tokens outside the window."""
+        """The number of tokens that are not trained."""
         return 0 if self.trained is None else int((~self.trained).sum())
 
     @property
@@ -216,10 +217,14 @@ def gather(
     device: torch.device,
     window: int | None = None,
     exact: bool = True,
+    recomputes: bool = False,
+    truncated: Literal["train", "mask"] = "train",
 ) -> Experience:
     """Returns the trainable chains of all groups. `version` is that of the learner's weights.
 
-    `exact` says that tokens of this version were drawn with the very probabilities that the learner computes.
+    `exact` says that tokens of this version were drawn with the very probabilities that the learner computes. `recomputes` says
+    so of the rest of a reply that older weights began, too: its keys and values were computed again. `truncated` is
+    `loss.truncated`.
 
     Raises InvariantError for rows that are not what the engine sampled (`check_chains`), for a token of a newer version and for
     a reward that is not finite.
@@ -252,9 +257,15 @@ def gather(
             "publish the learner's own version to the engine"
         )
     lags = version - versions
-    inside = None if window is None else lags <= window
-    inexact = (lags > 0 if exact else np.ones(len(lags), dtype=np.bool_)) & (True if inside is None else inside)
     owners, turn_of = _owners(kept)
+    inside = None if window is None else lags <= window
+    if truncated == "mask":
+        whole = ~np.array([trajectory.outcome.truncated for trajectory in kept], dtype=np.bool_)[owners]
+        inside = whole if inside is None else inside & whole
+    old = lags > 0
+    if not recomputes and old.any():  # the rest of such a reply attends to keys and values of older weights
+        old = np.bincount(turn_of, weights=old)[turn_of] > 0
+    inexact = (old if exact else np.ones(len(lags), dtype=np.bool_)) & (True if inside is None else inside)
     stale = np.bincount(owners, weights=lags > 0, minlength=len(kept)) > 0
     return Experience(
         samples=samples,
@@ -270,7 +281,7 @@ def gather(
         window=window,
         trained=None if inside is None or inside.all() else inside,
         sampled=torch.as_tensor(_pick([sample.logprobs for sample in samples], mask, np.float32), device=device),
-        current=torch.as_tensor(lags == 0, device=device),
+        current=torch.as_tensor(~old, device=device),
         fresh=torch.as_tensor(~stale[owners], device=device),
         inexact=torch.as_tensor(inexact, device=device) if inexact.any() else None,
         chain_of=torch.as_tensor(owners, device=device),

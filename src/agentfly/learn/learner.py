@@ -47,7 +47,7 @@ from .settings import LossSettings, OptimSettings
 Check = Callable[[Mapping[str, float]], None]
 Changing = Callable[[], object]
 
-CRITIC_LR, CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2.5, 2, 8, 7
+CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2, 8, 7
 """Defaults of a critic: its learning rate over the policy's, passes, optimizer steps per pass, steps alone.
 
 With them a critic explains a fifth of the variance after 6 steps of 128 chains; with one step at the policy's rate, nothing.
@@ -70,7 +70,8 @@ class PolicyLearner:
     `temperature` is the one that chains are sampled with (1 for greedy sampling), so that the trained policy is the one that
     acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0.
     `exact` is false if the engine samples from a copy of the weights with other kernels; `loss.correction` then applies to
-    every token, otherwise to tokens of older weights.
+    every token, otherwise to tokens of older weights. `recomputes` is false if the rest of a reply goes on with keys and values
+    of older weights (`rollout.at_update = "keep"`): such tokens are corrected, too.
     """
 
     _size = 1
@@ -88,6 +89,7 @@ class PolicyLearner:
         device: torch.device | str | None = None,
         seed: int = 0,
         exact: bool = True,
+        recomputes: bool = True,
     ) -> None:
         self.algorithm = find_algorithm(algorithm)
         self.loss = self.algorithm.complete(loss or self.algorithm.settings())
@@ -109,7 +111,7 @@ class PolicyLearner:
         self.last_chains: list[tuple[Trajectory, list[Sample]]] = []
         """The chains of the last `update` with the rows that it trains. They are known when `check` is called."""
         self._seed = seed
-        self._exact = exact
+        self._exact, self._recomputes = exact, recomputes
         self._version = 0
         self._updates = 0
         self._half_updated = False
@@ -150,8 +152,10 @@ class PolicyLearner:
 
     def _make_optimizers(self, dtype: torch.dtype) -> None:
         self._critic_optimizer: Optimizer | None = None
-        modules: list[tuple[nn.Module, float]] = [(self.model, self.optim.lr)]
-        critic_lr = self.optim.critic_lr or CRITIC_LR * self.optim.lr
+        sizes = [(weight.numel(), weight.requires_grad) for weight in self.model.parameters()]
+        self._lr = self.optim.lr_of(sum(size for size, _ in sizes), not all(trained for _, trained in sizes))
+        modules: list[tuple[nn.Module, float]] = [(self.model, self._lr)]
+        critic_lr = self.optim.critic_lr_of(self._lr)
         if self._value_head is not None:
             modules.append((self._value_head, critic_lr))
         if self._critic is not None:
@@ -226,7 +230,8 @@ class PolicyLearner:
 
     def _gather(self, groups: Sequence[Sequence[Trajectory]], window: int | None) -> Experience:
         self._half_updated = False
-        experience = gather(groups, version=self._version, device=self.device, window=window, exact=self._exact)
+        given: dict[str, Any] = {"exact": self._exact, "recomputes": self._recomputes, "truncated": self.loss.truncated}
+        experience = gather(groups, version=self._version, device=self.device, window=window, **given)
         self.last_samples = experience.samples
         self._experience = experience
         rows = (experience.samples[part.start : part.stop] for part in experience.chain_rows)
@@ -240,7 +245,7 @@ class PolicyLearner:
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
         metrics = {
-            "train/lr": self.optim.lr * factor,
+            "train/lr": self._lr * factor,
             "train/samples": float(len(experience.rows)),
             "train/tokens": float(experience.rows.num_tokens),
             "train/splits": float(len(experience.rows) - experience.num_chains),

@@ -28,7 +28,7 @@ METRICS = {
     "train/tokens": "Sampled tokens in those rows.",
     "train/splits": "Rows beyond one per chain: how often a template rewrote history.",
     "train/untrainable_chains": "Chains left out: the world failed, they were cancelled, or they have no token to train.",
-    "train/masked_tokens": "Sampled tokens that are not trained: the weights that drew them are outside the window.",
+    "train/masked_tokens": "Sampled tokens that are not trained: of weights outside the window, or masked by loss.truncated.",
     "train/lag_mean": "Mean age of the trained tokens, in versions of the weights, when the update begins.",
     "train/lag_max": "Largest age of a trained token, in versions of the weights, when the update begins.",
     "train/zero_advantage_groups": "Groups without a learning signal: all rewards equal, or fewer than two trainable chains.",

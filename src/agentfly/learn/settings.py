@@ -24,11 +24,11 @@ class LossSettings:
 
     clip_low: float = setting(0.2, "The ratio of new to old probability is clipped below at 1 - clip_low.", low=0, high=1)
     clip_high: float = setting(
-        0.2, "The ratio is clipped above at 1 + clip_high; a value slightly above clip_low keeps exploration alive.", low=0
+        0.28, "The ratio is clipped above at 1 + clip_high; a value slightly above clip_low keeps exploration alive.", low=0
     )
     dual_clip: float | None = setting(
-        None,
-        "For a negative advantage, the loss of a token is at most this many times its advantage (3 is usual); off if unset.",
+        3.0,
+        "For a negative advantage, the loss of a token is at most this many times its advantage; a large number turns it off.",
         above=1,
     )
     aggregation: Aggregation = setting(
@@ -63,6 +63,11 @@ class LossSettings:
         "sequence: min(product of w over the chain, cap). off: 1.",
     )
     correction_cap: float = setting(2.0, "The cap of loss.correction.", above=1)
+    truncated: Literal["train", "mask"] = setting(
+        "train",
+        "Chains that a limit of tokens, turns or time ended: train (as all others) or mask (scored and compared with their "
+        "siblings, but their tokens get no loss).",
+    )
     gamma: float = setting(1.0, "Discount per sampled token (tool observations do not count as time).", low=0, high=1)
     lam: float = setting(1.0, "Lambda of GAE: 1 relies on observed rewards, smaller values rely on the critic.", low=0, high=1)
     critic: Literal["copy", "shared"] = setting(
@@ -71,7 +76,9 @@ class LossSettings:
     )
     value_coef: float = setting(0.5, "Weight of the value loss in the policy's loss, for a shared critic.", above=0)
     value_clip: float = setting(
-        0.2, "New values may differ from the old ones by this much before their loss is clipped; 0 turns it off.", low=0
+        0.0,
+        "New values may differ from the old ones by this much, in units of the reward, before their loss is clipped; 0: off.",
+        low=0,
     )
     options: dict[str, Any] = setting({}, "Settings that only the chosen algorithm has.")
 
@@ -100,8 +107,13 @@ class LossSettings:
 class OptimSettings:
     """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
 
-    lr: float = setting(1e-5, "Learning rate of AdamW, after warm-up.", above=0)
-    critic_lr: float | None = setting(None, "Learning rate of the critic; unset: 2.5 times lr.", above=0)
+    lr: float | None = setting(
+        None,
+        "Learning rate of AdamW, after warm-up; unset: 1e-4 for adapters (lora.rank), 1e-6 for all weights of a model of a "
+        "billion or more, else (and in `agentfly sft`) 1e-5.",
+        above=0,
+    )
+    critic_lr: float | None = setting(None, "Learning rate of the critic; unset: 2.5 times lr, at least 1e-5.", above=0)
     critic_epochs: int | None = setting(None, "Passes of a separate critic over the chains of a step; unset: 2.", low=1)
     critic_minibatches: int | None = setting(None, "Optimizer steps of a separate critic per pass; unset: 8.", low=1)
     critic_warmup_steps: int | None = setting(
@@ -157,6 +169,16 @@ class OptimSettings:
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
+
+    def lr_of(self, num_weights: int, adapters: bool) -> float:
+        """Returns the learning rate for a model of so many weights, of which all or only `adapters` are trained."""
+        if self.lr is not None:
+            return self.lr
+        return 1e-4 if adapters else 1e-6 if num_weights >= 1e9 else 1e-5
+
+    def critic_lr_of(self, lr: float) -> float:
+        """Returns the critic's learning rate beside that of the policy."""
+        return self.critic_lr or max(2.5 * lr, 1e-5)
 
     @property
     def critic_keys(self) -> list[str]:

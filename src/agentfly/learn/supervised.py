@@ -42,7 +42,9 @@ class SupervisedLearner:
         self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         with launching_on(self.device):
             self._shape = self._scorer.prepare(self.optim)
-        self._optimizer = Optimizer([(self.model, self.optim.lr)], self.optim)
+        adapters = not all(weight.requires_grad for weight in self.model.parameters())
+        self._lr = self.optim.lr_of(0, adapters)  # imitation stands a higher rate than a policy gradient, at any size
+        self._optimizer = Optimizer([(self.model, self._lr)], self.optim)
         self._seed = seed
         self._version = 0
 
@@ -65,7 +67,7 @@ class SupervisedLearner:
                 self._step(rows, members, totals)
         self._version += 1
         return totals.means() | {
-            "train/lr": self.optim.lr * factor,
+            "train/lr": self._lr * factor,
             "train/samples": float(len(rows)),
             "train/tokens": float(rows.num_tokens),
         }

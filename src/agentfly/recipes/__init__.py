@@ -33,20 +33,22 @@ def describe_recipe(path: Path) -> str:
 
 
 def find_config(name: str | Path) -> Path:
-    """The config file of a path, of a recipe's name, or of `recipes/NAME.toml` where there is no such folder.
+    """The config file of a path, a run's folder or a recipe's name, or of `recipes/NAME.toml` where there is no such folder.
 
     A file at that path comes first. Raises ConfigError.
     """
     path = Path(name)
     if path.is_file():
         return path
+    if (path / "config.toml").is_file():
+        return path / "config.toml"
     known = recipes()
     by_name = len(path.parts) == 1 or path.parts[:-1] == ("recipes",)
     wanted = path.name.removesuffix(".toml")
     if by_name and wanted in known:
         return known[wanted]
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder, not a config file")
+        raise ConfigError(f"{path} is a folder, neither a config file nor a run")
     near = difflib.get_close_matches(wanted, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`agentfly recipes` lists the recipes."
     raise ConfigError(f"no such config file: {path}; {hint}")

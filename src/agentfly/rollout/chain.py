@@ -1,8 +1,8 @@
 """One chain: a task in, a `Trajectory` with a typed outcome out.
 
 `play` is the loop. The agent parses replies, tools run calls, the renderer makes ids. A failure of the world (`RolloutError`)
-ends this chain alone; a bug or a bad config is raised and stops the run. No reply is decoded and encoded again: sampled ids
-are kept, and only the ids of new messages are appended.
+ends this chain alone; a bug or a bad config is raised and stops the run. Time that the chain itself used up ends it as
+`max_turns` does. No reply is decoded and encoded again: sampled ids are kept, and only the ids of new messages are appended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..types import (
     Message,
     Outcome,
     Reaction,
+    RemoteEngine,
     Renderer,
     Request,
     Sampling,
@@ -68,6 +69,7 @@ class Limits:
     """Limits of one chain. A tool's deadline is shorter than `chain_timeout_s`; scoring then has `score_timeout_s`.
 
     `turn_timeout_s` limits one turn, that is a reply and its tool calls (None: no limit but that of the chain).
+    `group_timeout_s` limits the chains of one task together, from the start of the first.
     """
 
     max_turns: int = 8
@@ -75,14 +77,16 @@ class Limits:
     chain_timeout_s: float = 600.0
     score_timeout_s: float = 120.0
     turn_timeout_s: float | None = None
+    group_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
             raise ConfigError(f"max_turns must be at least 1, not {self.max_turns}")
         if min(self.chain_timeout_s, self.score_timeout_s) <= 0:
             raise ConfigError("chain_timeout_s and score_timeout_s must be above 0")
-        if self.turn_timeout_s is not None and not self.turn_timeout_s > 0:
-            raise ConfigError(f"turn_timeout_s must be above 0, not {self.turn_timeout_s}")
+        for name in ("turn_timeout_s", "group_timeout_s"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} must be above 0, not {value}")
 
 
 @dataclass(slots=True)
@@ -139,7 +143,8 @@ class ChainRunner(Protocol):
 async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str, *, until: float | None = None) -> Trajectory:
     """Play one chain and score it. Raises only errors that stop the run; the trajectory is then dropped.
 
-    `until` is the deadline of its group, by `time.monotonic`. It ends the chain as `limits.chain_timeout_s` does.
+    `until` is the deadline of its group, by `time.monotonic`. It ends the chain as `limits.chain_timeout_s` does. A chain that
+    used up the time itself, by its replies and tools, is scored; one that waited for the world is a failure of the world.
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     trajectory.started = time.time()
@@ -151,17 +156,29 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     limit, phase = TimeLimit(chain_ends), "environment"
     _tell(plan, trajectory, "chain_started")
     try:
-        async with limit:
-            if plan.manager is not None:
-                if activity is not None:
-                    activity.enter("environment", started)
-                lease = await borrow(plan, plan.manager, context)
-                trajectory.waited_s += time.perf_counter() - started
-                if activity is not None:
-                    activity.leave(time.perf_counter())
-            phase = "play"
-            trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit, started)
-            _check(limit)
+        try:
+            async with limit:
+                if plan.manager is not None:
+                    if activity is not None:
+                        activity.enter("environment", started)
+                    lease = await borrow(plan, plan.manager, context)
+                    trajectory.waited_s += time.perf_counter() - started
+                    if activity is not None:
+                        activity.leave(time.perf_counter())
+                phase = "play"
+                trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit, started)
+                _check(limit)
+        except TimeoutError as error:
+            whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
+            where = _where(trajectory, isinstance(error, _EndedLate)) if phase == "play" else phase
+            late = _late(plan.limits, whose, where, None if limit.expired() else error)
+            if phase != "play" or not limit.expired() or not _used_by_chain(plan.limits, whose, context, started):
+                raise late from error
+            if where.startswith("sampling") and not isinstance(error, _EndedLate):
+                if isinstance(plan.engine, RemoteEngine):
+                    await plan.engine.check_alive()
+                _end_reply(trajectory)
+            trajectory.outcome, trajectory.error = Outcome.MAX_TIME, str(late)
         if trajectory.outcome.trainable and plan.reward is not None:
             phase = "scoring"
             if activity is not None:
@@ -172,12 +189,11 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
                     await score(plan.reward, trajectory, context)
             finally:
                 trajectory.scored_s = time.perf_counter() - since
-    except TimeoutError as error:
-        whose = "scoring" if phase == "scoring" else "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
-        where = _where(trajectory, isinstance(error, _EndedLate)) if phase == "play" else phase
-        _fail(trajectory, _late(plan.limits, whose, where, None if limit.expired() else error))
+    except TimeoutError:
+        _fail(trajectory, DeadlineError(f"scoring exceeded its time limit of {plan.limits.score_timeout_s:g} s"))
     except RolloutError as error:
-        _fail(trajectory, error)
+        why = f" (after {trajectory.error})" if trajectory.outcome is Outcome.MAX_TIME else ""
+        _fail(trajectory, error, why)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -241,6 +257,7 @@ async def play(
         if task is not None and task.cancelling():
             _check(limit)
         if limits.turn_timeout_s is not None:
+            context.waited_before_turn_s = trajectory.waited_s
             limit.reschedule(min(chain_ends, time.monotonic() + limits.turn_timeout_s))
         since = clock()
         if activity is not None:
@@ -321,8 +338,9 @@ def _settle(agent: AgentLike, trajectory: Trajectory, turn: Turn, results: tuple
             reaction = agent.on_invalid_call if result.invalid else agent.on_tool_error
             if reaction != "continue" and ended is None:
                 _react(reaction, "a tool call failed", result.observation)
-                # An invalid call is the model's mistake and is trained on; a failed tool is the world's and is not.
-                ended = Outcome.NO_TOOL_CALL if result.invalid else Outcome.TOOL_ERROR
+                # An invalid or endless call is the model's mistake and is trained on; a failed tool is the world's and is not.
+                late = Outcome.MAX_TIME if result.error == "timeout" else Outcome.TOOL_ERROR
+                ended = Outcome.NO_TOOL_CALL if result.invalid else late
                 trajectory.error = result.observation
         if result.done and ended is None:
             trajectory.prediction = result.observation
@@ -373,10 +391,29 @@ def _where(trajectory: Trajectory, ended_late: bool) -> str:
     return f"sampling (turn {len(turns) + (not ended_late)})"
 
 
+def _end_reply(trajectory: Trajectory) -> None:
+    """Record the reply that was cut off as an empty one: the engine keeps no token of it."""
+    trajectory.turns.append(Turn([], not trajectory.turns, Completion(text="", stop="length")))
+    trajectory.messages.append(Message("assistant", ""))
+    trajectory.prediction = ""
+
+
+def _used_by_chain(limits: Limits, whose: str, context: Context, started: float) -> bool:
+    """Whether replies and tools used up at least half of the limit, and not the world.
+
+    The world's part are the waits for environments and, of the time of a group, that before the start of this chain.
+    """
+    waited = context.trajectory.waited_s
+    if whose == "turn":
+        limit_s, waited, used = limits.turn_timeout_s, waited - context.waited_before_turn_s, limits.turn_timeout_s
+    else:
+        limit_s = limits.chain_timeout_s if whose == "chain" else limits.group_timeout_s
+        used = time.perf_counter() - started
+    return limit_s is None or used is None or used - waited >= limit_s / 2
+
+
 def _late(limits: Limits, whose: str, where: str, error: TimeoutError | None) -> DeadlineError:
     """The sentence about a time limit. `error` is one that another part raised before the limit was reached."""
-    if whose == "scoring":
-        return DeadlineError(f"scoring exceeded its time limit of {limits.score_timeout_s:g} s")
     if error is not None:
         return DeadlineError(f"{where}: TimeoutError: {error}")
     if whose == "group":
@@ -385,9 +422,9 @@ def _late(limits: Limits, whose: str, where: str, error: TimeoutError | None) ->
     return DeadlineError(f"the {whose} exceeded its time limit of {limit_s:g} s, in {where}")
 
 
-def _fail(trajectory: Trajectory, error: RolloutError) -> None:
+def _fail(trajectory: Trajectory, error: RolloutError, before: str = "") -> None:
     trajectory.outcome, trajectory.reward = Outcome.WORLD_FAILURE, None
-    trajectory.error = f"{type(error).__name__}: {error}"
+    trajectory.error = f"{type(error).__name__}: {error}{before}"
 
 
 async def borrow(plan: Plan, manager: ResourceManager, context: Context) -> Lease:

@@ -81,7 +81,6 @@ class Pace:
     max_lag: int = 0
     depth: int = 0
     at_limit: AtLimit = "wait"
-    group_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.depth <= self.max_lag:
@@ -239,8 +238,8 @@ class GroupStream:
         try:
             if group.version is None:
                 group.version = plan.engine.version
-                if self.pace.group_timeout_s is not None:
-                    group.deadline = time.monotonic() + self.pace.group_timeout_s
+                if plan.limits.group_timeout_s is not None:
+                    group.deadline = time.monotonic() + plan.limits.group_timeout_s
             if group.opening is None:
                 group.opening = open_task(plan, group.task, group.draw)
             name = f"t{group.step}-{group.position}-{chain}"

@@ -25,7 +25,10 @@ CLOSE_S = 10.0
 
 @dataclass(slots=True)
 class Context:
-    """`instances` maps the class of a stateful tool (or any other key) to the instance of this chain."""
+    """`instances` maps the class of a stateful tool (or any other key) to the instance of this chain.
+
+    `waited_before_turn_s` is what `trajectory.waited_s` was when the turn began, if turns are limited.
+    """
 
     task: Task
     trajectory: Trajectory
@@ -33,6 +36,7 @@ class Context:
     lend: Callable[[type], Awaitable[Any]] | None = None
     instances: dict[Any, Any] = field(default_factory=dict)
     closed: bool = False
+    waited_before_turn_s: float = 0.0
 
     async def environment(self, kind: type) -> Any:
         """The environment of a class that is leased to this chain: acquired on the first call, the same one afterwards."""

@@ -88,7 +88,8 @@ def _train(
     described: bool,
     ranks: Any = None,
 ) -> TrainResult:
-    train_tasks, validation_tasks = build_tasks(config, data, validation)
+    progress = progress or Progress(config.train.steps)
+    train_tasks, validation_tasks = build_tasks(config, data, validation, progress.note)
     if agent.reward is None:
         raise ConfigError("training needs a reward: pass reward= to the agent")
     if isinstance(agent.model, (str, Path)):
@@ -96,7 +97,6 @@ def _train(
     check_trained_sampling(config.sampling)
     agent.check(train_tasks)
     agent.check(validation_tasks)
-    progress = progress or Progress(config.train.steps)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:
             with joined_cluster(config, progress.note) as cluster:

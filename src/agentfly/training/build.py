@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..learn.algorithms import find_algorithm
 from ..rollout import Plan, make_plan
 from ..runs import RunDirectory
 from ..types import Engine, Renderer, Task
-from .checkpoint import latest_checkpoint
+from .checkpoint import STATE, latest_checkpoint
 
 
 def build_agent(config: Config, engine: Engine | None = None, renderer: Renderer | None = None) -> BaseAgent:
@@ -80,6 +80,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
         "optim": replace(config.train, total_steps=config.train.total_steps or config.train.steps),
         "temperature": config.sampling.temperature or 1.0,
         "exact": exact,
+        "recomputes": config.rollout.at_update != "keep",
         "seed": config.seed,
     }
     algorithm = find_algorithm(config.algorithm)
@@ -94,14 +95,17 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
 def build_plan(config: Config, agent: BaseAgent) -> Plan:
     """Returns the plan of the chains of a config, without environments. Opens the model."""
     plan = make_plan(agent, sampling=config.sampling)
-    return replace(plan, limits=replace(plan.limits, turn_timeout_s=config.rollout.turn_timeout_s))
+    limits = {name: getattr(config.rollout, name) for name in ("turn_timeout_s", "group_timeout_s")}
+    return replace(plan, limits=replace(plan.limits, **limits))
 
 
-def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tuple[list[Task], list[Task]]:
+def build_tasks(
+    config: Config, data: Any = None, validation: Any = None, say: Callable[[str], None] | None = None
+) -> tuple[list[Task], list[Task]]:
     """Returns training and validation tasks; `data` and `validation` replace those of the config.
 
-    Without validation rows, a task set's own split is used, or a share of a file or list. Raises ConfigError if a row is in
-    both.
+    Without validation rows, a task set's own split is used, or a share of a file or list. `say` is told if rows are left out of
+    the validation. Raises ConfigError if a row is in both.
     """
     settings = config.data
     data = settings.train if data is None else data
@@ -115,10 +119,20 @@ def build_tasks(config: Config, data: Any = None, validation: Any = None) -> tup
         validation = data
     if validation is None:
         train, held = split_rows(train, settings.holdout, config.seed, key=row_key)
-        return train, held[: settings.validation_count]
-    held = load_tasks(validation, split="validation", count=settings.validation_count, seed=config.seed)
-    refuse_overlap(train, held)
-    return train, held
+    else:
+        count = None if _is_finite(validation) else settings.validated
+        held = load_tasks(validation, split="validation", count=count, seed=config.seed)
+        refuse_overlap(train, held[: settings.validated])
+    if len(held) > settings.validated and say is not None:
+        say(f"validation plays the first {settings.validated:,} of {len(held):,} held-out rows (data.validation_count)")
+    return train, held[: settings.validated]
+
+
+def _is_finite(rows: Any) -> bool:
+    """Whether all rows can be read to count them: those of a file or a list, and not of a task set or a stream."""
+    if isinstance(rows, str | Path):
+        return is_file_name(str(rows))
+    return isinstance(rows["validation"] if has_splits(rows) and "validation" in rows else rows, Sized)
 
 
 def _names_own_splits(data: Any) -> bool:
@@ -128,14 +142,34 @@ def _names_own_splits(data: Any) -> bool:
     return has_splits(data) and "validation" in data
 
 
-def held_out_tasks(config: Config, split: str) -> list[Task]:
-    """Returns the rows to evaluate on: those that training holds out, or another split of a task set."""
-    if split == "validation":
-        return build_tasks(config)[1]
-    source = config.data.validation or config.data.train
-    if not source or is_file_name(source):
-        raise ConfigError(f"only a task set has a split {split!r}; a data file has its validation rows")
-    return load_tasks(source, split=split, count=config.data.validation_count, seed=config.seed)
+def held_out_tasks(config: Config, split: str, say: Callable[[str], None] | None = None) -> list[Task]:
+    """Returns the rows to evaluate on: validation rows, another split of a task set, or a file of rows.
+
+    If training rows are the only file, a checkpoint is evaluated on the share that its training held out, and a model that was
+    not trained here on all rows. `say` is told how many rows of how many are played.
+    """
+    data = config.data
+    source = data.validation or data.train
+    if not source:
+        raise ConfigError("there are no rows to evaluate on: set data.validation, or give --data FILE")
+    is_file = is_file_name(source)
+    if is_file and split != "validation":
+        raise ConfigError(f"only a task set has a split {split!r}; a data file has its rows: give it as --data FILE")
+    rows = load_tasks(source, split=split, count=None if is_file else data.validation_count, seed=config.seed)
+    total, why = len(rows), ""
+    if is_file and data.validation is None and is_checkpoint(config.agent.model):
+        rows = split_rows(rows[: data.train_count], data.holdout, config.seed, key=row_key)[1]
+        why = ", which its training held out (all rows: --data FILE)"
+    rows = rows[: data.validation_count]
+    if say is not None:
+        of = f" of {total:,}" if is_file else ""
+        say(f"{len(rows):,}{of} rows of {source}{why}" if is_file else f"{len(rows):,} rows of {source}, {split}")
+    return rows
+
+
+def is_checkpoint(model: str) -> bool:
+    """Whether a model is a checkpoint that a training has saved."""
+    return run_of(model) is not None or (Path(model) / STATE).is_file()
 
 
 def refuse_overlap(train: list[Task], validation: list[Task]) -> None:

@@ -26,7 +26,7 @@ from ..rollout import Plan, check_prompts, make_plan, open_environments, run_cha
 from ..rollout.setup import as_sampling, next_run_number
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RemoteEngine, RunResult, Sampling, Task, Trajectory
-from ..watch.metrics import is_success, rollout_metrics
+from ..watch.held_out import held_out_metrics, interval_text, is_part, left_out
 from .build import build_agent, held_out_tasks
 from .cluster.join import joined_cluster
 from .workers.engine import use_workers
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 class Evaluation(Displayed):
     """Metrics by name (validation/success, validation/pass_at_4, ...) and all trajectories.
 
-    A metric of no chains is NaN: success is that of the chains that have a score. `directory` is the folder that holds the
-    trajectories, if they were stored.
+    A metric of no chains is NaN: success is that of the chains that have a score, and validation/scored counts them.
+    `directory` is the folder that holds the trajectories, if they were stored.
     """
 
     metrics: dict[str, float]
@@ -52,8 +52,13 @@ class Evaluation(Displayed):
         return RunResult(self.trajectories, self.num_chains, 0.0).to_pandas()
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{name.removeprefix('validation/')} {value:.4g}" for name, value in self.metrics.items())
-        return f"<Evaluation {len(self.trajectories)} chains, {self.num_chains} per task: {figures}>"
+        figures = ", ".join(
+            f"{name.removeprefix('validation/')} {value:.4g}{interval_text(self.metrics, name)}"
+            for name, value in self.metrics.items()
+            if not is_part(name)
+        )
+        missing = f"; {note}" if (note := left_out(self.metrics)) is not None else ""
+        return f"<Evaluation {len(self.trajectories)} chains, {self.num_chains} per task: {figures}{missing}>"
 
     def _repr_html_(self) -> str:
         return chains_html(repr(self).strip("<>"), self.trajectories)
@@ -93,28 +98,9 @@ async def validate(
         prefix=prefix,
         on_trajectory=on_trajectory,
     )
-    raw = rollout_metrics(trajectories, time.perf_counter() - started, success_at)
-    metrics = {
-        "validation/success": raw["rollout/success"],
-        "validation/reward": raw["reward/mean"],
-        "validation/turns": raw["rollout/turns"],
-        "validation/tool_calls": raw["rollout/tool_calls"],
-    }
     groups = [trajectories[i : i + num_chains] for i in range(0, len(trajectories), num_chains)]
-    for k in sorted({1 << power for power in range(num_chains.bit_length())} | {num_chains}):
-        metrics[f"validation/pass_at_{k}"] = pass_at_k(groups, k, success_at)
+    metrics = held_out_metrics(groups, num_chains, time.perf_counter() - started, success_at)
     return Evaluation(metrics, trajectories, num_chains)
-
-
-def pass_at_k(groups: Sequence[Sequence[Trajectory]], k: int, success_at: float = 1.0) -> float:
-    """Returns the unbiased estimate, from n >= k chains, that one of k chains succeeds; arXiv:2107.03374."""
-    scores = []
-    for group in groups:
-        n = sum(trajectory.scored for trajectory in group)
-        good = sum(trajectory.scored and is_success(trajectory, success_at) for trajectory in group)
-        if n >= k:
-            scores.append(1.0 - math.comb(n - good, k) / math.comb(n, k))
-    return sum(scores) / len(scores) if scores else math.nan
 
 
 def evaluate(
@@ -176,12 +162,13 @@ def evaluate_run(
     num_chains: int = 1,
     on_start: Callable[[int], None] | None = None,
     on_trajectory: Callable[[Trajectory], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Evaluate what a config describes, and store trajectories and metrics in a new folder of `run.dir`.
 
-    Each trajectory is handed to the store's thread as soon as its chain ends.
+    Each trajectory is handed to the store's thread as soon as its chain ends. `say` is told which rows are played.
     """
-    agent, tasks = build_agent(config), held_out_tasks(config, split)
+    agent, tasks = build_agent(config), held_out_tasks(config, split, say)
     model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
     directory: RunDirectory | None = None
     writer: StoreWriter | None = None

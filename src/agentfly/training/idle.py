@@ -54,6 +54,8 @@ def why_idle(metrics: Mapping[str, float], groups: Sequence[Sequence[Trajectory]
     if not chains:
         every = [trajectory for group in groups for trajectory in group]
         why = Counter(trajectory.error or trajectory.outcome.value for trajectory in every).most_common(1)
+        if every and all(trajectory.scored for trajectory in every):
+            return f"no chain has a whole reply, so no token can be trained ({why[0][0]})"
         return f"no chain could be trained on ({why[0][0] if why else 'there was none'})"
     rewards = [trajectory.total_reward for trajectory in chains]
     alike = max(rewards) - min(rewards) <= 1e-9
@@ -79,6 +81,8 @@ def _why_alike(chains: Sequence[Trajectory], groups: Sequence[Sequence[Trajector
         return f"{got}, and the chains of each task are the same tokens: raise sampling.temperature"
     if not alike:
         return f"{got}: raise rollout.num_chains, or choose tasks that succeed sometimes"
+    if all(trajectory.outcome is Outcome.MAX_TIME for trajectory in chains):
+        return f"{got}, and every chain ran out of time: {chains[0].error}"
     if all(trajectory.outcome is Outcome.MAX_TURNS for trajectory in chains):
         return f"{got}, and every chain ended at agent.max_turns: raise it, or look at the replies (`agentfly show`)"
     return (

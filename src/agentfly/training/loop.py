@@ -145,6 +145,8 @@ class Trainer:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
         progress.note(f"learner: {learner.path}")
+        if (idle := config.without_effect()) is not None:
+            progress.note(f"warning: {idle}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
             progress.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
@@ -235,6 +237,7 @@ class Trainer:
                 await self.saver.save(0, self._state())  # a warm start is worth keeping
             if settings.validate_at_start and not self.result.before:
                 self.result.before = (await self._validate()).metrics
+                self.progress.validated(self.result.before)
             if (first := self.opening | self.result.before) and not self._recorded:
                 self._record(0, first)
         elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
@@ -434,7 +437,6 @@ class Trainer:
             max_lag=rollout.max_lag,
             depth=rollout.steps_ahead,
             at_limit=rollout.at_limit,
-            group_timeout_s=rollout.group_timeout_s,
         )
         total = rollout.num_tasks * rollout.num_chains
 

@@ -131,11 +131,11 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], lis
         raise ConfigError("data.train is not set: point it at demonstrations: a file of rows with messages, or a set's name")
     rows = demo_rows(data.train, data.train_count, config.seed)
     if data.validation is not None:
-        held = demo_rows(data.validation, data.validation_count, config.seed + 1)
+        held = demo_rows(data.validation, data.validated, config.seed + 1)
     else:
         kept, last = split_rows(list(enumerate(rows)), data.holdout, config.seed)
-        return demo_samples(dict(kept), agent), demo_samples(dict(last[: data.validation_count]), agent)
-    return demo_samples(rows, agent), demo_samples(held[: data.validation_count], agent)
+        return demo_samples(dict(kept), agent), demo_samples(dict(last[: data.validated]), agent)
+    return demo_samples(rows, agent), demo_samples(held[: data.validated], agent)
 
 
 def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str, float]:

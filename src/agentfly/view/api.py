@@ -69,9 +69,10 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
     /api/compare?runs=a,b     {runs: [{name, state, ...as in /api/runs}], config: [{key, values: [value? per run]}],
                                results: [{metric, values: [number? per run]}], pairs: [PAIR per further run],
                                tasks: [{task_id, values: [mean reward per run], chains: [id per run]}]}    held out by all
-        PAIR         against the first run: {a, b, error?, measure: "success", steps: [int?, int?], held: [int, int], tasks:
-                      int in both}; if tasks > 0 also {mean_a, mean_b, difference, low, high (95 %), p, p_sign, wins, losses,
-                      ties, verdict: sentence}
+        PAIR         against the first run: {a, b, error?, measure: "success", steps: [int?, int?], held: [int, int], scored:
+                      [[scored chains, all chains] per run], bounds: [least, largest difference]? if many have no score,
+                      tasks: int in both}; if tasks > 0 also {mean_a, mean_b, difference, low, high (95 %), p, p_sign, wins,
+                      losses, ties, verdict: sentence}
     /api/runs/N/export?FILTER&format=jsonl    a file, one trajectory per line
     /api/changes              events: data: {"run": name, "version": int}
     /api/chat ...             see `chat_api`

@@ -94,7 +94,7 @@ async def _serve(dashboard: Dashboard, arguments: argparse.Namespace) -> None:
                 threading.Thread(target=_wait_for_end, args=(loop, stop), daemon=True).start()
                 print(address, flush=True)
             else:
-                print(f"the runs of {arguments.folder} are shown at {address} (Ctrl-C ends it)", flush=True)
+                print(f"the runs in {arguments.folder} are shown at {address} (Ctrl-C ends it)", flush=True)
                 if not arguments.no_open:
                     open_browser(address)
             await stop.wait()  # the dashboard's whole life

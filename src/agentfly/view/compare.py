@@ -57,7 +57,10 @@ def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:
     except ConfigError as error:
         return {"a": first, "b": name, "error": str(error), "tasks": 0}
     test = found.test
-    head = {"a": first, "b": name, "error": None, "measure": found.measure, "steps": found.steps, "held": found.tasks[:2]}
+    head = {
+        "a": first, "b": name, "error": None, "measure": found.measure, "steps": found.steps, "held": found.tasks[:2],
+        "scored": found.chains, "bounds": found.bounds,
+    }  # fmt: skip
     if test is None:
         return {**head, "tasks": 0}
     return {

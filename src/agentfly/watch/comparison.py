@@ -12,8 +12,9 @@ from ..data import row_key
 from ..errors import ConfigError
 from ..runs import RunDirectory, RunStore
 from ..runs.catalog import read_config
-from ..runs.compare import PairedTest, config_difference, paired_test
+from ..runs.compare import PairedTest, config_difference, mean, paired_test
 from ..types import Trajectory
+from .held_out import is_told
 from .metrics import is_success
 
 RESULTS = (
@@ -39,7 +40,8 @@ class Comparison:
     """Run B against run A. `results` are the last values of metrics, NaN where a run has none.
 
     `steps` are the steps whose validations are compared, `tasks` the numbers of held-out tasks of A, of B, and of both. `test`
-    is None if no task is in both.
+    is None if no task is in both. `chains` are the scored and all held-out chains of A and of B. If more than 1 % of them have
+    no score, `bounds` are the least and the largest difference in success that these could make.
     """
 
     a: str
@@ -50,6 +52,8 @@ class Comparison:
     steps: tuple[int | None, int | None]
     tasks: tuple[int, int, int]
     test: PairedTest | None
+    chains: tuple[tuple[int, int], tuple[int, int]]
+    bounds: tuple[float, float] | None
 
     def to_json(self) -> dict[str, Any]:
         """For JSON, which has no NaN: None instead."""
@@ -64,6 +68,11 @@ class Comparison:
                 "measure": self.measure,
                 "steps": list(self.steps),
                 "tasks": dict(zip(("a", "b", "both"), self.tasks, strict=True)),
+                "chains": {
+                    side: {"scored": scored, "all": total}
+                    for side, (scored, total) in zip(("a", "b"), self.chains, strict=True)
+                },
+                "bounds": None if self.bounds is None else list(self.bounds),
                 "test": None if self.test is None else self.test.to_json(),
             },
         }
@@ -93,17 +102,41 @@ def compare_runs(
         steps=(left.step, right.step),
         tasks=(len(left.values), len(right.values), 0 if test is None else test.num_tasks),
         test=test,
+        chains=(left.chains, right.chains),
+        bounds=_bounds(left, right) if measure == "success" and any(is_told(*side.chains) for side in (left, right)) else None,
     )
+
+
+def _bounds(left: _Side, right: _Side) -> tuple[float, float] | None:
+    """The mean difference over the tasks of both, with chains without a score for A and against B, and the other way round."""
+    shared = [task for task in left.lost if task in right.lost]
+    if not shared:
+        return None
+
+    def share(side: _Side, task: str, each: float) -> float:
+        values = side.values.get(task, [])
+        return (sum(values) + each * side.lost[task]) / (len(values) + side.lost[task])
+
+    ends = [mean([share(right, task, b) - share(left, task, 1.0 - b) for task in shared]) for b in (0.0, 1.0)]
+    return ends[0], ends[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What is compared of one run: `values` has the measure of each chain of a held-out task, by its row."""
+    """What is compared of one run: `values` has the measure of each scored chain of a held-out task, by its row; `lost` counts
+    the others of every task."""
 
     config: dict[str, Any]
     last: dict[str, float]
     step: int | None
     values: dict[str, list[float]]
+    lost: dict[str, int]
+
+    @property
+    def chains(self) -> tuple[int, int]:
+        """The number of chains with a score, and of all."""
+        scored = sum(map(len, self.values.values()))
+        return scored, scored + sum(self.lost.values())
 
     @classmethod
     def read(cls, path: Path, measure: str, when: When) -> _Side:
@@ -115,10 +148,13 @@ class _Side:
             chains = [] if step is None else store.trajectories(step=step, split="validation", limit=1_000_000)
         last = {name: value for row in history.values() for name, value in row.items() if math.isfinite(value)}
         values: dict[str, list[float]] = {}
+        lost: dict[str, int] = {}
         for chain in chains:
+            key = row_key(chain.task)
+            lost[key] = lost.get(key, 0) + (not chain.scored)
             if chain.scored:
-                values.setdefault(row_key(chain.task), []).append(value(chain))
-        return cls(config, last, step, values)
+                values.setdefault(key, []).append(value(chain))
+        return cls(config, last, step, values, lost)
 
 
 def _measure(measure: str, success_at: float) -> Callable[[Trajectory], float]:

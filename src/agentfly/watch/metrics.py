@@ -102,12 +102,24 @@ def rollout_metrics(
         **{f"rollout/outcome/{outcome.value}": _share(outcomes[outcome], num_chains) for outcome in Outcome},
         "rollout/envs": float(num_envs),
         "rollout/chains": float(num_chains),
+        "rollout/scored": float(len(scored)),
         "rollout/trainable": float(sum(trajectory.trainable for trajectory in trajectories)),
         "rollout/tokens": float(tokens),
         "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "rollout/reply_tokens": _share(tokens, num_turns),
+        **_chain_tokens(trajectories),
         **_turn_times(trajectories),
     }
+
+
+def _chain_tokens(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean tokens of the chains by how they ended: shows whether a time limit takes the longest chains out of a step."""
+    tokens: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        outcome = trajectory.outcome
+        end = "lost" if not outcome.trainable else "max_time" if outcome is Outcome.MAX_TIME else "ended"
+        tokens.setdefault(end, []).append(float(trajectory.num_sampled))
+    return {f"rollout/chain_tokens/{end}": _mean(counts) for end, counts in tokens.items()}
 
 
 def _turn_times(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..display import visible
+from .held_out import bounds, interval_text, is_told
 from .warnings import Warned, warnings_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ PLAIN_S = 10.0
 """Seconds between two lines about a long phase in a log."""
 WATCHED = (
     "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/probe_gap", "handover/gap", "rollout/success",
-    "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/world_failure",
-    "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy", "train/logprob_gap", "train/idle_steps",
+    "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time",
+    "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy",
+    "train/logprob_gap", "train/idle_steps",
     "train/grad_norm", "reward/mean", "time/stalls_s", "time/step_s", "time/environments_s",
 )  # fmt: skip
 """The metrics that warnings are made from."""
@@ -182,6 +184,14 @@ class Progress:
             if warned.name not in known:
                 self.note(f"warning: {warned.text}. Try: {warned.tips[0]}")
 
+    def validated(self, metrics: Mapping[str, float]) -> None:
+        """The validation before the first step has ended: a log gets its result. Later ones are in the lines of their steps."""
+        self._metrics |= metrics
+        if self._live is None:
+            figures = [part for part in shown(metrics) if part]
+            about = f"{interval_text(metrics, 'validation/success')}, {metrics.get('validation/chains', 0):,.0f} chains"
+            self._print("before training: " + "  ".join(figures) + about)
+
     def note(self, text: str) -> None:
         """Prints a text above the display."""
         if self.on_note is not None:
@@ -288,7 +298,11 @@ def summary_line(step: int, total_steps: int, metrics: Mapping[str, float], seco
 
 
 def shown(metrics: Mapping[str, float]) -> list[str]:
-    parts = [f"{before}{number(metrics[name], decimals)}{after}" for name, before, after, decimals in SHOWN if name in metrics]
+    parts = [
+        f"{before}{number(metrics[name], decimals)}{after}{_over(metrics, name)}"
+        for name, before, after, decimals in SHOWN
+        if name in metrics
+    ]
     if "reward/mean" not in metrics and "train/loss" in metrics:  # supervised training has no reward
         parts.insert(0, f"loss {number(metrics['train/loss'], 4)}")
     if metrics.get("rollout/envs") or metrics.get("resources/total/failed"):
@@ -296,6 +310,16 @@ def shown(metrics: Mapping[str, float]) -> list[str]:
         told = f" ({failed:,.0f} failed so far)" if failed else ""
         parts.append(f"{number(metrics.get('rollout/envs', 0), 0)} envs{told}")
     return parts
+
+
+def _over(metrics: Mapping[str, float], name: str) -> str:
+    """How many chains a success is over, and its bounds, if more than 1 % of them have no score."""
+    what = name.removesuffix("/success")
+    scored, total = metrics.get(f"{what}/scored"), metrics.get(f"{what}/chains")
+    if what == name or scored is None or total is None or not is_told(scored, total):
+        return ""
+    low, high = bounds(metrics[name], scored, total)
+    return f" of {scored:.0f}/{total:.0f} chains ({low:.2f}-{high:.2f} of all)"
 
 
 def environment_lines(metrics: Mapping[str, float]) -> list[str]:

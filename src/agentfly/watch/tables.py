@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 
 from ..display import visible
 from ..types import Trajectory, Turn
+from .held_out import interval_text, is_part, left_out
 from .metrics import METRICS, describe, unknown
 from .progress import number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+COUNTS = ("validation/tasks", "validation/chains", "validation/scored")
+"""Metrics that are shown without decimals."""
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -110,11 +113,15 @@ def before_after(console: Console, before: Mapping[str, float], after: Mapping[s
     for column in table.columns[1:]:
         column.justify = "right"
     for name in _ordered({**before, **after}):
+        if is_part(name):
+            continue
         left, right = before.get(name, math.nan), after.get(name, math.nan)
         change = right - left
-        sign = "+" if change > 0 else ""
-        table.add_row(name.removeprefix("validation/"), number(left, 3), number(right, 3), sign + number(change, 3))
+        sign, decimals = "+" if change > 0 else "", 3 * (name not in COUNTS)
+        cells = [number(side.get(name, math.nan), decimals) + interval_text(side, name) for side in (before, after)]
+        table.add_row(name.removeprefix("validation/"), *cells, sign + number(change, decimals))
     console.print(table)
+    _notes(console, {"before": before, "after": after})
 
 
 def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
@@ -124,9 +131,24 @@ def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
     table = Table("metric", "value", "meaning")
     table.columns[1].justify = "right"
     for name in _ordered(metrics):
+        if is_part(name):
+            continue
         meaning = "" if unknown([name]) else describe(name).description
-        table.add_row(name, number(metrics[name], 3), meaning)
+        told = number(metrics[name], 3 * (name not in COUNTS)) + interval_text(metrics, name)
+        table.add_row(name, told, meaning)
     console.print(table)
+    _notes(console, {"": metrics})
+
+
+def _notes(console: Console, sides: Mapping[str, Mapping[str, float]]) -> None:
+    """What the figures in brackets are, and how many chains are missing from them."""
+    from rich.text import Text
+
+    if any("validation/success_ci_low" in metrics for metrics in sides.values()):
+        _print(console, Text("in brackets: the 95 % interval, by resampling tasks", style="dim"))
+    for side, metrics in sides.items():
+        if (note := left_out(metrics)) is not None:
+            _print(console, Text(f"{side}: {note}" if side else note, style="yellow"))
 
 
 def sampled_turns(trajectory: Trajectory) -> dict[int, tuple[int, Turn]]:

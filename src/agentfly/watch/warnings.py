@@ -122,11 +122,12 @@ def entropy_collapsed(facts: _Facts) -> Warned | None:
 
 
 def truncated_rising(facts: _Facts) -> Warned | None:
-    """More and more chains end at a limit of tokens or turns."""
+    """More and more chains end at a limit of tokens, turns or time."""
     found = []
     for outcome, tip in (
         ("max_tokens", "raise sampling.max_tokens or agent.max_context, or reward short replies"),
         ("max_turns", "raise agent.max_turns, or reward chains that finish"),
+        ("max_time", "raise agent.chain_timeout_s or the limit that the chains name, or reward quick chains"),
     ):
         name = f"rollout/outcome/{outcome}"
         means = facts.change(name)
@@ -234,7 +235,6 @@ def lost_chains(facts: _Facts) -> Warned | None:
         f"{total:.0%} of the chains of the last steps failed and were not trained on, most of them with {worst}",
         (
             f"open the chains with the outcome {worst}: each names its error",
-            "raise agent.chain_timeout_s if they ran out of time",
             "give the environments more memory or fewer places (resources.pools)",
         ),
         tuple((f"rollout/outcome/{outcome}", share) for outcome, share in shares.items()),

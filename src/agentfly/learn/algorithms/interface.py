@@ -32,8 +32,8 @@ ALWAYS = frozenset({
 })  # fmt: skip
 """The keys of LossSettings that every algorithm with PPO's loss uses."""
 
-_OF_LEARNER = frozenset({"options", "correction", "correction_cap"})
-"""Keys that apply to every algorithm, whatever it reads: the learner multiplies the loss of each token with its weight."""
+_OF_LEARNER = frozenset({"options", "correction", "correction_cap", "truncated"})
+"""Keys that apply to every algorithm, whatever it reads: the learner weights or masks the loss of each token."""
 
 Scope = Literal["token", "chain", "minibatch"]
 

@@ -103,7 +103,8 @@ AGGREGATIONS = {
 LOGGERS = {"jsonl": "file", "tensorboard": "tensorboard", "wandb": "wandb"}
 STORAGE_UNITS = 2
 """Storage units of TransferQueue per node; each reserves a CPU."""
-CRITIC_MINIBATCHES, CRITIC_EPOCHS, CRITIC_LR, CRITIC_WARMUP = 8, 2, 2.5, 7
+BILLION = 10**9
+CRITIC_MINIBATCHES, CRITIC_EPOCHS, CRITIC_WARMUP = 8, 2, 7
 
 
 def whole(value: float, key: str) -> int:
@@ -111,6 +112,11 @@ def whole(value: float, key: str) -> int:
     if value != int(value):
         raise Refusal(f"verl takes a whole number for it ({key})")
     return int(value)
+
+
+def policy_lr(job: Job) -> float:
+    """The learning rate of the policy. verl is for models of a billion weights or more."""
+    return job.config.train.lr_of(BILLION, job.config.lora.rank > 0)
 
 
 def algorithm(name: Any, job: Job) -> Mapping[str, Any]:
@@ -476,6 +482,7 @@ TABLE: dict[str, Rule] = {
     "loss.old_logprobs": made("algorithm.rollout_correction.bypass_mode", old_logprobs),
     "loss.correction": made("algorithm.rollout_correction.rollout_is", correction),
     "loss.correction_cap": made("algorithm.rollout_correction.rollout_is_threshold", lambda value, job: {}),
+    "loss.truncated": refused("verl trains truncated chains: leave it at train"),
     "loss.gamma": to("algorithm.gamma"),
     "loss.lam": to("algorithm.lam"),
     "loss.critic": refused("verl's critic is a separate model: leave it at copy"),
@@ -483,10 +490,10 @@ TABLE: dict[str, Rule] = {
     "loss.value_clip": made("critic.cliprange_value", critic(value_clip)),
     "loss.options": refused("verl has no algorithm with options"),
     # ---- train
-    "train.lr": to(f"{ACTOR}.optim.lr"),
+    "train.lr": made(f"{ACTOR}.optim.lr", lambda value, job: {f"{ACTOR}.optim.lr": policy_lr(job)}),
     "train.critic_lr": made(
         "critic.optim.lr",
-        critic(lambda value, job: {"critic.optim.lr": value or CRITIC_LR * job.config.train.lr}),
+        critic(lambda value, job: {"critic.optim.lr": job.config.train.critic_lr_of(policy_lr(job))}),
     ),
     "train.critic_epochs": made("critic.ppo_epochs", critic(lambda value, job: {"critic.ppo_epochs": value or CRITIC_EPOCHS})),
     "train.critic_minibatches": made("critic.ppo_mini_batch_size", critic(critic_minibatches)),

@@ -7,7 +7,7 @@ export const Text = ({ children }) => clean(children);
 
 /** Outcomes in their colours: finished is good, a limit is a warning, a failure of the world is bad. */
 export const OUTCOME_KIND = {
-  finished: "good", max_turns: "warn", max_tokens: "warn", no_tool_call: "warn", tool_error: "bad", world_failure: "bad", cancelled: "mute",
+  finished: "good", max_turns: "warn", max_tokens: "warn", max_time: "warn", no_tool_call: "warn", tool_error: "bad", world_failure: "bad", cancelled: "mute",
 };
 
 export const Chip = ({ kind = "", label, title, children }) => html`

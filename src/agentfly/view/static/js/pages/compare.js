@@ -55,7 +55,14 @@ function Results({ data }) {
 function verdict(pair) {
   if (pair.error) return clean(pair.error);
   if (!pair.tasks) return "These runs share no held-out task.";
-  return `${clean(pair.verdict)} Difference of ${clean(pair.measure)} over ${count(pair.tasks, "task")}: ${signed(pair.difference)} (95 % interval ${signed(pair.low)} to ${signed(pair.high)}, p = ${num(pair.p, 2)}).`;
+  return `${clean(pair.verdict)} Difference of ${clean(pair.measure)} over ${count(pair.tasks, "task")}: ${signed(pair.difference)} (95 % interval ${signed(pair.low)} to ${signed(pair.high)}, p = ${num(pair.p, 2)}).${missing(pair)}`;
+}
+
+/** How many chains have no score, and what they could change. */
+function missing(pair) {
+  if (!pair.bounds) return "";
+  const lost = pair.scored.map(([scored, all]) => `${num(all - scored)} of ${num(all)}`).join(" and ");
+  return ` ${lost} chains have no score: with them the difference is between ${signed(pair.bounds[0])} and ${signed(pair.bounds[1])}.`;
 }
 
 function Pairs({ data }) {

@@ -11,7 +11,8 @@ import { PHASES, phaseParts } from "../phases.js";
 import { Sources } from "../sources.js";
 
 const NAMES = [
-  "reward/mean", "rollout/success", "validation/success", "validation/reward", "rollout/reply_tokens", "rollout/turns", "rollout/tokens_per_s",
+  "reward/mean", "rollout/success", "rollout/scored", "rollout/chains", "validation/success", "validation/success_ci_low",
+  "validation/success_ci_high", "validation/scored", "validation/chains", "validation/reward", "rollout/reply_tokens", "rollout/turns", "rollout/tokens_per_s",
   "train/logprob_gap", "train/entropy", "train/zero_advantage_groups", "time/step_s", ...PHASES.map(([name]) => name),
 ];
 
@@ -41,6 +42,21 @@ export default function Overview({ run, about, query }) {
 const rows = (answer) => answer?.steps ?? [];
 const last = (points) => (points?.length ? points[points.length - 1][2] : null);
 
+/** Over how many chains the newest success is, with its bounds if more than 1 % have no score; else null. */
+export function over(data, what) {
+  const [share, scored, all] = ["success", "scored", "chains"].map((name) => last(data[`${what}/${name}`]));
+  if (!(all - scored > 0.01 * all)) return null;
+  const good = (share ?? 0) * scored;
+  return `of ${num(scored)} scored of ${num(all)} chains; ${percent(good / all)} to ${percent((good + all - scored) / all)} of all`;
+}
+
+/** The 95 % interval of the newest validation and its number of chains. */
+function interval(data) {
+  const [low, high, all] = ["success_ci_low", "success_ci_high", "chains"].map((name) => last(data[`validation/${name}`]));
+  if (low === null || high === null) return "";
+  return ` (${percent(low)} to ${percent(high)}), ${over(data, "validation") ?? `of ${num(all)} chains`}`;
+}
+
 function Numbers({ data, about, steps }) {
   const step = about.step ?? steps.at(-1)?.step ?? null;
   const recent = (data["time/step_s"] ?? []).slice(-10).map((point) => point[2]).filter(Number.isFinite).sort((a, b) => a - b);
@@ -50,8 +66,8 @@ function Numbers({ data, about, steps }) {
   return html`<${Card}><div class="stats">
     <${Stat} label="Step" value=${num(step)} note=${about.total_steps ? `of ${num(about.total_steps)}` : ""} />
     <${Stat} label="Reward" value=${num(last(data["reward/mean"]), 3)} note="mean of the newest step" />
-    <${Stat} label="Success" value=${percent(last(data["rollout/success"]))} note="of scored chains" />
-    <${Stat} label="Best validation" value=${held.length ? percent(Math.max(...held)) : "–"} note=${held.length ? `now ${percent(held.at(-1))}` : "not validated yet"} />
+    <${Stat} label="Success" value=${percent(last(data["rollout/success"]))} note=${over(data, "rollout") ?? "of scored chains"} />
+    <${Stat} label="Best validation" value=${held.length ? percent(Math.max(...held)) : "–"} note=${held.length ? `now ${percent(held.at(-1))}${interval(data)}` : "not validated yet"} />
     <${Stat} label="Chains" value=${num(about.chains ?? steps.reduce((sum, each) => sum + each.chains, 0))} note="stored" />
     <${Stat} label="Step time" value=${seconds(pace)} note=${left ? `about ${seconds(left)} left` : "median of ten"} />
   </div><//>`;
@@ -100,7 +116,7 @@ function Outcomes({ run, steps }) {
 
 const ORDER = Object.keys(OUTCOME_KIND);
 const order = (name) => (ORDER.indexOf(name) + 100) % 100;
-const CLASSES = { finished: "k-good", max_turns: "s2", max_tokens: "o-tokens", no_tool_call: "s6", tool_error: "k-bad", world_failure: "o-world", cancelled: "k-mute" };
+const CLASSES = { finished: "k-good", max_turns: "s2", max_tokens: "o-tokens", max_time: "s3", no_tool_call: "s6", tool_error: "k-bad", world_failure: "o-world", cancelled: "k-mute" };
 const outcomeClass = (name) => CLASSES[name] ?? "k-mute";
 
 function Times({ data }) {
