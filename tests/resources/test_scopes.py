@@ -48,10 +48,10 @@ def test_a_group_that_fails_ends_the_instance_and_nothing_else(placement: str, d
         async with ResourceManager(None, spec_of(Scoped, placement=placement, max=2)) as manager:
             async with manager.lease([Scoped], Task("lives", (), {})) as other:
                 async with manager.lease([Scoped], Task("dies", (), {"dead": dead})) as lease:
+                    if dead == "idle":
+                        await lease.call(Scoped, "hang_up")
+                        await asyncio.sleep(0.01)
                     with pytest.raises(WorldError, match=r"Scoped ended: .* OSError: the server ended"):
-                        if dead == "idle":
-                            await lease.call(Scoped, "hang_up")
-                            await asyncio.sleep(0.01)
                         await asyncio.wait_for(lease.call(Scoped, "ask", wait=True), 30)
                 assert await other.call(Scoped, "ask") == 7
             async with manager.lease([Scoped], Task("next", (), {})) as lease:

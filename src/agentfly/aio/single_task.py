@@ -1,8 +1,8 @@
 """`SingleTask`: one asyncio task in which the async methods of an object run, from its first call to its closing.
 
-A cancel scope or task group that one method enters and another leaves belongs to the task that entered it: anyio refuses to leave it
-in another task, and cancels the task that entered it if the group fails. Here that is the object's own task, so the failure ends
-the object alone.
+A cancel scope or task group that one method enters and another leaves belongs to the task that entered it: anyio refuses to
+leave it in another task, and cancels the task that entered it if the group fails. Here that is the object's own task, so the
+failure ends the object alone.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ..errors import WorldError, contained
 from .deadline import Alarm, Expired, within
@@ -103,9 +103,9 @@ class SingleTask:
         except StopIteration as stop:
             self._busy = False
             return stop.value
-        except BaseException as error:
+        except BaseException as raised:
             self._busy = False
-            raise contained(error) from error
+            raise contained(raised) from raised
         call = self._call = _Call(coroutine, waiting, asyncio.get_running_loop().create_future())
         self._stir()
         try:
@@ -194,14 +194,16 @@ class SingleTask:
         call.alarm = Alarm(None)
         if call.done.done() or self.why is not None:
             call.give_up()  # before the task came to it
+        value: Any = None
+        error: BaseException | None = None
         try:
-            value, error = await within(call, None, call.alarm), None
+            value = await within(cast(Awaitable[Any], call), None, call.alarm)
         except asyncio.CancelledError:
             raise
         except Expired:
-            value, error = None, WorldError(self.why or "the call was given up")
+            error = WorldError(self.why or "the call was given up")
         except BaseException as raised:  # noqa: BLE001 - `run` raises it
-            value, error = None, raised
+            error = raised
         self._call, self._busy, call.alarm = None, False, None
         call.settle(value, error)
 

@@ -73,8 +73,8 @@ class MlflowTracker:
 def metric_name(name: str) -> str:
     """The name in MLflow: `rollout/tool_calls/add` is `rollout/tool_calls.add`.
 
-    MLflow's own folder keeps a metric in a file of its name, so `rollout/tool_calls` would be a file and a folder. With one slash
-    in every name no metric is in the folder of another. A name without one gets the section `run`.
+    MLflow's own folder keeps a metric in a file of its name, so `rollout/tool_calls` would be a file and a folder. With one
+    slash in every name no metric is in the folder of another. A name without one gets the section `run`.
     """
     section, slash, rest = name.partition("/")
     return f"{_clean(section)}/{_clean(rest.replace('/', '.'))}" if slash else f"run/{_clean(name)}"
