@@ -11,6 +11,8 @@ import pytest
 
 from agentfly.cli import main
 
+from .engines.fake_server import chat_server, piece, said
+
 RECIPE = """
 [agent]
 model = "pocket"
@@ -97,3 +99,19 @@ def test_a_conversation_that_cannot_begin_is_refused(
     words: list[str], sentence: str, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in out(capsys, "chat", *[word.format(recipe=recipe) for word in words], code=2)
+
+
+def test_a_model_behind_an_address_is_talked_to_evaluated_and_listed_by_its_name(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = [piece({"role": "assistant", "content": "Answer: 3"}), piece({}, "stop"), "data: [DONE]"]
+    with chat_server(stream, *[said("Answer: 3")] * 20) as server:
+        model = f"openai:org/mine@{server.url}"
+        found = events_of(out(capsys, "chat", model, "--recipe", recipe, "--message", "1 + 2?", "--json"))
+        assert [event["text"] for event in found if event["event"] == "text"] == ["Answer: 3"]
+        out(capsys, "eval", recipe, "--model", model, f"run.dir={tmp_path}/runs")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("eval-openai-mine")
+    listed = out(capsys, "runs", tmp_path / "runs")
+    assert "openai:mine" in listed
+    assert "v1" not in listed

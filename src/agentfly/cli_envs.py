@@ -1,7 +1,7 @@
 """`agentfly envs`: list the worlds, examine one, measure it, play it by hand in the terminal.
 
     agentfly envs [list]
-    agentfly envs check NAME
+    agentfly envs check NAME [--tasks FILE] [--count N]
     agentfly envs bench NAME [--instances 1,64,1024] [--seconds S] [--json PATH]
     agentfly envs play NAME [--task-set SET] [--split SPLIT] [--index I] [--seed S]
     agentfly envs serve NAME [--host H] [--port P] [--max N] [--token-env NAME] [--placement PLACE] [--option KEY=VALUE]
@@ -14,6 +14,7 @@ NAME is a registered name, module:Class or file.py:Class. `envs.worlds` finds wh
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import sys
@@ -26,6 +27,16 @@ from .errors import ConfigError
 if TYPE_CHECKING:
     from .envs.worlds import World
 
+EXAMPLE = """
+    @staticmethod
+    def conformance():
+        return {
+            "tasks": [{"seed": 1}, {"seed": 2}],                                   # rows with the fields that reset reads
+            "actions": lambda rng, seen: ("open", {"number": rng.randrange(10)}),  # the next call of a random player
+            "solver": lambda env, task: env.open(env.right),                       # plays a task to the full score
+            "score": lambda env, task: env.score,
+        }
+"""
 ENDED_PIPE = 141
 """The exit code that a shell reports for a program ended by SIGPIPE."""
 
@@ -45,6 +56,10 @@ def add_parser(commands: Any) -> None:
     listed.set_defaults(run=run_list)
 
     check = _verb(verbs, "check", "examine an environment: determinism, resets, scores, leaks")
+    check.add_argument(
+        "--tasks", metavar="FILE", help="rows to reset it with: a file or a task set; left out: those of the class"
+    )
+    check.add_argument("--count", type=int, default=3, metavar="N", help="how many of these rows")
     check.set_defaults(run=run_check)
 
     bench = _verb(verbs, "bench", "steps per second, start-up time and memory in our pools")
@@ -117,13 +132,29 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Run `check_env`. The class may say how to play it in `conformance()`."""
+    from .data import is_file_name, load_tasks, read_rows
     from .envs.check import check_env
-    from .envs.worlds import check_usable
+    from .envs.worlds import as_tasks, check_usable
 
     world = _world(arguments)
     check_usable(world)
-    report = check_env(arguments.name, **world.conformance())
+    told = world.conformance()
+    known = list(inspect.signature(check_env).parameters)[1:]
+    if unknown := [name for name in told if name not in known]:
+        raise ConfigError(
+            f"{world.name}: conformance() returns {unknown[0]!r}, which check_env does not take: it takes {', '.join(known)}"
+        )
+    if arguments.tasks is not None:
+        rows = read_rows(arguments.tasks)[: arguments.count] if is_file_name(arguments.tasks) else []
+        bare = rows and not any({"question", "messages"} & set(row) for row in rows)  # an environment needs no question
+        told["tasks"] = as_tasks(rows) if bare else load_tasks(arguments.tasks, split="train", count=arguments.count)
+    report = check_env(arguments.name, **told)
     print(report)
+    if missing := [name for name in ("tasks", "actions", "solver") if name not in told]:
+        print(
+            f"\nTo check more, say {' and '.join(missing)} in a static method `conformance()` of "
+            f"{world.name.rpartition(':')[2]}; it returns the arguments of `agentfly.check_env`, as in\n{EXAMPLE}"
+        )
     return 0 if report.ok else 1
 
 

@@ -31,7 +31,7 @@ def test_a_coroutine_that_never_waits_arms_no_timer(monkeypatch):
         raise ValueError("at once")
 
     async def main() -> None:
-        monkeypatch.setattr(deadline, "_Alarm", no_alarm)
+        monkeypatch.setattr(deadline, "Alarm", no_alarm)
         assert await within(quick(), 1) == 5
         with pytest.raises(ValueError, match="at once"):
             await within(broken(), 1)

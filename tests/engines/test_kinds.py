@@ -10,7 +10,7 @@ import pytest
 
 import agentfly
 from agentfly.config import Config
-from agentfly.engines import open_engine
+from agentfly.engines import open_engine, short_name
 from agentfly.errors import ConfigError
 from agentfly.testing import ScriptedEngine
 
@@ -219,3 +219,23 @@ def test_reading_such_a_config_loads_nothing_heavy():
         "print(sorted({'torch', 'transformers', 'vllm', 'httpx'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "address", "shown"),
+    [
+        ("openai:mine@http://host:8/v1", "mine", "http://host:8/v1", "openai:mine"),
+        ("openai:org/mine@http://host/v1", "org/mine", "http://host/v1", "openai:mine"),
+        ("openai:@cf/meta/llama@https://host/v1", "@cf/meta/llama", "https://host/v1", "openai:llama"),
+        ("openai:@cf/meta/llama", "@cf/meta/llama", None, "openai:llama"),
+        ("openai:claude@20250219", "claude@20250219", None, "openai:claude@20250219"),
+        ("openai:claude@20250219@https://host", "claude@20250219", "https://host", "openai:claude@20250219"),
+    ],
+)
+def test_the_address_begins_at_the_last_at_sign_and_is_not_shown(
+    model: str, name: str, address: str | None, shown: str
+) -> None:
+    engine, _ = open_engine(model, api_key="k", **({} if address else {"base_url": "http://default/v1"}))
+    assert (engine.model_name, engine.base_url) == (name, address or "http://default/v1")
+    assert short_name(model) == shown
+    assert short_name("/a/b/") == "b"

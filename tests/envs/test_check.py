@@ -79,8 +79,8 @@ def check(make: Any, **options: Any) -> Report:
 def test_a_good_environment_passes(make: type) -> None:
     report = check(make)
     assert report.complete, str(report)
-    assert set(report.figures) == {"start_s", "steps_per_s", "memory_kb"}
-    assert re.search(r"start [\d.]+ (s|ms|µs), steps [\d,.]+/s, memory [-\d,.]+ (KB|MB)$", str(report))
+    assert set(report.figures) == {"start_s", "reset_s", "steps_per_s", "memory_kb"}
+    assert re.search(r"start [\d.]+ (s|ms|µs), reset [\d.]+ (s|ms|µs), steps [\d,.]+/s, memory [-\d,.]+ (KB|MB)$", str(report))
 
 
 def test_what_is_not_declared_is_reported_as_not_checked() -> None:
@@ -438,6 +438,34 @@ class Lamp:
     with contextlib.redirect_stdout(out):
         assert main(["envs", "check", "bare_lamp.py:Lamp"]) == 0
     assert "not checked  same seed, same episode: give `actions`" in out.getvalue()
+
+
+def test_the_command_says_how_to_play_and_takes_rows_from_a_file(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cities.py").write_text(
+        """
+class City:
+    def reset(self, task): return task.fields["city"]
+    def close(self): pass
+class Odd(City):
+    def conformance(self): return {}
+class Strange(City):
+    @staticmethod
+    def conformance(): return {"players": 2}
+"""
+    )
+    (tmp_path / "rows.jsonl").write_text('{"city": "Oslo"}\n{"city": "Rome"}\n')
+    monkeypatch.chdir(tmp_path)
+    assert main(["envs", "check", "cities.py:City"]) == 1
+    said = capsys.readouterr().out
+    assert "reset reads 'city', which task check does not have: give `tasks` with that field" in said
+    assert "say tasks and actions and solver in a static method `conformance()` of City" in said
+    assert main(["envs", "check", "cities.py:City", "--tasks", "rows.jsonl"]) == 0
+    assert "say actions and solver in" in capsys.readouterr().out
+    for name, sentence in (("Odd", "make it a @staticmethod"), ("Strange", "returns 'players', which check_env does not take")):
+        assert main(["envs", "check", f"cities.py:{name}"]) == 2
+        assert sentence in capsys.readouterr().err
 
 
 FAULTS = [

@@ -236,3 +236,49 @@ class Digger:
         return [[] for _ in range(200_000)]
 
     def close(self) -> None: ...
+
+
+class Scoped(Environment):
+    """Holds an anyio task group from `reset` to `close`, as clients of servers do. The group fails if the task says `dead`."""
+
+    closed: ClassVar[list[str]] = []
+    """Per instance, what leaving the group raised."""
+    group: Any = None
+
+    async def reset(self, task: Task) -> None:
+        import anyio  # late: this module is also imported in images without it
+
+        await self.close()
+        self.group = await anyio.create_task_group().__aenter__()
+        self.group.start_soon(self.receive, task.fields.get("dead"))
+        self.gone = anyio.Event()
+        if task.fields.get("dead") == "reset":
+            await asyncio.Event().wait()
+
+    async def receive(self, dead: str | None) -> None:
+        if dead == "reset":
+            raise OSError("the server ended")
+        if dead:
+            await self.gone.wait()
+            raise OSError("the server ended")
+        await asyncio.Event().wait()
+
+    async def ask(self, wait: bool = False) -> int:
+        """With `dead = "call"` the server ends during this call."""
+        self.gone.set()
+        await (asyncio.Event().wait() if wait else asyncio.sleep(0))
+        return 7
+
+    def hang_up(self) -> None:
+        self.gone.set()
+
+    async def close(self) -> None:
+        if self.group is not None:
+            group, self.group = self.group, None
+            group.cancel_scope.cancel()
+            try:
+                await group.__aexit__(None, None, None)
+            except BaseException as error:
+                self.closed.append(f"{type(error).__name__}")
+                raise
+            self.closed.append("")

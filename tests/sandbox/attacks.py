@@ -211,8 +211,33 @@ KERNEL = [
         ("real-time scheduling", "144, 119, 0, 77, None", "same"),
         ("message queues", '240, 180, ctypes.c_char_p(b"no_such"), 0', "same"),
         ("watch the whole file system", "300, 262, 1 << 30, 0", "root"),
+        ("asynchronous I/O contexts", "206, 0, 1, ctypes.byref(ctypes.c_ulong(0))", "same"),
+        ("end an asynchronous I/O context", "207, 1, 1", "same"),
+        ("submit asynchronous I/O", "209, 2, 1, 0, None", "same"),
+        ("read asynchronous I/O", "208, 4, 1, 0, 0, None, None", "same"),
+        ("event queues", "294, 26, 0", "same"),
+        ("watch a file", '254, 27, -1, ctypes.c_char_p(b"."), 2', "same"),
+        ("flush the whole machine", "306, 267, -1", "same"),
+        ("cached pages of a file", "451, 451, -1, None, None, 0", "won(call(451, 451, -1, None, None, 0) != errno.EPERM)"),
         ("a filter of its own", "317, 277, 99, 0, None", "same"),
     ),
+    Attack("lock a file of the machine", """
+import fcntl, json
+with open(json.__file__) as file:
+    if call(73, 32, file.fileno(), 2 | 4) == 0:
+        won()
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+won()"""),
+    Attack("lease a file of the machine", """
+import fcntl, json
+with open(json.__file__) as file:
+    fcntl.fcntl(file, 1024, 0)
+won()"""),
+    Attack("watch a folder of the machine", """
+import fcntl, json
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open(os.path.dirname(json.__file__), os.O_RDONLY), 1026, 1)
+won()"""),
     Attack("new user namespace by clone", """
 pid = libc.syscall(ctypes.c_long(56 if X86 else 220), ctypes.c_long(0x10000000 | 17), None, None, None, None)
 if pid == 0:

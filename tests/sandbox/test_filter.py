@@ -113,6 +113,17 @@ def test_some_calls_depend_on_their_arguments(arch: str) -> None:
     assert verdict(arch, METADATA["fchmod"][COLUMN[arch]]) == ALLOW
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_session": True}, {"keep_session": True, "lone_pid": 77}], ids=str)
+@pytest.mark.parametrize("arch", COLUMN)
+def test_no_file_is_locked_leased_or_watched(arch: str, options: dict[str, object]) -> None:
+    calls = {name: numbers[COLUMN[arch]] for name, numbers in _ARGUMENT_CALLS.items()}
+    assert verdict(arch, calls["flock"], 3, 2, **options) == ENOSYS
+    for command in (1024, 1026, 1024 | 1 << 32):  # F_SETLEASE, F_NOTIFY; the kernel reads the low half
+        assert verdict(arch, calls["fcntl"], 3, command, 1, **options) == EPERM
+    for command in (1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1033):  # flags, record locks, pipes, seals
+        assert verdict(arch, calls["fcntl"], 3, command, **options) == ALLOW
+
+
 @pytest.mark.parametrize("arch", COLUMN)
 def test_memory_and_files_that_no_limit_counts_depend_on_their_arguments(arch: str) -> None:
     calls = {name: numbers[COLUMN[arch]] for name, numbers in _ARGUMENT_CALLS.items()}

@@ -13,11 +13,27 @@ from typing import Any
 
 import pytest
 
-from agentfly import plugins
+import agentfly
+from agentfly import Task, plugins, tool
 from agentfly.errors import ConfigError, MissingExtra, UnknownName
 from agentfly.watch import Trackers, open_trackers
 from agentfly.watch.jsonl import JsonlTracker
 from agentfly.watch.samples import sample_rows, wants_samples
+from tests.tiny import ROWS, save_tiny_model, tiny_agent
+
+
+class Cave:
+    """An environment of the training whose metrics the trackers receive."""
+
+    def reset(self, task: Task) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@tool(name="look", register=False)
+async def look(cave: Cave) -> str:
+    """Look around."""
+    return "dark"
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
@@ -214,7 +230,7 @@ client = MlflowClient(tracking_uri=(Path(sys.argv[1]) / "mlflow").absolute().as_
 history = client.get_metric_history(run.info.run_id, "reward/mean")
 assert [(each.step, each.value) for each in history] == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)], history
 assert run.data.params == {"train.lr": "1e-05"}
-assert set(run.data.metrics) == {"reward/mean", "rollout/tool_calls/a_b"}
+assert set(run.data.metrics) == {"reward/mean", "rollout/tool_calls.a_b"}
 assert run.info.status == "FINISHED" and run.info.run_name == "run"
 assert [each.path for each in client.list_artifacts(run.info.run_id, "chains")] == ["chains/train-000001.json"]
 said = []
@@ -230,14 +246,76 @@ print("all read")
 )
 
 
-def run_script(script: str, folder: Path, **environment: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "TRACKIO", "OTEL"))}
+def run_script(script: str, folder: Path, *arguments: str, **environment: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "TRACKIO", "OTEL", "WANDB"))}
     done = subprocess.run(
-        [sys.executable, "-c", script, str(folder)],
+        [sys.executable, "-c", script, str(folder), *arguments],
         capture_output=True, text=True, timeout=800, stdin=subprocess.DEVNULL, env={**kept, "HOME": str(folder), **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+def test_no_name_in_mlflow_is_the_folder_of_another() -> None:
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'agentfly[mlflow]'")
+    from mlflow.utils.validation import _validate_metric_name
+
+    from agentfly.ext.trackers.mlflow_tracker import metric_name
+
+    given = ["a", "a/b", "a/b/c", "a/b/c/d", "a//b", "a/b/", "/a", "a/..", "../a", "..", "a/.", "", "a/", "a@b/c", "a/é" * 200]
+    names = [metric_name(name) for name in given]
+    for name in names:
+        _validate_metric_name(name)
+        assert name.count("/") == 1
+    assert metric_name("rollout/tool_calls/add") == "rollout/tool_calls.add"
+    assert len(set(names)) >= len(names) - 2
+
+
+@pytest.fixture(scope="module")
+def real_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The metrics of a training with a tool, an environment and a validation, as `metrics.jsonl`."""
+    folder = tmp_path_factory.mktemp("steps")
+    agent = tiny_agent(save_tiny_model(folder / "model"), tools=[look])
+    settings = {"train": {"steps": 2}, "num_tasks": 2, "num_chains": 2, "threads": 1, "validation_count": 2}
+    agentfly.train(agent, ROWS, run={"dir": str(folder), "name": "run"}, **settings)
+    return folder / "run" / "metrics.jsonl"
+
+
+REAL = (
+    CHAINS
+    + """
+import json, os, sys
+os.environ["WANDB_MODE"] = "offline"
+from pathlib import Path
+from agentfly.watch import open_trackers
+kind = sys.argv[2]
+said = []
+steps = [json.loads(line) for line in open(sys.argv[3])]
+trackers = open_trackers([kind], sys.argv[1], {"train": {"lr": 1e-5}}, "run", warn=said.append)
+for step in steps:
+    metrics = {name: float("nan") if value is None else value for name, value in step.items() if name != "step"}
+    trackers.log_chains(chains(), "train", step["step"])
+    trackers.log(metrics, step["step"])
+assert trackers.names == ["jsonl", kind], said
+if kind == "mlflow":
+    stored = trackers._open[kind]._client.get_run(trackers._open[kind]._id).data.metrics
+    given = {name for step in steps for name, value in step.items() if value is not None and name != "step"}
+    assert len(stored) == len(given), (sorted(given), sorted(stored))
+trackers.close()
+assert not any("dropped" in line for line in said), said
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow", "trackio", "opentelemetry"])
+def test_every_tracker_takes_the_metrics_of_a_real_step(kind: str, real_steps: Path, tmp_path: Path) -> None:
+    pytest.importorskip({"opentelemetry": "opentelemetry.sdk"}.get(kind, kind))
+    lines = [json.loads(line) for line in real_steps.read_text().splitlines()]
+    assert any("rollout/tool_calls" in line and "rollout/tool_calls/look" in line for line in lines)
+    assert any("validation/success" in line for line in lines)
+    run_script(REAL, tmp_path, kind, str(real_steps), TRACKIO_DIR=str(tmp_path / "trackio"))
 
 
 @pytest.mark.slow

@@ -177,12 +177,15 @@ class Expired(Exception):
     """The deadline passed."""
 
 
-class _Alarm:
-    """Cancels the current task at the deadline, and once more after the grace period; `rings` counts how often."""
+class Alarm:
+    """Cancels the current task at the deadline, and once more after the grace period; `rings` counts how often.
+
+    Without a deadline (None), when `expire` is called.
+    """
 
     __slots__ = ("_deadlines", "_task", "before", "rings", "wanted")
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task(loop)
         if task is None:
@@ -191,8 +194,9 @@ class _Alarm:
         self._task = task
         self.before = task.cancelling()
         self.rings = 0
-        self.wanted = True
-        self._deadlines.add(time.monotonic() + timeout_s, self)
+        self.wanted = timeout_s is not None
+        if timeout_s is not None:
+            self._deadlines.add(time.monotonic() + timeout_s, self)
 
     def expire(self) -> None:
         self.rings += 1
@@ -211,8 +215,8 @@ class _Alarm:
 
 
 @types.coroutine
-def within(awaitable: Awaitable[Any], timeout_s: float) -> Generator[Any, Any, Any]:
-    """Await a coroutine, or any awaitable, for at most `timeout_s` seconds.
+def within(awaitable: Awaitable[Any], timeout_s: float | None, alarm: Alarm | None = None) -> Generator[Any, Any, Any]:
+    """Await a coroutine, or any awaitable, for at most `timeout_s` seconds, or until `alarm` is rung.
 
     Raises `Expired` when the time is over, also if the coroutine swallows its cancellation and returns a value. A
     cancellation from outside stays a `CancelledError`, and wins if both come in the same tick of the loop. KeyboardInterrupt,
@@ -225,7 +229,7 @@ def within(awaitable: Awaitable[Any], timeout_s: float) -> Generator[Any, Any, A
         return stop.value
     except BaseException as error:  # noqa: BLE001 - raised again, as an Exception
         raise _failure(error)  # noqa: B904 - `contained` sets the cause
-    alarm = _Alarm(timeout_s)
+    alarm = alarm or Alarm(timeout_s)
     closed = False
     try:
         while True:

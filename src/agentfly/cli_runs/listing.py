@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..engines import short_name
 from ..errors import AgentFlyError, ConfigError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
         table.add_row(
             Text(run.state or "?", style=STATES.get(run.state or "", "")),
             Text(clean(run.name)),
-            Text(clean(str(run.model or "-").rstrip("/").rpartition("/")[2] or "-")),
+            Text(clean(short_name(str(run.model or "-")))),
             Text(clean(str(run.world or "-"))),
             Text(clean(str(run.algorithm or "-"))),
             step,

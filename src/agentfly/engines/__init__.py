@@ -13,6 +13,7 @@ that the engine does not have, or a value out of bounds, raises a ConfigError; `
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..net.address import is_url
 from ..types import Engine, Renderer, Sampling
 from .options import LocalOptions, check_cache_size, check_trained_sampling, check_value, options_of
 
-__all__ = ["check_engine", "check_trained_sampling", "engine_options", "open_engine"]
+__all__ = ["check_engine", "check_trained_sampling", "engine_options", "open_engine", "short_name"]
 
 _LOADING = ("device", "dtype")
 _RENDERING = ("chat_template", "template_args")
@@ -105,7 +106,7 @@ def _already_open(model: Any, options: Mapping[str, Any]) -> tuple[Engine, Rende
 
 def _chat_options(model: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Split openai:NAME@URL: the name, and the options with the URL as base_url."""
-    name, _, base_url = model.removeprefix("openai:").partition("@")
+    name, base_url = _split(model)
     if not name:
         raise ConfigError("'openai:' needs a model: openai:MODEL or openai:MODEL@http://host:port/v1")
     if not base_url:
@@ -118,6 +119,22 @@ def _chat_options(model: str, options: dict[str, Any]) -> tuple[str, dict[str, A
             "or password in it"
         )
     return name, {**options, "base_url": base_url}
+
+
+def _split(model: str) -> tuple[str, str]:
+    """The name and the address of openai:NAME@URL. A name may have an @, as in `@cf/meta/llama` and `claude@20250219`."""
+    whole = model.removeprefix("openai:")
+    if found := re.search(r"@(?=\w+:/)", whole):
+        return whole[: found.start()], whole[found.end() :]
+    name, _, tail = whole.rpartition("@")
+    return (name, tail) if name and not tail.isdigit() else (whole, "")
+
+
+def short_name(model: str | Path) -> str:
+    """The name of a model to show: the last part of a path or hub name, and no address."""
+    remote = str(model).startswith("openai:")
+    text = _split(str(model))[0] if remote else str(model)
+    return ("openai:" if remote else "") + (Path(text).name or "model")
 
 
 def _open_local(name: str | Path, options: Mapping[str, Any]) -> tuple[Engine, Renderer]:

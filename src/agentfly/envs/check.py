@@ -13,23 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ..errors import ConfigError
 from ..resources.spec import Spec, spec_of
 from ..types import Task
+from . import check_conduct, check_effects
 from .check_growth import grows
 from .check_report import Check, Failed, Report, Skipped, Status
 from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
 from .worlds import as_tasks
 
 __all__ = ["Check", "Report", "check_env"]
+
+SEEDS = 6
+"""Random episodes per task that are compared with each other: what is rare shows in one of them."""
 
 
 def check_env(
@@ -79,25 +84,39 @@ class _Examination:
     count: int = 0
     pays: bool | None = None
     """Whether the solver's calls return rewards; None until it is known."""
+    checking: str = ""
+    hung: str = ""
+    """The call that hung; the examination gives up after the first."""
+    resets: list[float] = field(default_factory=list)
+    before: dict[str, Any] = field(default_factory=dict)
 
     async def run(self) -> Report:
+        self.before = check_effects.settings()
         rows: list[tuple[str, Callable[[], Awaitable[str | None]]]] = [
             ("starts and resets", self.starts),
             ("same seed, same first observation", self.same_first),
             ("same seed, same episode", self.same_episode),
+            ("the solver plays the same episode again", partial(check_conduct.same_solution, self)),
+            ("two tasks are two games", partial(check_conduct.tasks_differ, self)),
             ("reset leaves no trace", self.no_trace),
             ("instances do not influence each other", self.side_by_side),
             ("a cancelled call leaves it usable or closed", self.cancelled),
             ("closing twice is fine", self.close_twice),
             ("calls after the end are refused", self.after_done),
+            ("the solver's last move ends the episode", partial(check_conduct.tells_end, self)),
             ("the solver's score is full", self.solver_full),
+            ("scores are finite and at most full", partial(check_conduct.bounded, self)),
             ("doing nothing is not enough", self.nothing_less),
             ("acting at random is not enough", self.random_less),
             ("no reward without acting", self.no_free_reward),
+            ("the event loop is not held up", partial(check_conduct.responsive, self)),
+            ("the process stays as it was", partial(check_conduct.leaves_no_mark, self)),
             ("memory and handles do not grow", self.no_growth),
+            ("plays alike in a worker process", self.in_worker),
         ]
         for name, check in rows:
             status: Status = "passed"
+            self.checking = name
             try:
                 detail = await check()
             except Skipped as reason:
@@ -111,21 +130,35 @@ class _Examination:
             except Exception as error:  # noqa: BLE001 - any way an environment can fail is a finding
                 status, detail = "failed", f"{type(error).__name__}: {error}"
             self.report.checks.append(Check(name, status, detail or ""))
-            if name == rows[0][0] and status == "failed":
-                self.report.checks += [Check(other, "not checked", "it does not start") for other, _ in rows[1:]]
+            if status == "failed" and (self.hung or name == rows[0][0]):
+                # Every further call would wait for the same hang.
+                why = f"{self.hung} hangs: see {name!r}" if self.hung else "it does not start"
+                self.report.checks += [Check(other, "not checked", why) for other, _ in rows[len(self.report.checks) :]]
                 break
+        check_effects.restore(self.before)
         if self.report.ok:
             await self.measure()
         return self.report
 
     @asynccontextmanager
-    async def subject(self) -> AsyncIterator[Subject]:
+    async def subject(self, watch: check_effects.Stopwatch | None = None) -> AsyncIterator[Subject]:
         self.count += 1
-        subject = Subject(self.spec, self.timeout_s, self.count)
+        spec = replace(self.spec, name=f"{self.spec.name} (in the check {self.checking!r})")  # for what is logged
+        subject = Subject(spec, self.timeout_s, self.count, watch)
         try:
             yield await subject.start()
         finally:
+            called = subject.hung
             await subject.discard()
+            self.resets += subject.resets
+            self.hung = self.hung or subject.hung
+            if subject.hung and not called:
+                raise Failed(f"close did not return within {self.timeout_s:g} s")
+
+    async def in_worker(self) -> str | None:
+        if not self.report.ok:
+            raise Skipped("other checks failed")  # a worker process costs more than they do
+        return await check_conduct.in_worker(self)
 
     def need_actions(self) -> None:
         if self.play.actions is None:
@@ -142,7 +175,12 @@ class _Examination:
         async with self.subject() as subject:
             self.report.figures["start_s"] = time.perf_counter() - started
             for task in self.tasks:
-                await subject.reset(task)
+                try:
+                    await subject.reset(task)
+                except KeyError as error:
+                    raise Failed(
+                        f"reset reads {error}, which task {task.id} does not have: give `tasks` with that field"
+                    ) from error
 
     async def same_first(self) -> None:
         for task in self.tasks:
@@ -155,8 +193,12 @@ class _Examination:
     async def same_episode(self) -> None:
         self.need_actions()
         for task in self.tasks:
-            first, second = [await self.fresh_episode(task, self.seed) for _ in range(2)]
-            _same(first, second, f"task {task.id}: two instances")
+            started, seeds = time.perf_counter(), SEEDS
+            first = [await self.fresh_episode(task, self.seed)]
+            if time.perf_counter() - started < check_conduct.SLOW_S:
+                first += [await self.fresh_episode(task, self.seed + number) for number in range(1, seeds)]
+            for number, lines in enumerate(first):
+                _same(lines, await self.fresh_episode(task, self.seed + number), f"task {task.id}: two instances")
 
     async def no_trace(self) -> str | None:
         last = self.tasks[-1]
@@ -286,7 +328,7 @@ class _Examination:
             async with self.subject() as subject:
                 await subject.reset(task)
                 value = await self.scored(subject, task, self.solver)
-                if value < self.full - 1e-9:
+                if not value >= self.full - 1e-9:  # NaN is not full either
                     raise Failed(f"task {task.id}: the solver scores {value:g}, full is {self.full:g}")
 
     async def nothing_less(self) -> None:
@@ -361,9 +403,10 @@ class _Examination:
                 async with self.subject() as subject:
                     await self.one(subject, number)
 
-            await grows("instances that are made and closed", fresh)
-            async with self.subject() as subject:
-                await grows("an instance that is reset", partial(self.one, subject))
+            with check_effects.created() as left:
+                await grows("instances that are made and closed", fresh, left)
+                async with self.subject() as subject:
+                    await grows("an instance that is reset", partial(self.one, subject), left)
         finally:
             if not tracing:
                 tracemalloc.stop()
@@ -373,6 +416,7 @@ class _Examination:
 
     async def measure(self) -> None:
         """Measure speed and memory; they are reported, not judged."""
+        self.report.figures["reset_s"] = statistics.median(self.resets)
         task, steps, started = self.tasks[0], 0, time.perf_counter()
         async with self.subject() as subject:
             while time.perf_counter() - started < 0.2:

@@ -1,4 +1,4 @@
-"""Leaks: whether memory, files, threads or child processes of this process grow in every round of episodes.
+"""Leaks: whether memory, open or left files, threads or child processes of this process grow in every round of episodes.
 
 One round is played before the first measurement, for what is loaded once. Slow worlds play fewer episodes. Without /proc only
 Python's memory and threads are counted.
@@ -34,10 +34,11 @@ class Mark:
     files: int
     threads: int
     children: int
+    left: int
 
 
-async def grows(what: str, play: Callable[[int], Awaitable[None]]) -> None:
-    """Play rounds of episodes. Raises Failed if something grows in every round."""
+async def grows(what: str, play: Callable[[int], Awaitable[None]], left: Callable[[], list[str]]) -> None:
+    """Play rounds of episodes. Raises Failed if something grows in every round. `left` returns the files that remain."""
     marks: list[Mark] = []
     episodes = MAX_EPISODES
     for number in range(ROUNDS):
@@ -49,20 +50,23 @@ async def grows(what: str, play: Callable[[int], Awaitable[None]]) -> None:
                 break
         gc.collect()
         if number:
-            marks.append(_mark())
+            marks.append(_mark(len(left())))
     for name, leak in (("python", LEAK_BYTES), ("process", PROCESS_LEAK_BYTES)):
         steps = [(getattr(later, name) - getattr(sooner, name)) / episodes for sooner, later in pairwise(marks)]
         if min(steps) > leak:
             owner = "" if name == "python" else " (of the whole process)"
             raise Failed(f"{what} grow by {min(steps) / 1024:.1f} KiB per episode{owner}")
+    if all(sooner.left < later.left for sooner, later in pairwise(marks)):
+        raise Failed(f"{what} leave files or folders behind, {marks[-1].left} so far, such as {left()[-1]}")
     for name, called in (("files", "open files"), ("threads", "threads"), ("children", "child processes")):
         counts = [getattr(mark, name) for mark in marks]
         if all(sooner < later for sooner, later in pairwise(counts)):
             raise Failed(f"{what}: {called} grow from {counts[0]} to {counts[-1]}")
 
 
-def _mark() -> Mark:
-    return Mark(tracemalloc.get_traced_memory()[0], _process_bytes(), _num_files(), threading.active_count(), _num_children())
+def _mark(left: int) -> Mark:
+    python = tracemalloc.get_traced_memory()[0]
+    return Mark(python, _process_bytes(), _num_files(), threading.active_count(), _num_children(), left)
 
 
 def _process_bytes() -> int:

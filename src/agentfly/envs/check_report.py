@@ -17,7 +17,10 @@ class Check:
 
 @dataclass(slots=True)
 class Report:
-    """`ok`: no check failed. `complete`: every check passed. `figures`: start_s, and if ok steps_per_s and memory_kb."""
+    """`ok`: no check failed. `complete`: every check passed.
+
+    `figures`: start_s, and if ok reset_s (the median), steps_per_s and memory_kb.
+    """
 
     name: str
     checks: list[Check] = field(default_factory=list)

@@ -11,6 +11,7 @@ import inspect
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,13 @@ from ..resources.backends.base import Instance
 from ..resources.backends.thread import LoopInstance, ThreadInstance
 from ..resources.spec import Spec
 from ..types import Task, ToolResult
+from .check_effects import Stopwatch, TimedCoroutine
 
 EnvCall = tuple[str, dict[str, Any]]
 """A method's name and its arguments."""
+
+
+SHORT_S = 0.05
 
 
 @dataclass(slots=True)
@@ -41,14 +46,30 @@ class Play:
         return callable(self.actions) and len(inspect.signature(self.actions).parameters) > 2
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A call, its result, and whether the result says that the episode is over."""
+
+    call: EnvCall
+    value: Any
+    done: bool
+
+
 class Subject:
     """One instance, called within deadlines."""
 
-    def __init__(self, spec: Spec, timeout_s: float, number: int) -> None:
+    def __init__(self, spec: Spec, timeout_s: float, number: int, watch: Stopwatch | None = None) -> None:
         self.in_loop = inspect.iscoroutinefunction(getattr(spec.cls, "reset", None))
         self.instance: Instance = LoopInstance(spec, number) if self.in_loop else ThreadInstance(spec, number)
+        self.watch = watch
         self.before = set(threading.enumerate())
         self.timeout_s = timeout_s
+        self.hung = ""
+        """The call that did not return in time."""
+        self.resets: list[float] = []
+        """Seconds of each reset."""
+        self.calls: list[Told] = []
+        """The calls since the reset, for `play`."""
         self.done = False
         self.rewards = 0.0
         self.last: EnvCall | None = None
@@ -91,20 +112,35 @@ class Subject:
 
     async def reset(self, task: Task) -> Any:
         self.done, self.rewards, self.last = False, 0.0, None
-        return await self._within(self.instance.reset(task), "reset")
+        self.calls.clear()
+        started = time.perf_counter()
+        observation = await self._within(self._called("reset", (task,), {}), "reset")
+        self.resets.append(time.perf_counter() - started)
+        return observation
 
     async def act(self, call: EnvCall) -> Any:
         """The result of a call, whose rewards and end are noted."""
         self.last = call
         value = await self.call(*call)
-        self.note(value)
+        self.note(value, call)
         return value
 
     async def call(self, method: str, arguments: dict[str, Any]) -> Any:
         function = getattr(self.env, method, None)
         if not callable(function):
             raise ConfigError(f"the environment has no method {method!r}: see `actions`")
-        return await self._within(self.instance.call(method, (), arguments), method)
+        return await self._within(self._called(method, (), arguments), method)
+
+    def _called(self, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        watch = self.watch
+        if watch is None:
+            return self.instance.call(method, args, kwargs)
+
+        def timed() -> Any:
+            value = watch.timed(method, partial(getattr(self.env, method), *args, **kwargs))
+            return _await(TimedCoroutine(watch, method, value)) if inspect.iscoroutine(value) else value
+
+        return self.instance.run(timed)
 
     async def run(self, function: Callable[..., Any], env: Any, *args: Any) -> Any:
         """Run a user's function on the environment, in its loop or thread, with ten times the deadline."""
@@ -118,9 +154,10 @@ class Subject:
         self.done |= getattr(self.env, "done", False) is True
         return value
 
-    def note(self, value: Any) -> None:
+    def note(self, value: Any, call: EnvCall) -> None:
         """Note the reward in a result, and whether the episode is over."""
         reward, done = told(value)
+        self.calls.append(Told(call, value, done))
         self.done |= done or getattr(self.env, "done", False) is True
         self.rewards += reward
 
@@ -159,14 +196,18 @@ class Subject:
         await self._within(self.instance.call("close", (), {}), "close")
 
     async def discard(self) -> None:
-        """End the instance in any state."""
-        await self.instance.close(self.timeout_s)
+        """End the instance in any state. After a call that hangs it is given no more time."""
+        started = time.monotonic()
+        await self.instance.close(SHORT_S if self.hung else self.timeout_s)
+        if not self.hung and time.monotonic() - started >= self.timeout_s:
+            self.hung = "close"
 
     async def _within(self, coroutine: Any, what: str, times: float = 1) -> Any:
         try:
             return await within(coroutine, self.timeout_s * times)
         except Expired:
             self.instance.abandon()
+            self.hung = self.hung or what
             raise DeadlineError(f"{what} did not return within {self.timeout_s * times:g} s") from None
 
 
@@ -183,19 +224,24 @@ class _Recorder:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             names = list(inspect.signature(value).parameters)
-            self._subject.last = (name, {**dict(zip(names, args, strict=False)), **kwargs})
+            made = (name, {**dict(zip(names, args, strict=False)), **kwargs})
+            self._subject.last = made
             result = value(*args, **kwargs)
             if inspect.isawaitable(result):
-                return self._wait(result)
-            self._subject.note(result)
+                return self._wait(result, made)
+            self._subject.note(result, made)
             return result
 
         return call
 
-    async def _wait(self, result: Any) -> Any:
+    async def _wait(self, result: Any, made: EnvCall) -> Any:
         value = await result
-        self._subject.note(value)
+        self._subject.note(value, made)
         return value
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def told(value: Any) -> tuple[float, bool]:
@@ -219,6 +265,13 @@ def refused(value: Any) -> bool:
 
 
 _TOLD = ("reward", "done", "terminated", "truncated")
+
+
+def tells_done(value: Any) -> bool:
+    """Whether results of this form say if the episode is over."""
+    if isinstance(value, dict):
+        return any(name in value for name in _TOLD[1:])
+    return isinstance(value, ToolResult) or (isinstance(value, tuple) and len(value) >= 3 and isinstance(value[2], bool))
 
 
 def text(value: Any) -> str:

@@ -45,8 +45,14 @@ class World:
 
     def conformance(self) -> dict[str, Any]:
         """The arguments of `check_env` that the class declares: tasks, actions, solver; empty if it declares none."""
-        told: dict[str, Any] = getattr(self.cls, "conformance", dict)()
-        return told
+        where = f"{self.name}: conformance()"
+        method = inspect.getattr_static(self.cls, "conformance", None)
+        if method is not None and not isinstance(method, staticmethod | classmethod):
+            raise ConfigError(f"{where} is called without an instance: make it a @staticmethod")
+        told: Any = getattr(self.cls, "conformance", dict)()
+        if not isinstance(told, dict):
+            raise ConfigError(f"{where} returns the arguments of check_env as a dict, not {type(told).__name__}")
+        return dict(told)
 
 
 def find_world(name: str) -> World:

@@ -222,7 +222,7 @@ def _local(handle: Handle, name: str, function: Callable[..., Any]) -> Callable[
         finally:
             handle.busy -= 1
             handle.active_at = time.monotonic()
-        return handle.call(name, value) if inspect.isawaitable(value) else value
+        return handle.call(name, handle.slot.instance.at_home(value)) if inspect.isawaitable(value) else value
 
     return call
 

@@ -261,7 +261,9 @@ class ResourceManager:
                 if pool.resets_inline and slot.instance.alive:
                     observation = slot.instance.env.reset(lease.task)
                     if observation is not None and type(observation) is not str and inspect.isawaitable(observation):
-                        observation = await within(observation, _time_left(pool.spec.reset_timeout_s, deadline))
+                        observation = await within(
+                            slot.instance.at_home(observation), _time_left(pool.spec.reset_timeout_s, deadline)
+                        )
                 else:
                     observation = await _check_and_reset(slot, pool.has_health, lease.task, deadline)
                 break

@@ -12,6 +12,7 @@ from .. import plugins
 from ..agents.base import BaseAgent
 from ..config import Config
 from ..data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
+from ..engines import short_name
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
 from ..rollout import Plan, make_plan
@@ -52,9 +53,8 @@ def checkpoint_config(checkpoint: str | Path, recipe: str | Path | None = None, 
 
     `checkpoint` is a checkpoint, the folder of a run (its newest checkpoint is taken), or the name of a model.
     """
-    model, run = Path(checkpoint), run_of(checkpoint)
-    if run == model:
-        model = latest_checkpoint(run)
+    run = run_of(checkpoint)
+    model = latest_checkpoint(run) if run is not None and run == Path(checkpoint) else checkpoint
     if recipe is None:
         if run is None or not (run / "config.toml").is_file():
             raise ConfigError(f"{checkpoint} is not a checkpoint of a run folder: give the recipe that describes its agent")
@@ -190,6 +190,6 @@ def open_directory(config: Config, resume: str | Path | None) -> RunDirectory:
         return RunDirectory.existing(Path(resume))
     if config.run.name:
         return RunDirectory.create(Path(config.run.dir) / config.run.name)
-    model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
+    model = short_name(config.agent.model).replace(":", "-")
     algorithm = re.sub(r"[^\w.-]+", "-", find_algorithm(config.algorithm).name.replace("+", "p"))
     return RunDirectory.fresh(f"{algorithm}-{model}", root=config.run.dir)

@@ -21,6 +21,7 @@ from ..aio.threads import run_to_end
 from ..config import Config
 from ..data import load_tasks
 from ..display import Displayed, chains_html
+from ..engines import short_name
 from ..errors import ConfigError, RolloutError
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
@@ -169,7 +170,7 @@ def evaluate_run(
     Each trajectory is handed to the store's thread as soon as its chain ends. `say` is told which rows are played.
     """
     agent, tasks = build_agent(config), held_out_tasks(config, split, say)
-    model = Path(config.agent.model.partition("@")[0].replace(":", "-")).name or "model"
+    model = short_name(config.agent.model).replace(":", "-")
     directory: RunDirectory | None = None
     writer: StoreWriter | None = None
     opened = ExitStack()

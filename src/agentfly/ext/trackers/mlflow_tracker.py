@@ -1,7 +1,7 @@
 """The MLflow tracker: a run of the experiment `agentfly`, or of the one that MLFLOW_EXPERIMENT_NAME names.
 
 It writes to the server of MLFLOW_TRACKING_URI; without one to `<directory>/mlflow`, and `notice` says how to look at it. A
-resumed run keeps its id. Sample chains are artifacts, `chains/<split>-<step>.json`.
+resumed run keeps its id. Sample chains are artifacts, `chains/<split>-<step>.json`. `metric_name` says how metrics are called.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from ...watch.samples import sample_rows, wants_samples
 
 BATCH = 500
 """Metrics of one request; MLflow takes at most 1000."""
+MAX_NAME = 120
+"""Characters of each half of a metric's name; MLflow takes at most 250 in all."""
 _BAD = re.compile(r"[^\w\-. :/]")
 
 
@@ -49,13 +51,14 @@ class MlflowTracker:
         experiment_id = found.experiment_id if found is not None else self._client.create_experiment(experiment)
         self._id = self._client.create_run(experiment_id, run_name=name or None).info.run_id
         id_file.write_text(self._id, encoding="utf-8")
-        params = [Param(_BAD.sub("_", key), str(value)[:500]) for key, value in _flat(config or {}).items()]
+        flat = {_clean(key.replace("/", ".")): str(value)[:500] for key, value in _flat(config or {}).items()}
+        params = [Param(key, value) for key, value in flat.items()]
         for start in range(0, len(params), 100):
             self._client.log_batch(self._id, params=params[start : start + 100])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        rows = [Metric(_BAD.sub("_", name), float(value), now, step) for name, value in metrics.items() if math.isfinite(value)]
+        rows = [Metric(metric_name(name), float(value), now, step) for name, value in metrics.items() if math.isfinite(value)]
         for start in range(0, len(rows), BATCH):
             self._client.log_batch(self._id, metrics=rows[start : start + BATCH])
 
@@ -65,6 +68,22 @@ class MlflowTracker:
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
+
+
+def metric_name(name: str) -> str:
+    """The name in MLflow: `rollout/tool_calls/add` is `rollout/tool_calls.add`.
+
+    MLflow's own folder keeps a metric in a file of its name, so `rollout/tool_calls` would be a file and a folder. With one
+    slash in every name no metric is in the folder of another. A name without one gets the section `run`.
+    """
+    section, slash, rest = name.partition("/")
+    return f"{_clean(section)}/{_clean(rest.replace('/', '.'))}" if slash else f"run/{_clean(name)}"
+
+
+def _clean(name: str) -> str:
+    """A part of a name that MLflow accepts: of its characters, not empty, and no `.` or `..`."""
+    cleaned = _BAD.sub("_", name)[:MAX_NAME]
+    return cleaned if cleaned.strip(".") else "_" * max(1, len(cleaned))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

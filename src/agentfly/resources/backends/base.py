@@ -57,6 +57,10 @@ class Instance:
         """Call a function of this process in the instance's thread. Raises ConfigError in a worker: functions do not travel."""
         raise ConfigError(f"a function cannot be run where {self.spec.name} lives")
 
+    def at_home(self, awaitable: Any) -> Any:
+        """What to await for an awaitable that a method of `env` has returned."""
+        return awaitable
+
     async def reset(self, task: Task) -> Any:
         return await self.call("reset", (task,), {})
 

@@ -9,19 +9,44 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ...aio.deadline import GRACE_S
+from ...aio.single_task import SingleTask
 from ...aio.threads import WorkerThread
 from ...errors import WorldError
+from ..spec import Spec
 from .base import Backend, Instance
 
 log = logging.getLogger(__name__)
 
 
-class LoopInstance(Instance):
+class HomeInstance(Instance):
+    """Async methods run in one task, so that `close` may leave a task group that `reset` entered. See `SingleTask`."""
+
+    def __init__(self, spec: Spec, number: int) -> None:
+        super().__init__(spec, number)
+        self._task = SingleTask(spec.name, self._close_env, spec.close_timeout_s, self._die)
+
+    def at_home(self, awaitable: Any) -> Any:
+        return self._task.run(awaitable)
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        value = function()
+        return self.at_home(value) if inspect.isawaitable(value) else value
+
+    def _die(self, why: str) -> None:
+        self.alive, self.why = False, why
+
+    def _close_env(self) -> Any:
+        env, self.env = self.env, None
+        return None if env is None else env.close()
+
+
+class LoopInstance(HomeInstance):
     local = True
 
     async def start(self) -> None:
         self.env = await self.run(partial(self.spec.make, **self.spec.options))
-        self.alive = True
+        self.alive = self._task.why is None
 
     async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return await self.run(partial(getattr(self.env, name), *args, **kwargs))
@@ -30,15 +55,22 @@ class LoopInstance(Instance):
         return getattr(self.env, name)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        value = function()
+        value = self._call(function)
         return await value if inspect.isawaitable(value) else value
 
+    async def close(self, timeout_s: float) -> None:
+        await super().close(timeout_s + GRACE_S)  # a call that was given up may still clean up
+
     async def _close(self) -> None:
-        if self.env is not None:
-            await self.call("close", (), {})
+        await self._task.end()
+
+    def _die(self, why: str) -> None:
+        super()._die(why)
+        if self.on_death is not None:
+            self.on_death()
 
 
-class ThreadInstance(Instance):
+class ThreadInstance(HomeInstance):
     _thread: WorkerThread | None = None
 
     async def start(self) -> None:
@@ -58,15 +90,12 @@ class ThreadInstance(Instance):
     async def run(self, function: Callable[[], Any]) -> Any:
         if self._thread is None or not self._thread.usable:
             raise WorldError(f"{self.spec.name} is closed")
-        return await self._thread.run(function)
+        return await self._thread.run(partial(self._call, function))
 
     def abandon(self) -> None:
         self.alive = False
         if self._thread is not None:
-            self._thread.abandon(self._close_env)
-
-    def _close_env(self) -> Any:
-        return None if self.env is None else self.env.close()
+            self._thread.abandon(self._finish)
 
     async def close(self, timeout_s: float) -> None:
         until = asyncio.get_running_loop().time() + timeout_s
@@ -79,9 +108,11 @@ class ThreadInstance(Instance):
             log.warning("a call of %s does not return; its thread is left behind", self.spec.name)
 
     async def _close(self) -> None:
-        if self.env is not None:  # otherwise it is being built, and may never be
-            await self.run(self._close_env)
-            self.env = None
+        if self.env is not None and self._thread is not None:  # otherwise it is being built, and may never be
+            await self._thread.run(self._finish)
+
+    def _finish(self) -> Any:
+        return self._task.end() if self._task.started else self._close_env()  # a thread without async calls has no event loop
 
 
 class LoopBackend(Backend):

@@ -181,7 +181,7 @@ class HostConnection:
             self.send(pack_error(call.id, error))
             return
         if inspect.isawaitable(value):
-            self.spawn(self.answer(call.id, value), held.tasks)
+            self.spawn(self.answer(call.id, held.instance.at_home(value)), held.tasks)
         else:
             self.send(pack_reply(call.id, value, "environment host"))
 

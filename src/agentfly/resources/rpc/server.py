@@ -19,18 +19,30 @@ from functools import partial
 from typing import Any
 
 from ... import plugins
+from ...aio.single_task import SingleTask
 from ...aio.threads import WorkerThread
 from ...errors import ConfigError, WorldError
 from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_reply
 
+CLOSE_S = 10.0
+
 
 @dataclass(slots=True)
 class HostedInstance:
-    """An environment in this worker, its thread, and the tasks of its async calls."""
+    """An environment in this worker, its thread, the tasks of its async calls, and the one in which they run."""
 
     thread: WorkerThread | None
+    home: SingleTask
     env: Any = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @classmethod
+    def make(cls, name: str, thread: WorkerThread | None) -> HostedInstance:
+        def close() -> Any:
+            return None if made.env is None else made.env.close()
+
+        made = cls(thread, SingleTask(name, close, CLOSE_S, lambda why: None))  # the next call says why
+        return made
 
 
 class EnvHost(asyncio.Protocol):
@@ -44,6 +56,7 @@ class EnvHost(asyncio.Protocol):
         self.instances: dict[int, HostedInstance] = {}
         self.make: Callable[..., Any] | None = None
         self.transport: asyncio.WriteTransport | None = None
+        self.ending: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -65,7 +78,7 @@ class EnvHost(asyncio.Protocol):
     def handle(self, call: Call) -> None:
         if call.method == NEW:
             thread = None if self.hello["per_process"] == 1 else WorkerThread(f"instance-{call.instance}")
-            instance = self.instances[call.instance] = HostedInstance(thread)
+            instance = self.instances[call.instance] = HostedInstance.make(self.hello["target"].rpartition(":")[2], thread)
             self.dispatch(call.id, instance, partial(self.build, instance), False)
             return
         found = self.instances.get(call.instance)
@@ -107,7 +120,7 @@ class EnvHost(asyncio.Protocol):
 
     def finish(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
         if error is None and inspect.isawaitable(value):
-            task = self.loop.create_task(self.wait(call_id, value))
+            task = self.loop.create_task(self.wait(call_id, instance.home.run(value)))
             instance.tasks.add(task)
             task.add_done_callback(instance.tasks.discard)
         else:
@@ -126,9 +139,14 @@ class EnvHost(asyncio.Protocol):
         del self.instances[number]
         for task in instance.tasks:
             task.cancel()
+        if instance.home.started:  # `close` belongs to the task of the other calls
+            ending = self.loop.create_task(self.wait(call_id, instance.home.end()))
+            self.ending.add(ending)
+            ending.add_done_callback(self.ending.discard)
         if instance.thread is not None:
-            instance.thread.abandon(None if instance.env is None else instance.env.close)
-        self.reply(call_id, None, None)
+            instance.thread.abandon(None if instance.env is None or instance.home.started else instance.env.close)
+        if not instance.home.started:
+            self.reply(call_id, None, None)
 
     def reply(self, call_id: int, value: Any, error: BaseException | None) -> None:
         data = pack_reply(call_id, value, "worker process") if error is None else pack_error(call_id, error)

@@ -245,7 +245,7 @@ def prepare(plan: IsolationPlan) -> None:
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)  # set-user-id programs run without their privileges
     common = {
         resource.RLIMIT_FSIZE: plan.disk_mb * _MB,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # less than any core; with 0 the kernel still runs a `core_pattern` that is a pipe
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_NICE: 0,

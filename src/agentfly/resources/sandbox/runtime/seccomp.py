@@ -44,6 +44,11 @@ DENIED: dict[str, tuple[int, int]] = {
     "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189), "semget": (64, 190),
     "semctl": (66, 191),
     "semtimedop": (220, 192), "semop": (65, 193), "mq_open": (240, 180), "mq_unlink": (241, 181),
+    # what sessions share with the machine: its asynchronous I/O contexts, event queues that no limit counts, all its dirty
+    # pages, and the cache of files that others read
+    "io_setup": (206, 0), "io_destroy": (207, 1), "io_submit": (209, 2), "io_cancel": (210, 3), "io_getevents": (208, 4),
+    "io_pgetevents": (333, 292), "inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
+    "inotify_rm_watch": (255, 28), "sync": (162, 81), "syncfs": (306, 267), "cachestat": (451, 451),
     # the network: a session has pipes and socket pairs only
     "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
     "connect": (42, 203),
@@ -54,7 +59,7 @@ METADATA: dict[str, tuple[int, int]] = {
     "fchown": (93, 55),
     "lchown": (94, -1), "fchownat": (260, 54), "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1),
     "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
-    "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "lremovexattr": (198, 15), "fremovexattr": (199, 16), "mincore": (27, 232),
 }  # fmt: skip
 CLONE3 = 435
 NEWEST = 462
@@ -64,6 +69,7 @@ _ARGUMENT_CALLS = {
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
     "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
     "mmap": (9, 222), "fcntl": (72, 25), "fallocate": (285, 47), "setsockopt": (54, 208),
+    "flock": (73, 32),
 }  # fmt: skip
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -74,6 +80,7 @@ _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 
@@ -135,6 +142,10 @@ def assemble(
             allow, refuse,
         ],
         "ioctl": _refuse_values(_TIOCSTI, _TIOCLINUX),
+        # A lease or a lock on a file that can be read would make programs of the machine wait. A filter cannot tell whose file
+        # it is; with ENOSYS libraries fall back to other locks, as `SessionProcess` does.
+        "fcntl": _refuse_values(_F_SETLEASE, _F_NOTIFY),
+        "flock": [unknown],
         # Stream pairs only: a datagram socket of a pair could still send to an abstract socket outside.
         "socketpair": [
             _argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow,
@@ -154,7 +165,7 @@ def assemble(
         only_itself = [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow]
         rules |= {"setsid": [refuse], "setpgid": [refuse], "setpriority": [refuse]}
         rules |= {"prlimit64": only_itself, "sched_setaffinity": only_itself}
-        rules["fcntl"] = _refuse_values(_F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
+        rules["fcntl"] = _refuse_values(_F_SETLEASE, _F_NOTIFY, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
         rules["ioctl"] = _refuse_values(_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP)
     if lone_pid is not None:
         for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):

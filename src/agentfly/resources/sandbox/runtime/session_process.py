@@ -5,10 +5,12 @@ a session neither time nor memory. The trainer trusts nothing that this process 
 """
 
 import builtins
+import errno
 import fcntl
 import io
 import os
 import sys
+from typing import Any
 
 from ....tools.interpreter.cells import MAX_IMAGES, CellLoop, Reply, cut
 from .protocol import MAX_IMAGE_BYTES
@@ -64,6 +66,17 @@ def no_input(prompt: object = "", /) -> str:
     raise RuntimeError("input() does not work here, a cell has no terminal: put the value into the code")
 
 
+def _flock(fd: Any, operation: int, /) -> None:
+    """`fcntl.flock` by record locks, because the filter refuses the call. They exclude other processes. An exclusive one needs
+    a file that is open for writing, which no file of the machine is; a shared one, a file that is open for reading."""
+    try:
+        fcntl.lockf(fd, operation)
+    except OSError as error:
+        if error.errno != errno.EBADF or not operation & fcntl.LOCK_SH:
+            raise
+        fcntl.lockf(fd, operation & ~fcntl.LOCK_SH | fcntl.LOCK_EX)
+
+
 class SessionProcess(CellLoop):
     """A cell loop whose replies also carry stdout, stderr and matplotlib figures."""
 
@@ -78,6 +91,7 @@ class SessionProcess(CellLoop):
         sys.argv[:] = [""]
         sys.path.insert(0, "")
         builtins.input = no_input
+        fcntl.flock = _flock
 
     def open(self, channel: int) -> None:
         """Runs in the child: keeps its own socket and output files, and closes every other descriptor of the fork server."""
