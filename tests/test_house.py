@@ -240,7 +240,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not missing, f"without a docstring: {', '.join(missing)}"
 
 
-MAX_LINES = 57_000
+MAX_LINES = 58_900
 
 
 def lines_of_code(path: Path) -> int:

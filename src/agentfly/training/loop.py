@@ -587,11 +587,12 @@ class Trainer:
     def _rules(self) -> dict[str, Any]:
         """The settings of the steps from now on, from which `agentfly replay` computes them again."""
         config, algorithm = self.config, find_algorithm(self.config.algorithm)
+        lr = config.train.lr_of(sum(each.numel() for each in self.learner.model.parameters()), config.lora.rank > 0)
         return {
             "from": self.step + 1,
             "algorithm": reference_of(config.algorithm),
             "loss": asdict(algorithm.complete(config.loss)),
-            "optim": asdict(replace(config.train, total_steps=config.train.total_steps or config.train.steps)),
+            "optim": asdict(replace(config.train, lr=lr, total_steps=config.train.total_steps or config.train.steps)),
             "seed": config.seed,
             "window": config.rollout.max_lag,
             "exact": self.exact,
