@@ -179,3 +179,25 @@ def test_a_signal_stops_a_server_that_a_command_runs() -> None:
     asyncio.run(main())
     assert said[0].startswith("open at http://127.0.0.1:")
     assert said[1] == "closed"
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT"], ids=["silent", "half a head"])
+def test_connections_without_a_request_take_no_place_of_others(said: bytes) -> None:
+    async def body(server: WebServer) -> tuple[list[int], int]:
+        crowd = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(30)]
+        for _, writer in crowd:
+            writer.write(said)
+        async with httpx.AsyncClient() as first, httpx.AsyncClient() as second:
+            statuses = [(await client.get(server.url)).status_code for client in (first, second)]  # both stay open
+            async with httpx.AsyncClient() as third:
+                statuses.append((await third.get(server.url)).status_code)
+        ended = 0
+        for reader, writer in crowd[:25]:
+            try:
+                ended += await reader.read() == b""
+            except ConnectionResetError:
+                ended += 1
+            writer.close()
+        return statuses, ended
+
+    assert serve(body, max_connections=2) == ([200, 200, 503], 25)

@@ -149,6 +149,22 @@ def test_a_request_that_is_not_http_or_has_a_body_is_closed(lines: tuple[str, ..
     run(main)
 
 
+def test_a_message_of_too_many_values_is_not_read() -> None:
+    """A list of empty lists takes a byte each on the wire and eighty in memory."""
+    count = 1_000_000
+    body = b"\xdd" + struct.pack(">I", count) + b"\x90" * count
+
+    async def main() -> None:
+        async with EnvServer(Board) as server:
+            socket = await open_socket(server.url, None, 60)
+            await socket.recv()
+            await socket.send(struct.pack(">I", len(body)) + body)
+            with pytest.raises(Exception, match="it holds more than 100000 values"):
+                await socket.recv()
+
+    run(main)
+
+
 # ---- half-open connections
 
 

@@ -488,3 +488,25 @@ def test_many_requests_at_once_while_the_run_writes(tmp_path: Path) -> None:
             return found
 
     assert set(asyncio.run(work())) == {200}
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+def test_a_number_that_no_column_holds_is_refused(runs: Path, digits: int) -> None:
+    """Every number that a query takes, with as many digits as an address may have."""
+    number = "9" * digits
+    asked = [
+        *(f"chains?{name}={sign}{number}" for name in ("step", "step_low", "step_high", "draw", "min_tokens", "max_tokens",
+          "min_turns", "max_turns", "offset", "limit") for sign in ("", "-")),
+        f"chains?cursor=[{number},{number}]",
+        f"chains?cursor=[1,{number}]",
+        f"series?names=reward/mean&after={number}",
+        f"steps?after={number}",
+        f"histogram?step={number}",
+        f"groups?step={number}",
+        f"group?step={number}&task=1",
+        f"group?step=1&task=1&draw={number}",
+        f"events?after={number}",
+    ]  # fmt: skip
+    for path in asked:
+        response = ask(runs, f"/api/runs/one/{path}")
+        assert response.status_code == 400, (path[:60], response.status_code, response.text[:200])

@@ -1,6 +1,6 @@
 """An ASGI application on uvicorn, with the limits that every server of the package has. Needs `agentfly[serve]`.
 
-connection    at most `max_connections`; one that sends no complete request head within READ_S is closed
+connection    at most `max_connections`, and half as many that are half-open: the oldest is closed, and all after READ_S
 head          at most MAX_HEAD bytes
 body          at most `max_body` bytes, within READ_S
 request       Host, Origin and token are checked by the `Guard` before the application sees it
@@ -32,6 +32,41 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class HalfOpen:
+    """The connections of a server that have sent no request yet, oldest first.
+
+    If there are more than `most`, the oldest is ended, so connections that say nothing take no place of those that do.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._transports: dict[Any, asyncio.Transport] = {}
+        self._ending: set[Any] = set()
+
+    def __len__(self) -> int:
+        return len(self._transports)
+
+    def others(self, connection: Any) -> int:
+        """How many connections beside this one hold no place; those that are being ended count until they are gone."""
+        return len(self._transports) + len(self._ending) - (connection in self._transports or connection in self._ending)
+
+    def add(self, connection: Any, transport: Any) -> None:
+        self._transports[connection] = transport
+        if len(self._transports) > self._most:
+            oldest = next(iter(self._transports))
+            self._ending.add(oldest)
+            self._transports.pop(oldest).abort()
+
+    def remove(self, connection: Any) -> None:
+        self._transports.pop(connection, None)
+        self._ending.discard(connection)
+
+    def abort(self) -> None:
+        """End all of them."""
+        for transport in list(self._transports.values()):
+            transport.abort()
 
 
 class WebServer:
@@ -72,7 +107,8 @@ class WebServer:
 
     async def start(self) -> None:
         """Listen. Raises ConfigError if the address cannot be bound, MissingExtra without `agentfly[serve]`."""
-        server_class, protocol = _uvicorn()
+        half_open = HalfOpen(max(1, self._max_connections // 2))
+        server_class, protocol = _uvicorn(half_open, self._max_connections)
         import uvicorn
 
         sock = self._bind()
@@ -84,7 +120,6 @@ class WebServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=self._max_connections + 1,  # uvicorn refuses the connection that reaches its limit
             timeout_keep_alive=300,
             timeout_graceful_shutdown=CLOSE_S,
             h11_max_incomplete_event_size=MAX_HEAD,
@@ -250,8 +285,8 @@ async def _answer(send: Send, status: int, sentence: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _uvicorn() -> tuple[Any, Any]:
-    """A uvicorn server that leaves signals alone, and its HTTP protocol with a deadline for request heads."""
+def _uvicorn(half_open: HalfOpen, max_connections: int) -> tuple[Any, Any]:
+    """A uvicorn server that leaves signals alone, and its HTTP protocol, which notes half-open connections."""
     try:
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -270,22 +305,28 @@ def _uvicorn() -> tuple[Any, Any]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            half_open.add(self, transport)
             self._deadline = self.loop.call_later(READ_S, transport.abort)
 
         def data_received(self, data: bytes) -> None:
             if self._deadline is None and self._is_between_requests():
                 self._deadline = self.loop.call_later(READ_S, self.transport.abort)
+            # uvicorn refuses the request if so many connections are open; it counts this one, and those that are half-open.
+            self.limit_concurrency = max_connections + 1 + half_open.others(self)
             super().data_received(data)
             if not self._is_between_requests():
                 self._cancel_deadline()
+                half_open.remove(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._cancel_deadline()
+            half_open.remove(self)
             super().connection_lost(exc)
 
         def on_response_complete(self) -> None:
             # A request that was sent whole in one packet is over: only the next one's head gets a new deadline.
             self._cancel_deadline()
+            half_open.remove(self)
             super().on_response_complete()
 
         def _is_between_requests(self) -> bool:

@@ -143,6 +143,6 @@ class Parameters:
             found: Any = kind(value)
         except ValueError:
             raise ConfigError(f"{name} is a number, not {value[:40]!r}") from None
-        if math.isnan(found) or not low <= found <= high:
+        if not low <= found <= high:  # so NaN is refused, too; an int may be too large for math.isnan
             raise ConfigError(f"{name} is a number from {low:g} to {high:g}, not {value[:40]}")
         return found  # type: ignore[no-any-return]

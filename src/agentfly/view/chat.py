@@ -74,6 +74,9 @@ class Wish:
         for name, value in wish.sampling.items():
             if name not in SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"sampling takes numbers for {', '.join(SAMPLING)}")
+        for name, value in {"turn": wish.turn or 0, **wish.sampling}.items():
+            if isinstance(value, int) and abs(value) >= 1 << 63:
+                raise ConfigError(f"{name} is a number of at most 18 digits")
         return wish
 
 

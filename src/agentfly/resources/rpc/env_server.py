@@ -27,10 +27,11 @@ from ...aio.deadline import Expired, within
 from ...errors import ConfigError, DeadlineError, WorldError
 from ...net.address import url_of
 from ...net.guard import Guard
+from ...net.server import HalfOpen
 from ..backends.base import Instance, backend_of
 from ..spec import Spec, make_ready, ready_of, spec_of
 from . import websocket_limits
-from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value
+from .frames import DROP, GET, HELLO_ID, NEW, SERVED, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value
 
 log = logging.getLogger(__name__)
 HEAD_S = 10.0
@@ -55,7 +56,7 @@ class GuardedServer:
         self.port = port
         self._host, self._ping_s, self._close_s = host, ping_s, close_s
         self._websockets = websocket_limits.websockets()
-        self._half_open: dict[Any, None] = {}
+        self._half_open = HalfOpen(MAX_HALF_OPEN)
         self._server: Any = None
 
     @property
@@ -90,8 +91,7 @@ class GuardedServer:
     async def close(self) -> None:
         """Stop listening, and close every connection with what it holds."""
         if self._server is not None:
-            for connection in list(self._half_open):
-                connection.transport.abort()
+            self._half_open.abort()
             self._server.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(10 + self._close_s):
@@ -103,14 +103,10 @@ class GuardedServer:
         class TrackedConnection(websocket_limits.limited(self._websockets.asyncio.server.ServerConnection)):  # type: ignore[misc]
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 super().connection_made(transport)
-                half_open[self] = None
-                if len(half_open) > MAX_HALF_OPEN:
-                    oldest = next(iter(half_open))
-                    del half_open[oldest]
-                    oldest.transport.abort()
+                half_open.add(self, transport)
 
             def connection_lost(self, exc: Exception | None) -> None:
-                half_open.pop(self, None)
+                half_open.remove(self)
                 super().connection_lost(exc)
 
         return TrackedConnection
@@ -127,7 +123,7 @@ class GuardedServer:
             return response
         if request.path != "/":
             return connection.respond(http.HTTPStatus.NOT_FOUND, "there is GET / (WebSocket) and GET /health\n")
-        self._half_open.pop(connection, None)
+        self._half_open.remove(connection)
         return None
 
 
@@ -214,7 +210,7 @@ class EnvConnection:
 
     async def serve(self) -> None:
         """Answer calls until the connection ends, then close the instance."""
-        reader = FrameReader()
+        reader = FrameReader(SERVED)
         about = {"environment": self.server.name, "placement": self.server.spec.placement}
         try:
             await self.send(pack_value(HELLO_ID, about))

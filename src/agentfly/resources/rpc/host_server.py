@@ -28,7 +28,7 @@ from ...types import Task
 from ..backends.base import Backend, Instance, backend_of
 from ..spec import Spec, importable, make_ready, ready_of, spec_of
 from .env_server import BAD_DATA, GuardedServer
-from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value
+from .frames import DROP, GET, HELLO_ID, NEW, SERVED, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value
 
 MAX_BATCH = 1 << 20
 CLOSING_S = 30.0
@@ -128,7 +128,7 @@ class HostConnection:
 
     async def serve(self) -> None:
         """Answer calls until the connection ends, then close its instances."""
-        reader = FrameReader()
+        reader = FrameReader(SERVED)
         self.send(pack_value(HELLO_ID, self.server.about()))
         try:
             async for data in self.socket:  # ends with the connection
