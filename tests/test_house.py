@@ -71,7 +71,7 @@ HEAVY = {
         "ext/vllm_engine.py",
         "training/workers/",
     ),
-    "transformers": ("render/", "engines/local", "learn/", "ext/embeddings.py", "engines/copies.py"),
+    "transformers": ("render/", "engines/local", "kernels/rope.py", "learn/", "ext/embeddings.py", "engines/copies.py"),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
     "pyarrow": ("data.py", "ext/pyarrow_table.py", "training/verl/launch.py"),

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engines.local.miniature import make_miniature
-from ..engines.local.support import PROVEN
+from ..engines.local.families.miniature import make_miniature
+from ..engines.local.families.support import PROVEN
 from ..errors import ConfigError
 from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore

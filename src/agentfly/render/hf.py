@@ -31,8 +31,7 @@ from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
-from .template_ends import end_of_turn, turn_marks
-from .template_guard import Guard
+from .template_guard import Guard, end_of_turn, turn_marks
 from .template_marks import Marks
 from .template_pieces import TokenCache
 from .template_tokens import Codec

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ..errors import RolloutError, TemplateError
@@ -16,6 +17,7 @@ from ..types import Message
 from .template import TemplateRefused
 from .template_dialect import Dialect
 from .template_marks import ANSWER, CALL, NEXT, PROBE_TOOLS, RESULT, THOUGHT, TOOL, USER, VALUE, MarkFinder
+from .template_tokens import Codec
 
 Form = tuple[bool, bool, bool]  # with a thought, with visible text, with calls
 _FORMS: tuple[Form, ...] = tuple((t, s, c) for c in (False, True) for t in (False, True) for s in (True, False) if s or c)
@@ -113,3 +115,21 @@ def _sentence(problem: str) -> str:
         f"the chat template does not show this kind of reply as the model wrote it: {problem}. Give another template with "
         "chat_template=, or variables with template_args= (such as enable_thinking=False) under which replies have another form"
     )
+
+
+def end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
+    """The ids of the tokens that end a plain reply and a reply with a call."""
+    return list(dict.fromkeys(codec.control[mark] for mark in dialect.marks.ends if mark))
+
+
+def turn_marks(dialect: Dialect, codec: Codec, stops: Iterable[str]) -> list[str]:
+    """The special tokens that begin and end turns, which a reply must not contain. Marks of its parts are allowed."""
+    marks = set(stops)
+    for messages in ([Message("user", "a")], [Message("system", "a"), Message("user", "a")]):
+        try:
+            text = dialect.render(messages, None, True, 0)
+        except TemplateRefused:
+            continue
+        marks |= {token for token in codec.special if token in text}
+    allowed = "\0".join(dialect.marks.in_replies)
+    return [mark for mark in marks if len(mark) > 1 and mark not in allowed]

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from agentfly.engines.local.miniature import make_miniature
-from agentfly.engines.local.support import PROVEN
+from agentfly.engines.local.families.miniature import make_miniature
+from agentfly.engines.local.families.support import PROVEN
 from agentfly.errors import ConfigError
 from agentfly.kernels.rope import fix_rope
 from agentfly.learn.batching import Rows

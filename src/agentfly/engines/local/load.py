@@ -19,7 +19,7 @@ import torch
 from ...errors import AgentFlyError, ConfigError, InvariantError
 from ...kernels.rope import fix_rope
 from ..smollm2 import find_smollm2
-from .support import check_config
+from .families.support import check_config
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
