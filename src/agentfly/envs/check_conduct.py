@@ -118,7 +118,7 @@ async def bounded(exam: Examination) -> None:
         raise Skipped("give `score`")
 
 
-async def tells_end(exam: Examination) -> None:
+async def tells_end(exam: Examination) -> str | None:
     """The solver's last move, and no other, ends the episode."""
     if exam.solver is None:
         raise Skipped("give `solver`")
@@ -143,8 +143,7 @@ async def tells_end(exam: Examination) -> None:
             if keeps and not is_over:
                 raise Failed(f"task {task.id}: the score is full, and no call says that the episode is over")
         ends = ends or first is not None or is_over
-    if not ends:
-        raise Skipped("no call of the solver says that the episode is over")
+    return None if ends else "no call of the solver ends it: the chain's answer does"
 
 
 async def _random_calls(exam: Examination, subject: Subject, task: Task) -> list[EnvCall]:
