@@ -587,11 +587,13 @@ class Trainer:
     def _rules(self) -> dict[str, Any]:
         """The settings of the steps from now on, from which `agentfly replay` computes them again."""
         config, algorithm = self.config, find_algorithm(self.config.algorithm)
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.learner.model.parameters()]
+        lr = config.train.lr_of(sum(size for size, _ in sizes), not all(trained for _, trained in sizes))
         return {
             "from": self.step + 1,
             "algorithm": reference_of(config.algorithm),
             "loss": asdict(algorithm.complete(config.loss)),
-            "optim": asdict(replace(config.train, total_steps=config.train.total_steps or config.train.steps)),
+            "optim": asdict(replace(config.train, lr=lr, total_steps=config.train.total_steps or config.train.steps)),
             "seed": config.seed,
             "window": config.rollout.max_lag,
             "exact": self.exact,

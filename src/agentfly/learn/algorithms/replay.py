@@ -90,7 +90,7 @@ def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: 
     lags = np.concatenate([np.zeros(0), *(chain.lags[keep] for chain, keep in zip(made, inside, strict=True))])
     num_rows = sum(int(chain.rows.max()) + 1 for chain in made)
     found.metrics = {
-        "train/lr": rules.optim.lr * factor,
+        "train/lr": (rules.optim.lr or math.nan) * factor,
         "train/samples": float(num_rows),
         "train/tokens": float(sum(len(chain.lags) for chain in made)),
         "train/splits": float(num_rows - len(made)),
