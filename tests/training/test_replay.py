@@ -36,6 +36,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "opo, a schedule": {"algorithm": "opo", "agent": RAGGED, "train": {"warmup_steps": 2, "schedule": "cosine"}},
     "reinforce++": {"algorithm": "reinforce++", "agent": RAGGED},
     "reinforce++ with a baseline": {"algorithm": "reinforce++_baseline", "agent": RAGGED},
+    "the rate that follows from the model": {"lr": None, "lora": {"rank": 4}},
     "bfloat16": {"agent": {"engine": {"kind": "local", "dtype": "bfloat16"}}},
 }
 
@@ -47,7 +48,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(model: Path, folder: Path, **options: Any) -> Path:
     agent = options.pop("agent", {})
-    agentfly.train(tiny_agent(model, **agent), ROWS, run={"dir": str(folder), "name": "run"}, **(SMALL | options))
+    settings = {name: value for name, value in (SMALL | options).items() if value is not None}
+    agentfly.train(tiny_agent(model, **agent), ROWS, run={"dir": str(folder), "name": "run"}, **settings)
     return folder / "run"
 
 
