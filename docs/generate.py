@@ -308,7 +308,7 @@ MODELS_OF: dict[str, tuple[str, dict[str, Any]]] = {
 
 def models_table() -> str:
     """Which families the local engine serves, which a learner can train beside another engine, and why not."""
-    from agentfly.engines.local.support import what_works
+    from agentfly.engines.local.family.support import what_works
 
     rows = []
     for family, (models, settings) in MODELS_OF.items():

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from agentfly.engines.local import LocalEngine
+from agentfly.engines.local.family.rope import fix_rope
 from agentfly.errors import ConfigError
-from agentfly.kernels.rope import fix_rope
 from agentfly.learn.batching import Rows
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.types import Request, Sample, Sampling
@@ -40,7 +40,7 @@ CASES = {"longrope": (LONGROPE, 256), "dynamic": (DYNAMIC, 32)}
 
 @torch.no_grad()
 def truth(model: Any, ids: list[int]) -> torch.Tensor:
-    scores = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)[:-1]
+    scores = torch.log_softmax(model(torch.tensor([list(ids)])).logits[0], -1)[:-1]
     return scores.gather(1, torch.tensor(ids)[1:, None])[:, 0]
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
+from agentfly.engines.local.family.miniature import REACH, make_miniature
+from agentfly.engines.local.family.support import check_config
 from agentfly.engines.local.load import load_model
-from agentfly.engines.local.miniature import REACH, make_miniature
-from agentfly.engines.local.support import check_config
 from agentfly.errors import ConfigError
 from agentfly.pocket import model_dir
 

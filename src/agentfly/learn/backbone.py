@@ -26,13 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engines.local.miniature import make_miniature
-from ..engines.local.support import PROVEN
+from ..engines.local.family.miniature import make_miniature
+from ..engines.local.family.rope import fix_rope
+from ..engines.local.family.support import PROVEN
 from ..errors import ConfigError
 from ..kernels import find_kernels, torch_layers
 from ..kernels.replace import replace_modules, restore
 from ..kernels.replica import evaluating
-from ..kernels.rope import fix_rope
 from .batching import MicroBatch, Shape
 from .graphs import MAX_TOKENS, Graphs
 from .packed import PackedLayout, packed_replica, run_packed

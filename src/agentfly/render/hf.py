@@ -30,8 +30,7 @@ from .profile import History, Shaper, TurnShape, Unit, is_id, thinned, turn_shap
 from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
 from .template import ChatTemplate, TemplateRefused, sources
-from .template_dialect import Dialect
-from .template_ends import end_of_turn, turn_marks
+from .template_dialect import Dialect, end_of_turn, turn_marks
 from .template_guard import Guard
 from .template_marks import Marks
 from .template_pieces import TokenCache

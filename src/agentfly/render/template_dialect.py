@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -339,3 +339,21 @@ def _join(messages: Sequence[Message]) -> list[Message]:
         else:
             joined.append(message)
     return joined
+
+
+def end_of_turn(dialect: Dialect, codec: Codec) -> list[int]:
+    """The ids of the tokens that end a plain reply and a reply with a call."""
+    return list(dict.fromkeys(codec.control[mark] for mark in dialect.marks.ends if mark))
+
+
+def turn_marks(dialect: Dialect, codec: Codec, stops: Iterable[str]) -> list[str]:
+    """The special tokens that begin and end turns, which a reply must not contain. Marks of its parts are allowed."""
+    marks = set(stops)
+    for messages in ([Message("user", "a")], [Message("system", "a"), Message("user", "a")]):
+        try:
+            text = dialect.render(messages, None, True, 0)
+        except TemplateRefused:
+            continue
+        marks |= {token for token in codec.special if token in text}
+    allowed = "\0".join(dialect.marks.in_replies)
+    return [mark for mark in marks if len(mark) > 1 and mark not in allowed]

@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from agentfly.engines.local.miniature import make_miniature
-from agentfly.engines.local.support import PROVEN
+from agentfly.engines.local.family.miniature import make_miniature
+from agentfly.engines.local.family.rope import fix_rope
+from agentfly.engines.local.family.support import PROVEN
 from agentfly.errors import ConfigError
-from agentfly.kernels.rope import fix_rope
 from agentfly.learn.batching import Rows
 from agentfly.learn.model.examine import _samples, examine
 from agentfly.learn.model.logprobs import Scorer

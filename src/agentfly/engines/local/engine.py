@@ -32,11 +32,11 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
-from ...kernels.rope import fix_rope
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, room_for
 from .cuda_graphs import new_stream
+from .family.rope import fix_rope
 from .load import context_of, copy_weights, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ...errors import AgentFlyError, ConfigError, InvariantError
-from ...kernels.rope import fix_rope
 from ..smollm2 import find_smollm2
-from .support import check_config
+from .family.rope import fix_rope
+from .family.support import check_config
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...engines.local.family.miniature import make_miniature
+from ...engines.local.family.rope import fix_rope
+from ...engines.local.family.support import why_not_causal, why_not_loaded, why_not_sampled, why_not_trained, why_too_long
 from ...engines.local.load import quiet, save_model
-from ...engines.local.miniature import make_miniature
-from ...engines.local.support import why_not_causal, why_not_loaded, why_not_sampled, why_not_trained, why_too_long
 from ...errors import ConfigError
-from ...kernels.rope import fix_rope
 from ...types import Sample
 from ..batching import Rows
 from ..settings import LoraSettings, OptimSettings

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ...errors import ConfigError
+from ....errors import ConfigError
+from ..replica import check_paged_replica, check_replica, make_replica
 from .miniature import make_miniature
-from .replica import check_paged_replica, check_replica, make_replica
 
 PROVEN = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "gemma3_text", "phi", "phi3", "smollm3", "granite"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from ....errors import ConfigError
 
 FIXED = "fixed"
 """The `rope_type` of a rotary embedding whose frequencies do not change any more; `agentfly_rope` keeps the one from before."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...errors import ConfigError
+from ....errors import ConfigError
 
 MAX_WEIGHTS = 200_000_000
 MAX_LAYERS = 6
