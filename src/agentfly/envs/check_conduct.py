@@ -200,7 +200,7 @@ async def leaves_no_mark(exam: Examination) -> None:
     if output:
         raise Failed(f"it prints to stdout: {output[:80]!r}")
     if seeded := [name for name, state in states[0].items() if state == states[1].get(name)]:
-        raise Failed(f"it seeds the global generator of {seeded[0]}: use random.Random(seed) of its own")
+        raise Failed(f"it seeds the global generator of {seeded[0]}: give the instance a random.Random(seed)")
 
 
 async def in_worker(exam: Examination) -> str | None:

@@ -70,7 +70,7 @@ def restore(before: dict[str, Any]) -> None:
 
 
 class GlobalRandom:
-    """The generators that all code of the process shares. An environment that seeds one leaves it in a state of its own."""
+    """The generators that all code of the process shares. An environment that seeds one leaves its state behind."""
 
     def __init__(self) -> None:
         self._kept = random.getstate()
