@@ -15,7 +15,8 @@ import agentfly
 from agentfly.cli import main
 from agentfly.learn.algorithms.replay import identical
 from agentfly.training.doctor import PROMISES, Check, replay
-from tests.tiny import ROWS, save_tiny_model, tiny_agent
+from agentfly.types import Action, Completion
+from tests.tiny import ROWS, TwoTurns, even, look, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {
     "num_tasks": 3, "num_chains": 4, "threads": 1, "lr": 1e-2, "steps": 3, "validation_count": 2, "validate_at_start": False,
@@ -32,6 +33,8 @@ SOUND: dict[str, dict[str, Any]] = {
     "gspo with a lag and the sequence's weight": {"algorithm": "gspo", "loss": {"correction": "sequence"}, **LAG},
     "cispo with a lag, tokens masked": {"algorithm": "cispo", "loss": {"correction": "mask"}, "at_limit": "mask", **LAG},
     "sampled log-probs, sums of sequences": {"algorithm": "dr_grpo", "loss": {"old_logprobs": "sampled"}, **LAG},
+    "older keys and values kept": {"at_update": "keep", **LAG},
+    "older keys and values kept, no correction": {"at_update": "keep", "loss": {"correction": "off"}, **LAG},
     "gigpo": {"algorithm": "gigpo"},
     "opo, a schedule": {"algorithm": "opo", "agent": RAGGED, "train": {"warmup_steps": 2, "schedule": "cosine"}},
     "reinforce++": {"algorithm": "reinforce++", "agent": RAGGED},
@@ -76,6 +79,22 @@ def test_a_sound_run_is_computed_again(model: Path, tmp_path: Path, kind: str) -
     assert found["credit"].evidence.startswith(f"{steps} steps, ")
     assert found["loss"].evidence.startswith(f"{steps - ('several' in kind)} steps"), "one of PPO's is the critic's alone"
     assert found["reference"].evidence.startswith(f"{steps if 'KL' in kind else 0} steps")
+
+
+class SomeEnd(TwoTurns):
+    """Replies with an even sum of tokens are answers; the other chains end at `max_turns`."""
+
+    def parse(self, completion: Completion) -> Action:
+        return super().parse(completion) if sum(completion.token_ids) % 2 else Action(answer=completion.text)
+
+
+def test_a_run_whose_truncated_chains_are_masked_is_computed_again(model: Path, tmp_path: Path) -> None:
+    agent = SomeEnd(str(model), tools=[look], reward=even, max_turns=2, **RAGGED)
+    run = {"dir": str(tmp_path), "name": "run"}
+    result = agentfly.train(agent, ROWS, run=run, loss={"truncated": "mask"}, **SMALL)
+    assert all(0 < row["train/masked_tokens"] < row["train/tokens"] for row in result.history)
+    found = checks(tmp_path / "run")
+    assert {name: (check.problems, check.skipped) for name, check in found.items()} == dict.fromkeys(PROMISES, ([], None))
 
 
 RECORDS: dict[str, tuple[str, str]] = {

@@ -596,6 +596,7 @@ class Trainer:
             "seed": config.seed,
             "window": config.rollout.max_lag,
             "exact": self.exact,
+            "recomputes": config.rollout.at_update != "keep",
             "full": self.ledger.bounds is not HALF,
             "shares": self.engine.shares_weights,
             "truncates": self.ledger.truncates,

@@ -35,7 +35,8 @@ class NotRecorded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings of a step, `optim.lr` among them. `window` is the largest trained age; `exact` is that of `PolicyLearner`.
+    """The settings of a step, `optim.lr` among them. `window` is the largest trained age; `exact` and `recomputes` are those of
+    `PolicyLearner`.
 
     `full` says that the learner computes in float32: passes over the same tokens then agree closely.
     """
@@ -47,6 +48,7 @@ class Rules:
     window: int | None
     exact: bool
     full: bool
+    recomputes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +75,22 @@ class Step:
 
 @dataclass(slots=True)
 class _Chain:
-    """The arrays of one chain, an entry per sampled token. `rows` numbers the row of each token within the chain."""
+    """The arrays of one chain, an entry per sampled token. `rows` numbers the row of each token within the chain, `old` marks
+    the tokens that other weights than the learner's computed.
+    """
 
     rewards: Numbers
     logprobs: Numbers
     lags: NDArray[np.int64]
+    old: NDArray[np.bool_]
     rows: NDArray[np.int64]
     turns: NDArray[np.int64]
 
 
 def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: int, step: int, version: int) -> Step:
     """Compute one step again. `groups` and `chains` count those of the step, `version` is that of the weights before it."""
-    found, made = Step(), [_arrays(each.trajectory, version) for each in stored]
-    inside = [_inside(chain, rules.window) for chain in made]
+    found, made = Step(), [_arrays(each.trajectory, version, rules.recomputes) for each in stored]
+    inside = [_inside(rules, each.trajectory, chain) for each, chain in zip(stored, made, strict=True)]
     factor = rules.optim.lr_factor(step - 1)
     lags = np.concatenate([np.zeros(0), *(chain.lags[keep] for chain, keep in zip(made, inside, strict=True))])
     num_rows = sum(int(chain.rows.max()) + 1 for chain in made)
@@ -126,7 +131,7 @@ def identical(chains: Iterable[tuple[int, Sequence[int], float]]) -> tuple[int, 
     return pairs, expected
 
 
-def _arrays(trajectory: Trajectory, version: int) -> _Chain:
+def _arrays(trajectory: Trajectory, version: int, recomputes: bool) -> _Chain:
     """The arrays of a chain. A turn's reward is on its last sampled token, or on the one before, at the start the one after."""
     turns = trajectory.turns
     counts = [len(turn.completion.token_ids) for turn in turns]
@@ -143,17 +148,26 @@ def _arrays(trajectory: Trajectory, version: int) -> _Chain:
             carried = 0.0
     rewards[-1] += trajectory.reward or 0.0
     every = [turn.completion for turn in turns]
+    lags = version - np.array([value for reply in every for value in reply.versions], dtype=np.int64)
+    numbers = np.repeat(np.arange(len(turns)), counts)
+    old = lags > 0
+    if not recomputes:  # the rest of a reply that older weights began goes on over their keys and values
+        old = np.bincount(numbers, weights=old, minlength=len(turns))[numbers] > 0
     return _Chain(
         rewards,
         np.array([value for reply in every for value in reply.logprobs]),
-        version - np.array([value for reply in every for value in reply.versions], dtype=np.int64),
+        lags,
+        old,
         np.array(rows, dtype=np.int64),
-        np.repeat(np.arange(len(turns)), counts),
+        numbers,
     )
 
 
-def _inside(chain: _Chain, window: int | None) -> NDArray[np.bool_]:
-    return np.ones(len(chain.lags), dtype=bool) if window is None else chain.lags <= window
+def _inside(rules: Rules, trajectory: Trajectory, chain: _Chain) -> NDArray[np.bool_]:
+    """The tokens that may be trained."""
+    if rules.loss.truncated == "mask" and trajectory.outcome.truncated:
+        return np.zeros(len(chain.lags), dtype=bool)
+    return np.ones(len(chain.lags), dtype=bool) if rules.window is None else chain.lags <= rules.window
 
 
 def _series(chain: StoredChain, name: str, count: int) -> Numbers:
@@ -168,7 +182,7 @@ def _credit(rules: Rules, stored: Sequence[StoredChain], made: Sequence[_Chain],
         for index, (each, chain) in enumerate(zip(stored, made, strict=True)):
             own = chain.logprobs if loss.old_logprobs == "sampled" else _series(each, "trainer_logprob", len(chain.lags))
             if rules.loss.old_logprobs == "auto" and loss.correction == "off":
-                own = np.where(chain.lags == 0, own, chain.logprobs)
+                own = np.where(chain.old, chain.logprobs, own)
             kl = _kl(own - _series(each, "reference_logprob", len(chain.lags)), loss.kl_estimator)
             rewards[index] = chain.rewards - loss.kl_coef * kl
     if rules.algorithm.needs_critic:
@@ -206,7 +220,7 @@ def _optimize(
 ) -> None:
     """Which tokens are trained in how many optimizer steps, and the loss of the first one."""
     loss, optim, algorithm = rules.loss, rules.optim, rules.algorithm
-    inexact = any(((chain.lags > 0) | (not rules.exact))[keep].any() for chain, keep in zip(made, inside, strict=True))
+    inexact = any((chain.old | (not rules.exact))[keep].any() for chain, keep in zip(made, inside, strict=True))
     whole = algorithm.loss_scope != "token" or (loss.correction == "sequence" and inexact)
     shared = algorithm.needs_critic and loss.critic == "shared"
     always = algorithm.loss is not None and not algorithm.skips_zero_advantages
@@ -258,15 +272,15 @@ def _loss(
     of_chain = np.repeat(np.arange(len(members)), [int(found.used[i].sum()) for i in members])
     chains = torch.from_numpy(of_chain)
     weights = torch.from_numpy(np.array([per_token(lengths[i]) for i in members])[of_chain])
-    lags = flat(made[i].lags for i in members)
-    inexact = (lags > 0) | (not rules.exact)
+    older = flat(made[i].old for i in members)
+    inexact = older | (not rules.exact)
     plain = weights
     if loss.correction != "off" and inexact.any():
         weights = weights * _importance(loss, own - sampled, inexact, chains, found.metrics if alone else {})
     if loss.old_logprobs == "sampled":
         old = sampled
     elif loss.old_logprobs == "auto" and loss.correction == "off":
-        old = torch.where(lags == 0, own, sampled)
+        old = torch.where(older, sampled, own)
     else:
         old = own
     logprobs = own.clone().requires_grad_()

@@ -130,7 +130,7 @@ def _rules_at(rules: Sequence[dict[str, Any]], step: int) -> Any:
     except AgentFlyError as error:
         raise Skip(f"the algorithm cannot be loaded: {error}") from error
     optim = {field.name: found["optim"][field.name] for field in fields(OptimSettings)}
-    kept = {name: found[name] for name in ("seed", "window", "exact", "full")}
+    kept = {name: found[name] for name in ("seed", "window", "exact", "full", "recomputes")}
     return Rules(algorithm=algorithm, loss=LossSettings(**found["loss"]), optim=OptimSettings(**optim), **kept)
 
 
