@@ -35,12 +35,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_rank_that_ends_right_after_a_collective_ends_well() -> None:
+def end_ranks(groups: int) -> None:
     """A thread of gloo that releases a tensor while the interpreter ends would abort the process."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
-    words = [sys.executable, "-m", "tests.scale.short_groups", "6"]
-    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600, check=True)
-    assert json.loads(done.stdout) == [0] * 12, done.stderr
+    words = [sys.executable, "-m", "tests.scale.short_groups", f"{groups}"]
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=850, check=True)
+    assert json.loads(done.stdout) == [0] * 2 * groups, done.stderr
+
+
+def test_a_rank_that_ends_right_after_a_collective_ends_well() -> None:
+    end_ranks(6)
+
+
+def test_a_hundred_ranks_that_end_right_after_a_collective_end_well() -> None:
+    end_ranks(50)
 
 
 def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], limit: float) -> None:

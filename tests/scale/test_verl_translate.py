@@ -502,7 +502,7 @@ def test_the_file_of_a_worker_ends_verl_and_all_that_it_started(tmp_path: Path) 
     assert ended(int((tmp_path / "child").read_text()))
 
 
-def ended(pid: int, within_s: float = 30.0) -> bool:
+def ended(pid: int, within_s: float = 120.0) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         try:
