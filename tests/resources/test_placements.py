@@ -188,7 +188,10 @@ def test_values_travel_unchanged_and_errors_by_name() -> None:
     )
 
     async def main() -> None:
-        async with ResourceManager(None, spec_of(Worker, max=1)) as manager, manager.lease([Worker], rich, "c", WAIT_S) as lease:
+        async with (
+            ResourceManager(None, spec_of(Worker, max=1)) as manager,
+            manager.lease([Worker], rich, "c", WAIT_S) as lease,
+        ):
             worker = lease[Worker]
             assert (await worker.picture()) == ToolResult(observation="a picture", image=b"\x89PNG", reward=0.5, done=True)
             assert await worker.write("\ud800 half a pair") == 1

@@ -12,7 +12,6 @@ from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import Environment, ResourceManager, spec_of
 from agentfly.resources.rpc.env_server import EnvServer
 from agentfly.types import Task
-
 from tests.virtual_time import virtual_time
 
 from .worlds import TASK

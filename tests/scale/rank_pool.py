@@ -1,7 +1,7 @@
 """A pool of rank processes that runs all cases once, for several tests.
 
-`run_pool` starts it; `python -m tests.scale.rank_pool FOLDER RANK PORTS DEVICE PATTERN SIZE...` is one of its processes. It runs
-the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves what it found in FOLDER.
+`run_pool` starts it; `python -m tests.scale.rank_pool FOLDER RANK PORTS DEVICE PATTERN SIZE...` is one of its processes. It
+runs the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves what it found in FOLDER.
 """
 
 from __future__ import annotations
