@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +38,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "tests" / "sandbox").mkdir(parents=True)
     (tmp_path / "tests" / "sandbox" / "test_walls.py").write_text(PASSES)
     (tmp_path / "tests" / "unsteady.md").write_text("")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  nightly: later\n")
+    # The suite has the options that pytest takes from the project: `main` must work beside them.
+    options = tomllib.loads((PROGRAM.parent.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\nmarkers =\n  nightly: later\n")
     return module
 
 
