@@ -58,8 +58,8 @@ class Outcome:
 
 def run_pytest(arguments: list[str], cache: Path) -> tuple[int, tuple[str, ...]]:
     """Exit status of pytest, and the tests and fixtures that failed, by node id."""
-    own = ["-o", f"cache_dir={cache}"]
-    status = subprocess.run([sys.executable, "-m", "pytest", *own, *arguments], cwd=ROOT, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
     stored = cache / "v" / "cache" / "lastfailed"
     return status, tuple(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else ()
 

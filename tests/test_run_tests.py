@@ -10,8 +10,6 @@ from types import ModuleType
 import pytest
 
 PROGRAM = Path(__file__).parent.parent / "scripts" / "run_tests.py"
-# The program meets the options of this suite: pytest refuses some combinations of them with its own.
-ADDOPTS = tomllib.loads((PROGRAM.parent.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
 PASSES = "def test_sound():\n    pass\n"
 FAILS = "def test_broken():\n    assert False\n"
 PASSES_THE_SECOND_TIME = """
@@ -40,7 +38,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "tests" / "sandbox").mkdir(parents=True)
     (tmp_path / "tests" / "sandbox" / "test_walls.py").write_text(PASSES)
     (tmp_path / "tests" / "unsteady.md").write_text("")
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {ADDOPTS}\nmarkers =\n  nightly: later\n")
+    # The suite has the options that pytest takes from the project: `main` must work beside them.
+    options = tomllib.loads((PROGRAM.parent.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\nmarkers =\n  nightly: later\n")
     return module
 
 
