@@ -418,7 +418,7 @@ def test_an_agent_object_cannot_be_handed_over() -> None:
 
 
 def test_the_rows_arrive_as_verls_parquet_with_our_fields(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'agentfly[parquet]'")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"question": f"{n}+1?", "answer": str(n + 1), "deep": {"n": [n]}}) + "\n" for n in range(10))
