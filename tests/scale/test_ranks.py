@@ -46,7 +46,7 @@ def end_ranks(groups: int) -> None:
     """A thread of gloo that releases a tensor while the interpreter ends would abort the process."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
     words = [sys.executable, "-m", "tests.scale.short_groups", f"{groups}"]
-    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=850, check=True)
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1100, check=True)
     assert json.loads(done.stdout) == [0] * 2 * groups, done.stderr
 
 
