@@ -21,7 +21,7 @@ import torch
 
 from agentfly.learn.ranks.environment import read_place
 from agentfly.learn.ranks.group import RankGroup
-from tests.ports import free_port
+from agentfly.training.ranks.process import free_port
 from tests.scale.rank_cases import CASES, run_case, updates_of
 from tests.scale.rank_checks import CHECKS
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from agentfly.learn.ranks.environment import Place
 from agentfly.learn.ranks.group import RankGroup
-from tests.ports import free_port
+from agentfly.training.ranks.process import free_port
 
 kept: list[Any] = []
 
