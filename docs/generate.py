@@ -30,8 +30,8 @@ from agentfly.learn.settings import LossSettings
 ROOT = Path(__file__).parent.parent
 LIMITS = """\
 - A room has at most the lines of code of its row, all rooms together {0:,}.
-- A file has at most {MAX_LINES_OF_A_FILE} lines, a function {MAX_LINES_OF_A_FUNCTION}, a folder {MAX_FILES_OF_A_FOLDER} modules,
-  the docstring of a module {MAX_DOCSTRING_OF_A_MODULE} lines of prose. The longest chain of imports has
+- A file has at most {MAX_LINES_OF_A_FILE} lines, a function {MAX_LINES_OF_A_FUNCTION}, a folder {MAX_FILES_OF_A_FOLDER}
+  modules, the docstring of a module {MAX_DOCSTRING_OF_A_MODULE} lines of prose. The longest chain of imports has
   {MAX_IMPORT_CHAIN} files, and at most {MAX_ANY} annotations are `Any`.
 - {1} files, {2} functions, {3} circles of folders and {4} class names stand above their limit today. They are listed,
   and a test asks for every row that is no longer needed.
