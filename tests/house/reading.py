@@ -39,7 +39,7 @@ MODULES = {module_name(path): path for path in FILES}
 
 
 def imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
-    """Absolute names of the imports of a file, with lines: `from a import b` is `a.b`, the text `agentfly.a:b` is `agentfly.a`."""
+    """Absolute names of what a file imports, with lines; a text `agentfly.a:b` counts as an import of `agentfly.a`."""
     package = ["agentfly", *path.relative_to(SRC).parts[:-1]]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
