@@ -160,7 +160,8 @@ class Request:
     """One call of an engine. Token engines read `prompt_ids`; chat engines read `messages` and `tools`.
 
     The caller extends `prompt_ids` in place after the call, so an engine that keeps the list must copy it. `session` names
-    the chain: an engine may keep the chain's KV cache between turns, until `release(session)`.
+    the chain: an engine may keep the chain's KV cache between turns, until `release(session)`. If the call is cancelled,
+    engines that hold the tokens sampled so far pass them to `on_cut`.
     """
 
     prompt_ids: list[int]
@@ -169,6 +170,7 @@ class Request:
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     on_text: Callable[[str], None] | None = None
+    on_cut: Callable[[Completion], None] | None = None
 
 
 @quick_init

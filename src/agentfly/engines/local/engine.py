@@ -35,7 +35,7 @@ from ...errors import ConfigError, DeadlineError, EngineError
 from ...kernels.rope import fix_rope
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
-from ..prompt import complete, decode, room_for
+from ..prompt import complete, decode, hand_over, room_for
 from .cuda_graphs import new_stream
 from .load import context_of, copy_weights, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
@@ -159,6 +159,7 @@ class LocalEngine:
             completion: Completion = await seq.future
         except asyncio.CancelledError:
             self._post("remove", seq)
+            hand_over(request, self.tokenizer, seq.tokens[seq.num_prompt :], seq.logprobs, seq.versions)
             raise
         return completion
 
