@@ -32,6 +32,7 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
+from ...kernels.memory import out_of_memory
 from ...kernels.rope import fix_rope
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
@@ -380,6 +381,8 @@ class LocalEngine:
             with torch.no_grad(), stream:
                 while self._wait():
                     self._work()
+        except torch.OutOfMemoryError as error:
+            self._failure = out_of_memory("the local engine", error)
         except Exception as error:  # noqa: BLE001  any failure must reach the requests that wait
             self._failure = self._failure or f"the local engine stopped: {type(error).__name__}: {error}"
         if self._failure is not None:
