@@ -285,6 +285,13 @@ class Turn:
         """The reply."""
         return self.completion.text
 
+    @property
+    def reached(self) -> list[str]:
+        """The tool of each call that reached one. Without results, a limit or a failure ended the calls that had begun."""
+        if self.results:
+            return [call.name for call, result in zip(self.calls, self.results, strict=False) if not result.invalid]
+        return [call.name for call, seconds in zip(self.calls, self.calls_s, strict=False) if seconds]
+
     def __repr__(self) -> str:
         results = [*self.results, *(None for _ in self.calls)]  # a chain may have ended during its calls
         calls = "".join(
@@ -379,12 +386,7 @@ class Trajectory(Displayed):
     @property
     def tool_counts(self) -> Counter[str]:
         """Number of calls that reached a tool, by the tool's name."""
-        return Counter(
-            call.name
-            for turn in self.turns
-            for call, result in zip(turn.calls, turn.results, strict=False)
-            if not result.invalid
-        )
+        return Counter(name for turn in self.turns for name in turn.reached)
 
     @property
     def num_invalid_calls(self) -> int:

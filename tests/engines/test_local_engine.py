@@ -198,6 +198,18 @@ def test_a_failure_in_the_loop_fails_those_who_wait_and_those_who_come():
     run(work)
 
 
+def test_an_engine_that_runs_out_of_memory_names_the_keys_in_one_line():
+    async def work(engine):
+        def broken(*args, **kwargs):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has a total capacity of 1 GiB")
+
+        engine._scheduler.model = broken
+        with pytest.raises(EngineError, match="in the local engine: set agent.engine.kv_gib .* Tried to allocate 2 GiB.$"):
+            await ask(engine, prompt_of(5))
+
+    run(work)
+
+
 def test_weights_that_are_not_numbers_are_an_engine_error_and_the_engine_lives_on():
     model = make_model()
 

@@ -107,6 +107,7 @@ def test_a_chain_whose_tool_uses_up_a_time_limit_is_scored_and_its_replies_are_t
     assert chain.outcome is Outcome.MAX_TIME
     assert chain.reward == 0.0
     assert f"the {'group of the chain' if whose == 'group' else whose} exceeded its time limit" in (chain.error or "")
+    assert chain.tool_counts == {"look": 1, "hang": 1}
     (row,) = to_samples(chain)
     assert bytes(each for each in row.token_ids[row.mask].tolist() if each < 256).decode() == LOOK + HANG
     assert row.rewards.sum() == 0.0
