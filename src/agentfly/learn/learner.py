@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ..engines.copies import weight_buckets
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
+from ..kernels.memory import naming_memory
 from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Algorithm, Chains, Credit, find_algorithm
 from .algorithms.advantages import explained_variance
@@ -33,7 +34,7 @@ from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 from .batching import MicroBatch, Rows, passes
-from .budget import TokenBudget, naming_memory
+from .budget import TokenBudget
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width

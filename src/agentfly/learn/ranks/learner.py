@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, RankError
 from ...kernels import launching_on
+from ...kernels.memory import ROOM
 from ...types import Trajectory
 from ..algorithms import Algorithm, Chains, Credit
 from ..algorithms.objective import Minibatch
@@ -506,8 +507,7 @@ class RankLearner(PolicyLearner):
                 raise
             except torch.OutOfMemoryError as error:
                 raise ConfigError(
-                    f"rank {self._ranks.rank} ran out of memory during {name!r}: set train.max_tokens_per_batch to less, or "
-                    "use more ranks"
+                    f"rank {self._ranks.rank} ran out of memory during {name!r}: use more ranks, or {ROOM}"
                 ) from error
             except AgentFlyError as error:  # all ranks have raised it, and rank 0 reports it
                 log.info("rank %d: %s: %s", self._ranks.rank, name, error)
