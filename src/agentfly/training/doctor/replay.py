@@ -35,9 +35,8 @@ MAX_CHANCE = -7.0
 """Log-probability of a reply above which equal replies of siblings say nothing."""
 MAX_RESCORED, RESCORE_S = 4096, 10.0
 """Chains that are scored again, and the seconds that this may take."""
-OF_LOSS = (
-    "train/policy_loss", "train/slope", "train/slope_mark", "train/correction_mean", "train/explained_variance",
-)  # fmt: skip
+OF_LOSS = {"train/policy_loss", "train/loss", "train/correction_mean", "train/explained_variance"}
+"""Metrics of the loss beside its slopes. Their rounding follows from that of the sum of all slopes."""
 
 PROMISES = {
     "credit": "advantages follow from the stored rewards, groups and values",
@@ -200,15 +199,15 @@ def _compare_metrics(
     checks: dict[str, Check], step: int, told: dict[str, float], own: dict[str, float], rules: Any, seen: Replayed
 ) -> None:
     seen.losses += "train/slope" in own
-    width = own.get("train/slope", 0.0)
     for name, value in own.items():
         if name not in told:
             continue
-        of_loss = name in OF_LOSS
+        of_gap, of_loss = name == "train/logprob_gap", name in OF_LOSS or "slope" in name
         tolerance = TOLERANCE if rules.full or not of_loss else HALF_TOLERANCE
-        scale = max(abs(value), 10.0 * width if name == "train/slope_mark" else width if of_loss else 0.0)
-        if not abs(told[name] - value) <= tolerance * scale + 1e-9:
-            checks["loss" if of_loss else "updates"].add(
+        width = own.get("train/last_slope" if "/last_" in name else "train/slope", 0.0) if of_loss else 0.0
+        scale = max(abs(value), 10.0 * width if name.endswith("slope_mark") else width)
+        if not abs(told[name] - value) <= tolerance * scale + (1e-6 if of_gap else 1e-9):
+            checks["loss" if of_loss or of_gap else "updates"].add(
                 f"step {step}: {name} is {told[name]:.6g}, but the chains give {value:.6g}"
             )
 
