@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
 from ..types import Completion, Learner, Outcome, ReplicatedEngine, TrainableEngine, Trajectory
-from .evidence import COPY, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_truncated
+from .evidence import COPY, FULL, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_partly_stale, is_truncated
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
@@ -54,6 +54,7 @@ class Ledger:
         self.copied = copied
         self.fixed_gap, self.bounds, self.truncates = max_logprob_gap, bounds, truncates
         self.first_gap: float | None = None
+        self.first_probe: float | None = None
         self.adam_steps: float | None = 0.0
         self.fresh = Freshness()
         self.tail: Counter[str] = Counter()
@@ -192,11 +193,14 @@ class Ledger:
         if not gaps:
             return {}
         gap = sum(gaps) / len(gaps)
-        fits = self.fresh.add(probe.compare(replies, own))
+        self.first_probe = gap if self.first_probe is None else self.first_probe
+        moved = probe.compare(replies, own)
+        fits = self.fresh.add(moved) and not (self.bounds is FULL and is_partly_stale(moved, self.first_probe))
         if not self._note("engine_fresh", fits, self.fresh.share if self.fresh.variance else None):
             raise InvariantError(
-                f"the engine's log-probs of a probe fit the weights before the last update, not version {learner.version} "
-                f"(1 would be the new ones, 0 those before: {self.fresh.share:.2f}): updates do not reach what it samples from"
+                f"the engine's log-probs of a probe do not fit version {learner.version} of the weights, but lie at "
+                f"{self.fresh.share:.2f} of the way to it from those before the last update: updates, or a part of them, do "
+                f"not reach what it samples from"
             )
         if self.max_lag == 0:  # the gap of the chains themselves tells more
             return {}

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...runs import RunStore
 from ...runs.rows import unpack_values
 from ...runs.store import LearnedRow
 from ...types import Trajectory
+from ..evidence import FULL, HALF
 from .records import Check, Run, Skip, draw_of
 
 TOLERANCE = 1e-4
@@ -42,7 +43,7 @@ PROMISES = {
     "credit": "advantages follow from the stored rewards, groups and values",
     "updates": "the trained rows and tokens, optimizer steps, learning rate and version follow from the config",
     "loss": "the loss and what entered the gradient follow from advantages and log-probs",
-    "reference": "the reference model does not follow the policy",
+    "reference": "the reference model is the one that the run began with, and does not follow the policy",
     "siblings": "sibling chains are sampled with different seeds",
     "rescored": "chains that are scored again get the stored reward",
 }
@@ -161,7 +162,7 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
         seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], found.used[place])
     _compare_metrics(checks, step, told, found.metrics, rules, seen)
     _follow_version(checks["updates"], run, step, version, seen)
-    _look_at_reference(checks["reference"], step, version, series, seen)
+    _look_at_reference(checks["reference"], step, version, series, rules.full, seen)
 
 
 def _series(row: LearnedRow | None) -> dict[str, list[float]]:
@@ -231,7 +232,9 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
         check.add(f"step {step} took {steps:g} optimizer steps, but no weight has changed")
 
 
-def _look_at_reference(check: Check, step: int, version: int, series: Sequence[dict[str, list[float]]], seen: Replayed) -> None:
+def _look_at_reference(
+    check: Check, step: int, version: int, series: Sequence[dict[str, list[float]]], full: bool, seen: Replayed
+) -> None:
     pairs = [
         (a, b)
         for each in series
@@ -242,6 +245,9 @@ def _look_at_reference(check: Check, step: int, version: int, series: Sequence[d
     seen.references += bool(pairs)
     if version and pairs and all(a == b for a, b in pairs):
         check.add(f"step {step}: the reference gives all {len(pairs)} tokens the log-probs of version {version} of the policy")
+    apart = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))
+    if not version and not apart <= (FULL if full else HALF).high:
+        check.add(f"step {step}: the reference and the weights that the run began with differ by {apart:.4g} nats per token")
 
 
 def _siblings(stored: Stored | None, pairs: dict[str, Counter[str]]) -> None:
@@ -279,10 +285,11 @@ class _Rescorer:
 
     def __init__(self, run: Run, num_chains: int, check: Check) -> None:
         self._check, self._until = check, time.monotonic() + RESCORE_S
-        self._seen = self._tried = 0
+        self._seen = self._tried = self._foreign = 0
         self._wrong: list[str] = []
         self._every = max(1, num_chains // MAX_RESCORED)
         self._reward: Reward | None = None
+        self._same = False  # whether the run's reward was made of the same functions and weights
         try:
             name = run.settings().agent.reward
             if not name:
@@ -291,6 +298,7 @@ class _Rescorer:
             if made.waits or made.envs:
                 raise Skip("the reward waits for something or needs an environment")
             self._reward = made
+            self._same = any(rules.get("reward") == repr(made) for rules in run.rules)
         except Skip as why:
             check.skipped = str(why)
         except AgentFlyError as error:
@@ -315,13 +323,23 @@ class _Rescorer:
                 self._reward, self._check.skipped = None, "the reward is random, or gives rewards to turns"
                 return
             self._tried += 1
-            if not math.isclose(first.reward, chain.reward or 0.0, rel_tol=1e-6, abs_tol=1e-9):
+            steady = _close(first.components, again.components)
+            known = not steady or _close(first.components, chain.components)
+            self._same, self._foreign = self._same and steady, self._foreign + (not known)
+            if not _close({"reward": first.reward}, {"reward": chain.reward or 0.0}):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
+            elif not known:
+                self._wrong.append(f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}")
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"
-        if 2 * len(self._wrong) > self._tried:
+        # A reward that was given in Python, or edited since, may share its name with another one.
+        if 2 * (self._foreign if self._same else len(self._wrong)) > self._tried:
             self._check.skipped = "the reward of this name gives most chains another score: it is not that of the run"
             return
         for problem in self._wrong:
             self._check.add(problem)
+
+
+def _close(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(math.isclose(one[name], other[name], rel_tol=1e-6, abs_tol=1e-9) for name in one)
