@@ -603,6 +603,7 @@ class Trainer:
             "full": self.ledger.bounds is not HALF,
             "shares": self.engine.shares_weights,
             "truncates": self.ledger.truncates,
+            "reward": repr(self.agent.reward),
         }
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:

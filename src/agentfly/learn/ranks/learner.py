@@ -148,6 +148,7 @@ class RankLearner(PolicyLearner):
         used = torch.zeros_like(experience.sampled) if experience.used is None else experience.used.to(experience.sampled.dtype)
         experience.used = self._ranks.sum(used) > 0
         experience.own = self._mean_over_ranks(none if experience.own is None else experience.own)
+        experience.last = self._mean_over_ranks(none if experience.last is None else experience.last)
         experience.entropies = self._mean_over_ranks(none if experience.entropies is None else experience.entropies)
 
     def _mean_over_ranks(self, values: Tensor) -> Tensor:
