@@ -87,20 +87,24 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
     return dict(merged_tensors(model))
 
 
+@torch.no_grad()
 def merged_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the items of `merged_weights`. A merged weight is computed when it is yielded."""
-    adapted = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
+    for name, tensor, adapter in plain_tensors(model):
+        yield name, tensor if adapter is None else adapter.merged()
+
+
+def plain_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Yields the tensors of the model without adapters under their original names, each with the adapter beside it or None."""
+    adapters = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
+    wrappers = {name for name, part in model.named_modules() if getattr(part, "adapts", False)}
     for name, tensor in model.state_dict().items():
-        path, _, last = name.rpartition(".")
-        outer, _, inner = path.rpartition(".")
-        if path in adapted:  # lora_a, lora_b
-            continue
-        if inner == "base" and outer in adapted:
-            with torch.no_grad():
-                merged = adapted[outer].merged() if last == "weight" else tensor
-            yield f"{outer}.{last}", merged
-        else:
-            yield name, tensor
+        outer, base, last = name.rpartition(".base.")
+        if base and outer in wrappers:
+            plain = f"{outer}.{last}"
+            yield plain, tensor, adapters.get(plain if last != "weight" else outer)
+        elif name.rpartition(".")[0] not in adapters:  # neither lora_a nor lora_b
+            yield name, tensor, None
 
 
 @torch.no_grad()
@@ -153,7 +157,10 @@ def count_weights(config: Any, chosen: int = 1) -> tuple[int, int, int]:
     head = model.get_output_embeddings()
     linears = [part for part in model.modules() if type(part) is torch.nn.Linear and part is not head]
     total = sum(size for size, _ in sizes.values())
-    return total, total - idle, sum(part.in_features + part.out_features for part in linears)
+    experts = [part for part in model.modules() if hasattr(part, "_apply_gate")]  # as in `learn.model.expert_lora`
+    stacks = [weight.shape for part in experts for weight in part.parameters(recurse=False) if weight.ndim == 3]
+    adapted = sum(part.in_features + part.out_features for part in linears) + sum(n * (a + b) for n, a, b in stacks)
+    return total, total - idle, adapted
 
 
 def context_of(config: Any) -> int:

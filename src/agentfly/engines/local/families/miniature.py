@@ -66,10 +66,12 @@ def _attention(config: Any) -> str | None:
 
 
 def _speak_up(model: Any) -> None:
-    """Draw matrices so wide that attention is not flat and logits are not small."""
+    """Draw matrices so wide that attention is not flat and logits are not small, and move what begins at zero or one."""
     for weight in model.parameters():
         if weight.ndim > 1 and weight.is_floating_point():
             weight.normal_(std=1.5 / math.sqrt(weight.shape[-1]))
+        elif weight.is_floating_point():
+            weight.add_(torch.randn_like(weight), alpha=0.2)
 
 
 def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any]:
