@@ -39,17 +39,25 @@ def test_a_batch_script_is_valid_bash_with_directives_before_its_commands(path: 
 
 
 SRUN = """#!/bin/bash
-# Writes down what it is asked to run. The run ends at TERM, after it has saved; Ray stays until the test ends it.
+# Writes down what it is asked to run. Like Slurm's own, it passes no TERM on: it kills its task.
 echo "$SRUN_CPUS_PER_TASK $*" >> "$OUT/srun"
 case "$*" in
 *hostname*) echo 10.0.0.1 ;;
 *"ray start"*) ;;
 *)
-    trap 'until [ -e "$OUT/go" ]; do sleep 0.05; done; echo saved > "$OUT/saved"; exit 7' TERM
-    touch "$OUT/running"
-    while :; do sleep 0.05; done
+    while [[ $1 == -* ]]; do [[ $1 == -w ]] && shift; shift; done
+    "$@" &
+    trap "kill -KILL $!" TERM
+    wait $!
     ;;
 esac
+"""
+AGENTFLY = """#!/bin/bash
+# Writes down how it is called, and ends at TERM, after it has saved.
+echo "agentfly $*" >> "$OUT/runs-asked"
+trap 'until [ -e "$OUT/go" ]; do sleep 0.05; done; echo saved > "$OUT/saved"; exit 7' TERM
+touch "$OUT/running"
+while :; do sleep 0.05; done
 """
 
 
@@ -59,6 +67,7 @@ def slurm(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     (tmp_path / "bin").mkdir()
     programs = {
         "srun": SRUN,
+        "agentfly": AGENTFLY,
         "scontrol": "#!/bin/bash\necho a\necho b\n",
         "sleep": '#!/bin/bash\n[ "$1" = 20 ] || /bin/sleep "$1"\n',
     }
@@ -99,24 +108,24 @@ def test_a_batch_script_waits_until_its_run_has_saved_and_the_next_job_resumes(n
     (tmp_path / "go").touch()
     assert job.wait(120) == 7
     assert (tmp_path / "saved").exists()
+    assert "agentfly train my.toml" in (tmp_path / "runs-asked").read_text()
+    until(lambda: "ray" not in name or (tmp_path / "srun").read_text().count("ray start") == 2)
     asked = (tmp_path / "srun").read_text().splitlines()
-    assert "agentfly train my.toml" in asked[-1]
     assert all(line.startswith("12 ") for line in asked), "srun gets the cores of the job"
     (tmp_path / "runs" / "slurm-j" / "checkpoints" / "step-000002").mkdir(parents=True)
     (tmp_path / "running").unlink()
     slurm(name)
     until((tmp_path / "running").exists)
-    assert "agentfly train --resume runs/slurm-j" in (tmp_path / "srun").read_text().splitlines()[-1]
+    assert "agentfly train --resume runs/slurm-j" in (tmp_path / "runs-asked").read_text().splitlines()[-1]
 
 
 def test_a_verl_job_resumes_and_ray_counts_the_cores_and_gpus_of_the_job(slurm: Any, tmp_path: Path) -> None:
     (tmp_path / "runs" / "slurm-j" / "checkpoints" / "global_step_5").mkdir(parents=True)
     slurm("slurm_verl.sbatch")
     until((tmp_path / "running").exists)
-    asked = (tmp_path / "srun").read_text().splitlines()
-    assert "agentfly train --resume runs/slurm-j cluster.address=10.0.0.1:6379" in asked[-1]
-    rays = [line for line in asked if "ray start" in line]
-    assert len(rays) == 2
+    assert "agentfly train --resume runs/slurm-j cluster.address=10.0.0.1:6379" in (tmp_path / "runs-asked").read_text()
+    until(lambda: (tmp_path / "srun").read_text().count("ray start") == 2)
+    rays = [line for line in (tmp_path / "srun").read_text().splitlines() if "ray start" in line]
     assert all("--num-cpus=12 --num-gpus=8" in line for line in rays)
 
 
