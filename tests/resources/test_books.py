@@ -19,10 +19,12 @@ import pytest
 from agentfly.errors import RolloutError
 from agentfly.faults import FaultSchedule, faulty, kill_worker
 from agentfly.resources import Budget, ResourceManager, spec_of
+from tests.virtual_time import virtual_time
 
 from .test_placements import children
 from .worlds import Board, Chalk, Library, Once, Worker, task
 
+__all__ = ["virtual_time"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 RATES = {"kill": 0.02, "crash": 0.03, "hang": 0.01, "slow": 0.05, "corrupt": 0.02}
 
@@ -122,6 +124,7 @@ def balanced(manager: ResourceManager) -> None:
     assert manager._out_of_order == 0
 
 
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_five_thousand_random_events_in_the_loop_leave_nothing_behind(seed: int, caplog: Any) -> None:
     caplog.set_level(logging.ERROR)
