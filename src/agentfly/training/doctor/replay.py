@@ -329,9 +329,7 @@ class _Rescorer:
             if not _close({"reward": first.reward}, {"reward": chain.reward or 0.0}):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
             elif not known:
-                self._wrong.append(
-                    f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}"
-                )
+                self._wrong.append(f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}")
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"
