@@ -148,7 +148,7 @@ class Trainer:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
         progress.note(f"learner: {learner.path}")
-        for idle in without_effect(config, self.plan.limits.chain_timeout_s):
+        for idle in without_effect(config, self.plan.limits.chain_timeout_s, self.exact):
             progress.note(f"warning: {idle}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
