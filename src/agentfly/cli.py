@@ -247,6 +247,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     console = Console()
     progress = Progress(config.train.steps, console=console)
+    progress.note(f"agentfly {__version__}")
     sampler = StackSampler() if arguments.profile else None
     runs = Path(config.run.dir) if arguments.resume is None else Path(arguments.resume).resolve().parent
     try:

@@ -489,7 +489,7 @@ FAULTS = [
     (Hoarder, "memory and handles do not grow"),
     (Leaky, "memory and handles do not grow"),
     (Thready, "memory and handles do not grow"),
-    (Hanging, "same seed, same episode"),
+    (Hanging, "observations and scores can be read"),
 ]
 
 

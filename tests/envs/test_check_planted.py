@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -257,11 +258,13 @@ def check(make: type, **options: Any) -> Report:
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The faults change the process and leave files: both end with the test."""
+    (tmp_path / "boxes.txt").write_text("ten")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     umask, path = os.umask(0o022), list(sys.path)
     os.umask(umask)
     yield
+    gc.enable()
     os.umask(umask)
     sys.path[:] = path
 
@@ -271,6 +274,85 @@ def test_a_good_environment_passes_all_checks(make: type) -> None:
     report = check(make)
     assert report.complete, str(report)
     assert report.figures["reset_s"] > 0
+
+
+class LongText(Box):
+    def open(self, number: int) -> Any:
+        return ToolResult(observation="wood " * 40_000, done=Box.open(self, number).done)
+
+
+class Transcript(Stairs):
+    """Each observation repeats all earlier ones."""
+
+    def reset(self, task: Task) -> str:
+        self.said = ""
+        return Stairs.reset(self, task)
+
+    def told(self) -> ToolResult:
+        self.said += "one more step, " * 50
+        return ToolResult(observation=self.said, done=self.place >= self.height)
+
+
+class ScoreIsText(Box):
+    def open(self, number: int) -> Any:
+        result = Box.open(self, number)
+        self.score: Any = str(self.score)
+        return result
+
+
+class ScoreMovesWhenRead(Box):
+    reads = 0
+
+    @property
+    def score(self) -> float:
+        self.reads += 1
+        return self._score + 0.001 * self.reads
+
+    @score.setter
+    def score(self, value: float) -> None:
+        self._score = value
+
+
+class ChangesTask(Box):
+    def reset(self, task: Task) -> str:
+        task.fields["opened"] = True  # type: ignore[index]
+        return Box.reset(self, task)
+
+
+class PaysForHaste(Box):
+    def reset(self, task: Task) -> str:
+        self.began = time.monotonic()
+        return Box.reset(self, task)
+
+    def open(self, number: int) -> Any:
+        late = time.monotonic() - self.began > 1
+        return ToolResult(observation=f"{Box.open(self, number).observation}{', late' if late else ''}", done=True)
+
+
+class ReadsHere(Box):
+    def reset(self, task: Task) -> str:
+        return f"{Path('boxes.txt').read_text()} {Box.reset(self, task)}"
+
+
+class LeavesTasks(AsyncBox):
+    async def reset(self, task: Task) -> str:  # type: ignore[override]
+        TICKING.append(asyncio.ensure_future(asyncio.sleep(1000)))
+        return await AsyncBox.reset(self, task)
+
+
+TICKING: list[Any] = []
+
+
+class StopsCollection(Box):
+    def reset(self, task: Task) -> str:
+        gc.disable()
+        return Box.reset(self, task)
+
+
+class ReplacesStdout(Box):
+    def reset(self, task: Task) -> str:
+        sys.stdout = sys.stderr
+        return Box.reset(self, task)
 
 
 FAULTS = [
@@ -299,6 +381,16 @@ FAULTS = [
     (DoneAtOnce, "the solver's last move ends the episode"),
     (NeverDone, "the solver's last move ends the episode"),
     (NeverDoneInResults, "the solver's last move ends the episode"),
+    (LongText, "observations and scores can be read"),
+    (Transcript, "observations and scores can be read"),
+    (ScoreIsText, "observations and scores can be read"),
+    (ScoreMovesWhenRead, "scores are finite and at most full"),
+    (ChangesTask, "the process stays as it was"),
+    (PaysForHaste, "plays alike in a worker process"),
+    (ReadsHere, "plays alike in a worker process"),
+    (LeavesTasks, "memory and handles do not grow"),
+    (StopsCollection, "the process stays as it was"),
+    (ReplacesStdout, "the process stays as it was"),
 ]
 
 
@@ -339,7 +431,7 @@ STOP = threading.Event()
     ("make", "call", "name"),
     [
         (HangsOnClose, "close", "starts and resets"),
-        (HangsInOpen, "open", "same seed, same episode"),
+        (HangsInOpen, "open", "observations and scores can be read"),
         (HangsInAsyncReset, "reset", "starts and resets"),
     ],
 )

@@ -199,6 +199,41 @@ def test_published_runs_lie_in_the_printed_range() -> None:
         assert low <= float(published.removesuffix(" s")) <= high
 
 
+def test_a_single_sampler_in_its_own_process_holds_a_copy() -> None:
+    one, two = plan_of(1, "7B"), plan_of(1, "7B", "sampler.place=process")
+    assert one.memory.sampler == 0.0
+    assert two.memory.sampler == pytest.approx(14.18, abs=0.1)
+    assert two.memory.runtime == 2 * one.memory.runtime
+    assert not two.measured
+
+
+def test_over_machines_each_rank_and_each_sampler_has_its_own_gpu() -> None:
+    """Ray reserves a GPU for each of them, whatever `sampler.place` says."""
+    named = make_plan(Config.load("quickstart", ["cluster.address=auto", "learner.ranks=8", "sampler.replicas=8"]), None, "7B")
+    assert (named.gpus, named.samples is not None) == (16, True)
+    found = find_plans(Config.load("quickstart", []), 16, "7B", card="H100")
+    assert all(plan.layout.own or plan.layout.verl for plan in found)
+    assert 'cluster.address = "auto"' in show_plan(found[0])
+
+
+def test_a_model_that_no_gpu_holds_at_the_start_needs_verl_and_gets_no_keys() -> None:
+    text = show_plan(plan_of(1, "70B", card="L4"))
+    assert 'does not fit: each GPU holds the model at the start, 131 GiB: take larger GPUs, or backend = "verl"' in text
+    assert "keys\n  none: it does not fit" in text
+
+
+def test_a_plan_needs_no_tokenizer(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("llama").save_pretrained(tmp_path)
+    assert make_plan(Config.load("quickstart", [f"agent.model={tmp_path}"])).shape.weights > 6e9
+
+
+def test_no_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--gpus and --gpus-per-node must be 1 or more, not 0 and 8"):
+        plan_of(0, "7B")
+
+
 def test_long_rows_pay_for_attention() -> None:
     shape, card = find_shape("7B"), CARDS["H100"]
     short, long = (fitted().learn_s(shape, card, row) for row in (0, 32768))

@@ -89,11 +89,15 @@ class _Examination:
     """The call that hung; the examination gives up after the first."""
     resets: list[float] = field(default_factory=list)
     before: dict[str, Any] = field(default_factory=dict)
+    rows: list[str] = field(default_factory=list)
+    """The fields of each task at the beginning."""
 
     async def run(self) -> Report:
         self.before = check_effects.settings()
+        self.rows = check_conduct.fields_of(self.tasks)
         rows: list[tuple[str, Callable[[], Awaitable[str | None]]]] = [
             ("starts and resets", self.starts),
+            ("observations and scores can be read", partial(check_conduct.readable, self)),
             ("same seed, same first observation", self.same_first),
             ("same seed, same episode", self.same_episode),
             ("the solver plays the same episode again", partial(check_conduct.same_solution, self)),
@@ -130,9 +134,9 @@ class _Examination:
             except Exception as error:  # noqa: BLE001 - any way an environment can fail is a finding
                 status, detail = "failed", f"{type(error).__name__}: {error}"
             self.report.checks.append(Check(name, status, detail or ""))
-            if status == "failed" and (self.hung or name == rows[0][0]):
-                # Every further call would wait for the same hang.
-                why = f"{self.hung} hangs: see {name!r}" if self.hung else "it does not start"
+            if status == "failed" and (self.hung or name in (rows[0][0], rows[1][0])):
+                # Every further call would wait for the same hang, or carry the same long text.
+                why = f"{self.hung} hangs: see {name!r}" if self.hung else f"see {name!r}"
                 self.report.checks += [Check(other, "not checked", why) for other, _ in rows[len(self.report.checks) :]]
                 break
         check_effects.restore(self.before)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, chdir
 from dataclasses import replace
+from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from ..codec import NotEncodable
@@ -25,6 +29,10 @@ STALL_S = 0.1
 REPEATS = 4
 SLOW_S = 1.0
 """Episodes that take longer are repeated less often."""
+LONG, GROWN = 100_000, 2_000
+"""Characters of an observation that no context takes, and from which one that grows with every step is a fault."""
+THINK_S = 1.1
+"""A model's reply takes time; an environment must not depend on it, nor on the second of the clock."""
 
 
 class Examination(Protocol):
@@ -36,6 +44,7 @@ class Examination(Protocol):
     full: float
     seed: int
     before: dict[str, Any]
+    rows: list[str]
     solver: Callable[[Any, Task], Any] | None
 
     def subject(self, watch: check_effects.Stopwatch | None = None) -> AbstractAsyncContextManager[Subject]: ...
@@ -43,6 +52,26 @@ class Examination(Protocol):
     async def read_score(self, subject: Subject, task: Task) -> float | None: ...
 
     async def scored(self, subject: Subject, task: Task, player: Callable[[Any, Task], Any] | None) -> float: ...
+
+
+def fields_of(tasks: Sequence[Task]) -> list[str]:
+    """The fields of each task, as text."""
+    return [text(dict(task.fields)) for task in tasks]
+
+
+async def readable(exam: Examination) -> None:
+    """Each observation stays in the chain's context."""
+    for task in exam.tasks:
+        async with exam.subject() as subject:
+            lengths = [len(line) for line in await episode(subject, task, exam.play, exam.seed)][:-1]
+        if max(lengths) > LONG:
+            raise Failed(f"task {task.id}: an observation has {max(lengths):,} characters")
+        grows = len(lengths) >= 8 and all(one < other for one, other in pairwise(lengths[1:]))
+        if grows and lengths[-1] > max(GROWN, 4 * lengths[1]):
+            raise Failed(
+                f"task {task.id}: observations grow with every step, from {lengths[1]:,} to {lengths[-1]:,} characters: the "
+                "context keeps them all, so return what is new"
+            )
 
 
 async def solve(exam: Examination, subject: Subject, task: Task) -> list[str]:
@@ -73,21 +102,22 @@ async def same_solution(exam: Examination) -> None:
                     raise Failed(f"task {task.id}: two plays of the solver differ: {one[:80]} and {other[:80]}")
 
 
-async def tasks_differ(exam: Examination) -> None:
+async def tasks_differ(exam: Examination) -> str | None:
     """Two tasks must not be the same game: neither to a random player nor to the solver."""
     if len(exam.tasks) < 2:
         raise Skipped("give two or more `tasks`")
     rows = {repr((task.messages, dict(task.fields))) for task in exam.tasks}
     if len(rows) == 1:
         raise Failed("all tasks have the same fields")
-    played = set()
+    played, after = set(), set()
     for task in exam.tasks:
         async with exam.subject() as subject:
-            lines = [line for number in range(3) for line in await episode(subject, task, exam.play, exam.seed + number)]
-            lines += await solve(exam, subject, task) if exam.solver is not None else []
-        played.add("\n".join(lines))
+            plays = [await episode(subject, task, exam.play, exam.seed + number) for number in range(3)]
+            plays.append(await solve(exam, subject, task) if exam.solver is not None else [])
+        played.add(text(plays))
+        after.add(text([*(lines[1:] for lines in plays[:3]), plays[3]]))
     if len(played) > 1:
-        return
+        return "only the first observation differs" if len(after) == 1 and exam.play.actions is not None else None
     if exam.play.actions is None or exam.solver is None:
         raise Skipped("tasks look alike; give `actions` and `solver`")
     raise Failed("all tasks look and play alike, also for the solver: `reset` does not use the task")
@@ -101,7 +131,10 @@ async def bounded(exam: Examination) -> None:
         async with exam.subject() as subject:
             for number in range(REPEATS):
                 await episode(subject, task, exam.play, exam.seed + number)
-                values.append(("random actions", await exam.read_score(subject, task) or 0.0))
+                once, again = await exam.read_score(subject, task), await exam.read_score(subject, task)
+                if text(once) != text(again):
+                    raise Failed(f"task {task.id}: the score is {once:g} and then {again:g}, without a call between")
+                values.append(("random actions", once or 0.0))
                 values.append(("the rewards of random actions", subject.rewards))
             if exam.solver is not None:
                 await subject.reset(task)
@@ -197,6 +230,9 @@ async def leaves_no_mark(exam: Examination) -> None:
     finally:
         rng.restore()
         check_effects.restore(exam.before)
+    for task, was, now in zip(exam.tasks, exam.rows, fields_of(exam.tasks), strict=True):
+        if was != now:
+            raise Failed(f"it changes the fields of task {task.id}, which the chains of a group and the reward share")
     if output:
         raise Failed(f"it prints to stdout: {output[:80]!r}")
     if seeded := [name for name, state in states[0].items() if state == states[1].get(name)]:
@@ -247,15 +283,20 @@ async def replay(spec: Spec, episodes: Sequence[Episode]) -> str | None:
         importable(elsewhere)
     except ConfigError as error:
         return f"by the encoding of calls and results: {error}"
-    async with ResourceManager(None, elsewhere) as manager:
+    async with AsyncExitStack() as stack:
+        if "" not in sys.path:  # in which imports would follow the folder
+            stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
+        manager = await stack.enter_async_context(ResourceManager(None, elsewhere))
         for (task, calls), texts in zip(episodes, wanted, strict=True):
             async with manager.lease([elsewhere.name], task) as lease:
                 for number, ((call, _), expected) in enumerate(zip(calls, texts, strict=True)):
+                    if number == 1 and task is episodes[0][0]:
+                        await asyncio.sleep(THINK_S)
                     seen = lease.observation(elsewhere.name) if call[0] == "reset" else await _call(lease, elsewhere.name, call)
                     if travels(seen, f"the result of {call[0]}") != expected:
                         raise Failed(
                             f"task {task.id}: {call[0]} (call {number}) returns {text(seen)[:80]} in a fresh worker process "
-                            f"and {expected[:80]} here, so it depends on the process"
+                            f"and {expected[:80]} here, so it depends on the process, its folder or the clock"
                         )
     return None
 

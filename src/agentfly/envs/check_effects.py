@@ -6,6 +6,7 @@ long a call holds up the thread in which it runs; on Linux the time in which the
 
 from __future__ import annotations
 
+import gc
 import io
 import locale
 import logging
@@ -40,6 +41,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "the default timeout of sockets": socket.getdefaulttimeout,
     "the level of the root logger": lambda: logging.getLogger().level,
     "sys.excepthook": lambda: sys.excepthook,
+    "garbage collection": gc.isenabled,
 }
 
 
@@ -67,6 +69,7 @@ def restore(before: dict[str, Any]) -> None:
     for name in [name for name in os.environ if name not in wanted]:
         del os.environ[name]
     os.environ.update(wanted)
+    (gc.enable if before["garbage collection"] else gc.disable)()
 
 
 class GlobalRandom:
@@ -104,6 +107,8 @@ def printed() -> Iterator[Callable[[], str]]:
             kept = -1  # the process has no stdout
 
         def said() -> str:
+            if sys.stdout is not text:
+                return "sys.stdout is replaced"
             file.seek(0)
             return text.getvalue() + file.read().decode(errors="replace")
 
@@ -154,7 +159,9 @@ def created() -> Iterator[Callable[[], list[str]]]:
         sys.addaudithook(_audit)
         _hooked = True
     mine: set[str] = set()
-    _roots = tuple({os.path.join(os.path.abspath(root), "") for root in (tempfile.gettempdir(), os.getcwd())})
+    _roots = tuple(
+        {os.path.join(os.path.abspath(root), "") for root in (tempfile.gettempdir(), os.getcwd(), os.path.expanduser("~"))}
+    )
     _created = mine
     try:
         yield lambda: sorted(path for path in list(mine) if os.path.lexists(path))

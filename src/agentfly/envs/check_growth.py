@@ -6,6 +6,7 @@ Python's memory and threads are counted.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
@@ -34,6 +35,7 @@ class Mark:
     files: int
     threads: int
     children: int
+    tasks: int
     left: int
 
 
@@ -51,6 +53,12 @@ async def grows(what: str, play: Callable[[int], Awaitable[None]], left: Callabl
         gc.collect()
         if number:
             marks.append(_mark(len(left())))
+    for name, called in (
+        ("files", "open files"), ("threads", "threads"), ("children", "child processes"), ("tasks", "tasks of asyncio")
+    ):  # fmt: skip
+        counts = [getattr(mark, name) for mark in marks]
+        if all(sooner < later for sooner, later in pairwise(counts)):
+            raise Failed(f"{what}: {called} grow from {counts[0]} to {counts[-1]}")
     for name, leak in (("python", LEAK_BYTES), ("process", PROCESS_LEAK_BYTES)):
         steps = [(getattr(later, name) - getattr(sooner, name)) / episodes for sooner, later in pairwise(marks)]
         if min(steps) > leak:
@@ -58,15 +66,13 @@ async def grows(what: str, play: Callable[[int], Awaitable[None]], left: Callabl
             raise Failed(f"{what} grow by {min(steps) / 1024:.1f} KiB per episode{owner}")
     if all(sooner.left < later.left for sooner, later in pairwise(marks)):
         raise Failed(f"{what} leave files or folders behind, {marks[-1].left} so far, such as {left()[-1]}")
-    for name, called in (("files", "open files"), ("threads", "threads"), ("children", "child processes")):
-        counts = [getattr(mark, name) for mark in marks]
-        if all(sooner < later for sooner, later in pairwise(counts)):
-            raise Failed(f"{what}: {called} grow from {counts[0]} to {counts[-1]}")
 
 
 def _mark(left: int) -> Mark:
     python = tracemalloc.get_traced_memory()[0]
-    return Mark(python, _process_bytes(), _num_files(), threading.active_count(), _num_children(), left)
+    return Mark(
+        python, _process_bytes(), _num_files(), threading.active_count(), _num_children(), len(asyncio.all_tasks()), left
+    )
 
 
 def _process_bytes() -> int:

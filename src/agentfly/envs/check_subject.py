@@ -24,6 +24,7 @@ from ..resources.backends.thread import LoopInstance, ThreadInstance
 from ..resources.spec import Spec
 from ..types import Task, ToolResult
 from .check_effects import Stopwatch, TimedCoroutine
+from .check_report import Failed
 
 EnvCall = tuple[str, dict[str, Any]]
 """A method's name and its arguments."""
@@ -151,14 +152,14 @@ class Subject:
     async def play(self, player: Callable[[Any, Task], Any], task: Task) -> Any:
         """Let a player act. Its calls are noted like those of `act`."""
         value = await self.run(player, _Recorder(self), task)
-        self.done |= getattr(self.env, "done", False) is True
+        self.done |= _plain(getattr(self.env, "done", False)) is True
         return value
 
     def note(self, value: Any, call: EnvCall) -> None:
         """Note the reward in a result, and whether the episode is over."""
         reward, done = told(value)
         self.calls.append(Told(call, value, done))
-        self.done |= done or getattr(self.env, "done", False) is True
+        self.done |= done or _plain(getattr(self.env, "done", False)) is True
         self.rewards += reward
 
     async def score(self, play: Play, task: Task) -> float | None:
@@ -171,6 +172,8 @@ class Subject:
                 value = await self.call("score", {})
         if value is None:
             return self.rewards if self.rewards else None
+        if isinstance(value, str | bytes):
+            raise Failed(f"the score is text, {value!r:.40}: return a number")
         return float(value)
 
     async def give_up(self, call: EnvCall) -> None:
@@ -249,13 +252,19 @@ def told(value: Any) -> tuple[float, bool]:
     (observation, reward, done or terminated, truncated), a dict, or an object with these attributes.
     """
     if isinstance(value, tuple):
-        if len(value) < 3 or not isinstance(value[1], int | float):
+        _, reward, *ends = map(_plain, value[:4]) if len(value) > 2 else (None, None)
+        if not isinstance(reward, int | float):
             return 0.0, False
-        return float(value[1]), any(part is True for part in value[2:4])
-    found: dict[str, Any] = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
-    reward = found.get("reward")
+        return float(reward), any(end is True for end in ends)
+    found = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
+    reward, *ends = (_plain(found.get(name)) for name in _TOLD)
     paid = float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else 0.0
-    return paid, any(found.get(name) is True for name in _TOLD[1:])
+    return paid, any(end is True for end in ends)
+
+
+def _plain(value: Any) -> Any:
+    """A number or truth value of NumPy as Python's."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
 def refused(value: Any) -> bool:
@@ -271,7 +280,9 @@ def tells_done(value: Any) -> bool:
     """Whether results of this form say if the episode is over."""
     if isinstance(value, dict):
         return any(name in value for name in _TOLD[1:])
-    return isinstance(value, ToolResult) or (isinstance(value, tuple) and len(value) >= 3 and isinstance(value[2], bool))
+    return isinstance(value, ToolResult) or (
+        isinstance(value, tuple) and len(value) >= 3 and isinstance(_plain(value[2]), bool)
+    )
 
 
 def text(value: Any) -> str:

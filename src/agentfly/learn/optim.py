@@ -12,7 +12,7 @@ therefore run `Optimizer.backward(loss)`, and compute the gradient again if `ret
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -152,10 +152,9 @@ class Optimizer:
         mean = torch.lerp(gradient, mean, beta1) / (1.0 - beta1**steps)
         square = torch.lerp(gradient**2, square, beta2) / (1.0 - beta2**steps)
         rates = [lr * self._factor * (master.grad is not None) for lr, master in zip(self._lrs, self._masters, strict=True)]
-        decay = before * self._settings.weight_decay * self._spread([master.dim() >= 2 for master in self._masters])
-        after = before - self._spread(rates) * (mean / (square.sqrt() + 1e-8) + decay)
-        sizes = [local_part(master).numel() / max(1, len(strided(master, STEPPED))) for master in self._masters]
-        return ExpectedStep(before, after, self._spread(sizes))
+        decay = [self._settings.weight_decay * (master.dim() >= 2) for master in self._masters]
+        after = before - self._spread(rates) * (mean / (square.sqrt() + 1e-8) + before * self._spread(decay))
+        return ExpectedStep(before, after, self._spread(self._shares))
 
     def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Some numbers of a tensor per master, 0 if there is none, as one vector."""
@@ -165,9 +164,20 @@ class Optimizer:
 
     def _spread(self, values: Tensor | Sequence[float]) -> Tensor:
         """One value per master, repeated for each of its numbers in `_sample`."""
+        return torch.as_tensor(values, dtype=torch.float64, device=self._owners.device)[self._owners]
+
+    @cached_property
+    def _owners(self) -> Tensor:
+        """The number of the master of each number in `_sample`."""
         counts = torch.tensor([len(strided(master, STEPPED)) for master in self._masters])
-        values = torch.as_tensor(values, dtype=torch.float64, device=local_part(self._masters[0]).device)
-        return values.repeat_interleave(counts.to(values.device), output_size=int(counts.sum()))
+        return torch.arange(len(counts)).repeat_interleave(counts).to(local_part(self._masters[0]).device)
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """How many weights of its master each number in `_sample` stands for, per master."""
+        counts = torch.bincount(self._owners, minlength=len(self._masters)).clamp(min=1)
+        sizes = [local_part(master).numel() for master in self._masters]
+        return torch.tensor(sizes, dtype=torch.float64, device=counts.device) / counts
 
     def compare(self, expected: ExpectedStep) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the squared norms of `ExpectedStep.compare` after `step`.

@@ -19,7 +19,9 @@ SPREADS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """GPUs that learn and samplers, on one machine or several. `again`: layers are computed again in the backward pass."""
+    """GPUs that learn and samplers, on one machine or several. `again`: layers are computed again in the backward pass;
+    `processes`: a single sampler runs in a process of its own, too.
+    """
 
     learners: int
     samplers: int
@@ -28,6 +30,7 @@ class Layout:
     verl: bool = False
     offload: bool = False
     again: bool = False
+    processes: bool = False
 
     @property
     def gpus(self) -> int:
@@ -41,7 +44,7 @@ class Layout:
     @property
     def in_one_process(self) -> bool:
         """One copy of the weights serves the learner and the sampler."""
-        return not self.verl and not self.own and self.learners == self.samplers == 1
+        return not (self.verl or self.own or self.processes) and self.learners == self.samplers == 1
 
     def __str__(self) -> str:
         if self.verl:
@@ -49,7 +52,7 @@ class Layout:
         elif self.own:
             words = f"{self.learners} learn, {self.samplers} sample"
         else:
-            words = f"{self.learners} learn and sample"
+            words = f"{self.learners} learn and sample" + (", in two processes" if self.processes else "")
         return words + (", layers again" if self.again else "")
 
 
@@ -70,14 +73,19 @@ def layout_of(config: Config) -> Layout | None:
         )  # fmt: skip
     if ranks == 1 and not sampler.in_processes:
         return None
-    return Layout(learners=ranks, samplers=sampler.replicas, own=sampler.place == "own", again=again)
+    own = sampler.place == "own" or (config.cluster.address is not None and sampler.in_processes)  # Ray gives each a GPU
+    alone = ranks == sampler.replicas == 1 and not own
+    return Layout(learners=ranks, samplers=sampler.replicas, own=own, again=again, processes=alone)
 
 
 def layouts(config: Config, gpus: int, per_node: int) -> Iterator[Layout]:
-    """The layouts of `gpus` GPUs that this trainer and verl can run, simple ones first."""
+    """The layouts of `gpus` GPUs that this trainer and verl can run, simple ones first. Over machines, Ray gives each rank
+    and each sampler of this trainer its own GPU.
+    """
     for again in sorted({config.train.gradient_checkpointing, True}):
         if config.backend == "local":
-            yield Layout(learners=gpus, samplers=gpus, again=again)
+            if gpus <= per_node and config.cluster.address is None:
+                yield Layout(learners=gpus, samplers=gpus, again=again)
             for samplers in range(1, gpus):
                 yield Layout(learners=gpus - samplers, samplers=samplers, own=True, again=again)
         if gpus > 1 and (gpus <= per_node or gpus % per_node == 0):

@@ -109,7 +109,7 @@ def find_plans(
     `row_tokens` are means of a chain; the recipe's limits are used for those that are not given.
     """
     named = layout_of(config)
-    gpus = gpus or (named.gpus if named else 1)
+    gpus = gpus if gpus is not None else named.gpus if named else 1
     if gpus < 1 or per_node < 1:
         raise ConfigError(f"--gpus and --gpus-per-node must be 1 or more, not {gpus} and {per_node}")
     if named is not None and named.gpus != gpus:
@@ -191,20 +191,20 @@ def _plan(config: Config, shape: ModelShape, card: Card, layout: Layout, work: W
         work=work,
         step=step,
         chains_at_once=held,
-        measured=layout.gpus == 1 and card.name == "H200" and shape.weights < 4e9,
+        measured=layout.in_one_process and card.name == "H200" and shape.weights < 4e9,
         named=named,
         again_asked=config.train.gradient_checkpointing,
     )
 
 
 def _own_shape(config: Config) -> ModelShape:
-    from ..engines.local.load import read_settings  # late: torch
+    from ..engines.local.load import read_config  # late: torch
 
     if config.agent.model.startswith("openai:") or config.agent.model == "smollm2":
         if config.agent.model == "smollm2":
             return find_shape("135M")
         raise ConfigError("a chat server's model has no known size: give --model-size")
-    return shape_of(read_settings(config.agent.model)[1], config.agent.model)
+    return shape_of(read_config(config.agent.model), config.agent.model)
 
 
 def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float) -> Memory:
@@ -298,6 +298,9 @@ def _verdict(plan: Plan) -> str:
 
 
 def _cure(plan: Plan) -> str:
+    whole = 0.0 if plan.layout.verl else 2.0 * plan.shape.weights / GIB
+    if whole > plan.usable:
+        return f'each GPU holds the model at the start, {whole:.0f} GiB: take larger GPUs, or backend = "verl" on more of them'
     cures = [] if plan.layout.again else ["train.gradient_checkpointing = true"]
     cures.append("a smaller train.max_tokens_per_batch")
     return ", ".join([*cures, *([] if plan.lora else ["lora.rank = 32"])]) + ", or more GPUs"
@@ -315,6 +318,8 @@ def _advice(plan: Plan) -> str:
 
 def _keys(plan: Plan) -> list[str]:
     layout = plan.layout
+    if plan.largest > plan.card.gib:
+        return ["none: it does not fit"]
     keys = ["train.gradient_checkpointing = true"] if layout.again and not plan.again_asked else []
     if layout.verl:
         nodes = -(-layout.gpus // plan.per_node)
@@ -323,6 +328,7 @@ def _keys(plan: Plan) -> list[str]:
     if layout.gpus > 1:
         keys += [f"learner.ranks = {layout.learners}", f"sampler.replicas = {layout.samplers}"]
         keys += ['sampler.place = "own"'] if layout.own else []
+        keys += ['cluster.address = "auto"'] if layout.gpus > plan.per_node else []
     by_default = DEFAULT_CACHE * (plan.card.gib - (plan.memory.weights if layout.in_one_process else plan.memory.sampler))
     if not layout.own and plan.memory.total - plan.memory.cache + by_default > plan.usable:
         keys.append(f"agent.engine.kv_gib = {max(0.1, plan.cache_gib):.1f}")
@@ -335,7 +341,7 @@ def _trust(plan: Plan) -> list[str]:
     lines = [f"fitted on one H200 (135M, 0.5B, 3B); largest error on points that were held back: {errors}"]
     if not plan.measured:
         lines.append(
-            "several GPUs, other cards and larger models are computed from these points, not measured; "
-            f"published runs of others took up to {RANGE:g} times what is computed for them"
+            "several GPUs, other cards and larger models are computed from these points, not measured; their ranges reach to "
+            f"{RANGE:g} times what is computed, because published runs of others took longer (docs/scale.md)"
         )
     return lines

@@ -100,7 +100,7 @@ def find_shape(name: str) -> ModelShape:
     if shape is None:
         near = difflib.get_close_matches(name, list(SHAPES), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"no model size is called {name!r}; {hint}known: {', '.join(SHAPES)}")
+        raise ConfigError(f"no model size is called {name!r}; {hint}known: {', '.join(SHAPES)}; for another, set agent.model")
     return shape
 
 

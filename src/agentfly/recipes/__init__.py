@@ -1,7 +1,7 @@
 """The recipes by name, and the files of a new project.
 
 A recipe is a config file: `agentfly train quickstart` runs `quickstart.toml`. The wheel holds the recipes in this folder; in a
-clone they are in `recipes/` of the root. The first line of a recipe is a comment that says what the run does.
+clone they are in `recipes/` of the root. A recipe begins with a comment, whose first sentence says what the run does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import difflib
 import re
 import runpy
 import shutil
+from itertools import takewhile
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -19,17 +20,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 def recipes() -> dict[str, Path]:
-    """Every recipe, by name."""
+    """Every recipe, by name; the first to try comes first."""
     found = {path.stem: path for path in HERE.glob("*.toml")}
     if not found:  # a clone: recipes/ stands beside src/
         found = {path.stem: path for path in (HERE.parents[2] / "recipes").glob("*.toml")}
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "quickstart", item[0])))
 
 
 def describe_recipe(path: Path) -> str:
-    """The first line of a recipe, which says what the run does."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().removeprefix("#").strip()
+    """The first sentence of a recipe, which says what the run does."""
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in lines).split(". ")[0].removesuffix(".") + "."
 
 
 def find_config(name: str | Path) -> Path:
@@ -47,8 +48,12 @@ def find_config(name: str | Path) -> Path:
     wanted = path.name.removesuffix(".toml")
     if by_name and wanted in known:
         return known[wanted]
+    if (path.resolve().parents[1] / "config.toml").is_file() and path.resolve().parent.name == "checkpoints":
+        raise ConfigError(f"{path} is a checkpoint: name its run, {path.parents[1]}, and the checkpoint as a model")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder, neither a config file nor a run")
+    if str(name).startswith("openai:"):
+        raise ConfigError(f"{name} is a model: name a config file, a run or a recipe, and the model by --model or agent.model=")
     near = difflib.get_close_matches(wanted, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`agentfly recipes` lists the recipes."
     raise ConfigError(f"no such config file: {path}; {hint}")

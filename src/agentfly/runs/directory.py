@@ -114,7 +114,10 @@ class RunDirectory:
         """The folder of a run that exists."""
         directory = cls(Path(path))
         if not directory.path.is_dir():
-            raise ConfigError(f"there is no run folder {directory.path}")
+            raise ConfigError(f"there is no run folder {path}")
+        of = directory.path.resolve().parent
+        if of.name == "checkpoints" and cls(of.parent).config.is_file():
+            raise ConfigError(f"{path} is a checkpoint of the run {directory.path.parent.parent}: name the run")
         if not directory.database.is_file() and not directory.config.is_file():
             raise ConfigError(f"{directory.path} is not the folder of a run: it has neither config.toml nor run.db")
         return directory

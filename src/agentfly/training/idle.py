@@ -99,23 +99,25 @@ def _tokens(trajectory: Trajectory) -> tuple[int, ...]:
     return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
 
 
-def without_effect(config: Config, chain_timeout_s: float | None = None) -> list[str]:
+def without_effect(config: Config, chain_timeout_s: float | None = None, exact: bool | None = None) -> list[str]:
     """Returns a sentence about each group of settings that differ from their defaults and cannot act in this run.
 
-    `chain_timeout_s` is the agent's; None: that of the config.
+    `chain_timeout_s` is the agent's, and `exact` says whether its engine samples with the learner's own weights and kernels;
+    None: as the config describes it.
     """
     algorithm, loss, train, rollout = find_algorithm(config.algorithm), config.loss, config.train, config.rollout
     chain_s = config.agent.chain_timeout_s if chain_timeout_s is None else chain_timeout_s
     # A ratio differs from 1 only after an optimizer step on the same chains, or if its denominator is the sampler's.
     of_sampler = loss.old_logprobs == "sampled" or (loss.correction == "off" and rollout.max_lag > 0)
     one_step = train.epochs * train.num_minibatches == 1 and not of_sampler and algorithm in ALGORITHMS.values()
-    local = engine_options(config.agent.engine).get("kind", "local") == "local" and not config.sampler.in_processes
+    if exact is None:
+        exact = engine_options(config.agent.engine).get("kind", "local") == "local" and not config.sampler.in_processes
     once = train.critic_epochs == train.critic_minibatches == 1 if loss.critic == "copy" else one_step
     rules: tuple[tuple[str, bool, str], ...] = (
         ("loss.clip_low loss.clip_high loss.dual_clip", one_step,
          "with one optimizer step per update every ratio is 1: set train.num_minibatches or train.epochs"),
         ("loss.kl_in loss.kl_kind", loss.kl_coef == 0, "loss.kl_coef is 0"),
-        ("loss.correction loss.correction_cap", local and not rollout.max_lag and loss.correction != "off",
+        ("loss.correction loss.correction_cap", exact and not rollout.max_lag and loss.correction != "off",
          "the weights that are trained draw every token: set rollout.max_lag"),
         ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),
         ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),

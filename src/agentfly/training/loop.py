@@ -131,7 +131,7 @@ class Trainer:
         """
         from ..learn.model.storage import computes_in_full, seed_torch
 
-        seed_torch(config.seed, config.run.threads)
+        threads = seed_torch(config.seed, config.run.threads)
         self.config, self.agent, self.directory, self.progress = config, agent, directory, progress
         self.validation_tasks = validation_tasks
         self.engine = trainable_engine(agent)
@@ -147,8 +147,9 @@ class Trainer:
         else:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
+        progress.note(f"seed {config.seed}, {threads} threads on {next(self.engine.model.parameters()).device}")
         progress.note(f"learner: {learner.path}")
-        for idle in without_effect(config, self.plan.limits.chain_timeout_s):
+        for idle in without_effect(config, self.plan.limits.chain_timeout_s, self.exact):
             progress.note(f"warning: {idle}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:

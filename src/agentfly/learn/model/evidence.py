@@ -28,9 +28,9 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def strided(tensor: Tensor, count: int) -> Tensor:
-    """Returns a view of at least `count` evenly spaced numbers of a tensor, or all if it has fewer; of a shard, of its local part."""
+    """Returns a view of at least `count` evenly spaced numbers of a tensor or of its local part, or all if it has fewer."""
     flat = local_part(tensor).detach().reshape(-1)
-    return flat[:: max(1, len(flat) // count)]
+    return flat[:: max(1, flat.numel() // count)]
 
 
 def pick(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -175,7 +175,8 @@ def computes_in_full(model: Any) -> bool:
     return next(model.parameters()).dtype.itemsize >= 4 and torch.get_float32_matmul_precision() == "highest"
 
 
-def seed_torch(seed: int, threads: int | None) -> None:
-    """Seed torch and set its number of threads."""
+def seed_torch(seed: int, threads: int | None) -> int:
+    """Seed torch and set its number of threads. Returns the number."""
     set_threads(threads)
     torch.manual_seed(seed)
+    return torch.get_num_threads()
