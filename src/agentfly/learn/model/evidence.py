@@ -28,7 +28,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def strided(tensor: Tensor, count: int) -> Tensor:
-    """Returns a view of at least `count` evenly spaced numbers of a tensor, or all if it has fewer; of a shard, of its local part."""
+    """Returns a view of some `count` evenly spaced numbers of a tensor, or of all if it has fewer (of a shard: its part)."""
     flat = local_part(tensor).detach().reshape(-1)
     return flat[:: max(1, len(flat) // count)]
 
