@@ -298,7 +298,9 @@ REPLAYED: dict[str, tuple[Callable[[Patch], None], set[str], dict[str, Any]]] = 
     "an entropy bonus without a gradient": (entropy_without_gradient, {"loss"}, {"loss": {"entropy_coef": 0.1}}),
     "a critic that learns other returns": (critic_of_other_returns, {"loss"}, {"algorithm": "ppo", "agent": RAGGED}),
     "a shared critic that learns other returns": (
-        critic_of_other_returns, {"loss"}, {"algorithm": "ppo", "agent": RAGGED, "loss": {"critic": "shared"}}
+        critic_of_other_returns,
+        {"loss"},
+        {"algorithm": "ppo", "agent": RAGGED, "loss": {"critic": "shared"}},
     ),
     "ratios of 1 in all optimizer steps": (ratios_of_1, {"loss"}, {"num_minibatches": 3, "epochs": 2, "lr": 1e-2}),
     "rewards counted twice": (rewards_twice, {"rescored"}, {}),

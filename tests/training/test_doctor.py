@@ -49,6 +49,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 {"train/version": first.turns[0].completion.versions[0], "handover/gap": 1e-4, "handover/moved": 0.1}
                 | {f"ledger/{name}": count for name, count in books.items()},
             )
+    (made.directory / "metrics.jsonl").unlink()  # it does not hold these figures
     return Path(made.directory)
 
 
@@ -384,3 +385,13 @@ def test_an_id_cannot_control_the_terminal(run: Path, capsys: pytest.CaptureFixt
     assert "\x1b[2J" not in told
     assert "[red]" in told
     assert decode(encode(twin)) == twin
+
+
+def test_a_metric_that_differs_from_its_copy_is_found(run: Path) -> None:
+    with RunStore(run / "run.db", readonly=True) as store:
+        values = store.metrics_by_step()[2]
+    copy = run / "metrics.jsonl"
+    copy.write_text(json.dumps({"step": 2, "time": 1.0, **values}) + '\n{"step": 3, "tra')  # killed while it wrote
+    assert diagnose(run).ok
+    sql(run, "UPDATE metrics SET value = 1.01 * value WHERE step = 2 AND name = 'train/grad_norm'")
+    assert [name for name, check in checks(run).items() if not check.ok] == ["metrics"]

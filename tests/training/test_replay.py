@@ -40,6 +40,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "reinforce++": {"algorithm": "reinforce++", "agent": RAGGED},
     "reinforce++ with a baseline": {"algorithm": "reinforce++_baseline", "agent": RAGGED},
     "the rate that follows from the model": {"lr": None, "lora": {"rank": 4}},
+    "a rate below the rounding of the weights": {"lr": 1e-15},
     "bfloat16": {"agent": {"engine": {"kind": "local", "dtype": "bfloat16"}}},
 }
 
@@ -105,6 +106,7 @@ RECORDS: dict[str, tuple[str, str]] = {
     "weights that did not move": ("updates", "UPDATE metrics SET value = 0 WHERE step = 2 AND name = 'train/weight_change'"),
     "a version that did not grow": ("updates", "UPDATE metrics SET value = 1 WHERE step = 3 AND name = 'train/version'"),
     "another loss": ("loss", "UPDATE metrics SET value = value + 0.01 WHERE step = 2 AND name = 'train/policy_loss'"),
+    "another gap": ("loss", "UPDATE metrics SET value = value + 1e-5 WHERE step = 2 AND name = 'train/logprob_gap'"),
     "another gradient": ("loss", "UPDATE metrics SET value = 1.01 * value WHERE step = 2 AND name = 'train/slope'"),
 }
 

@@ -472,7 +472,7 @@ class PolicyLearner:
         minibatch: Minibatch,
         totals: Totals,
     ) -> Iterator[None]:
-        """Note which log-probs receive a gradient while the body runs and, in the first and the last optimizer step, how much."""
+        """Note which log-probs receive a gradient while the body runs; in the first and the last optimizer step, how much."""
         with (
             self._slope_of(scores.logprobs, self._optimizer) as slope,
             self._slope_of(scores.entropies, self._optimizer) as of_entropy,

@@ -111,6 +111,7 @@ class Optimizer:
                     groups.append({"params": members, "lr": lr, "base_lr": lr, "weight_decay": decay})
         self._adam = torch.optim.AdamW(groups, betas=settings.betas, fused=True)
         self._unclipped: tuple[Tensor, Tensor] | None = None  # a sample of the gradient, and its norm
+        self._averages: tuple[Tensor, Tensor, Tensor] | None = None  # those of `expected`; None: not known
 
     @property
     def growth(self) -> int:
@@ -139,22 +140,29 @@ class Optimizer:
     def expected(self) -> ExpectedStep:
         """Returns what `step` must make of a sample of the weights, computed from the settings by AdamW's formula.
 
-        Call it between `clip` and `step`. Only gradients and averages are taken from the optimizer.
+        Call it between `clip` and `step`. Only gradients are taken from the optimizer, and its averages when they were loaded.
         """
         assert self._unclipped is not None
         raw, norm = self._unclipped
+        gradient = raw * (self._settings.max_grad_norm / (norm.double() + 1e-6)).clamp(max=1.0)
+        moves = self._spread([float(master.grad is not None) for master in self._masters])
+        mean, square, steps = self._averages or self._read_averages()
+        (beta1, beta2), before = self._settings.betas, self._sample(self._masters)
+        mean = torch.lerp(mean, gradient, moves * (1.0 - beta1))
+        square = torch.lerp(square, gradient**2, moves * (1.0 - beta2))
+        steps = steps + moves
+        self._averages = mean, square, steps
+        made = mean / (1.0 - beta1**steps) / ((square / (1.0 - beta2**steps)).sqrt() + 1e-8)
+        decay = before * self._spread([self._settings.weight_decay * (master.dim() >= 2) for master in self._masters])
+        change = torch.where(moves > 0, self._factor * self._spread(self._lrs) * (made + decay), 0.0)
+        return ExpectedStep(before, before - change, self._spread(self._shares))
+
+    def _read_averages(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sample's averages of the gradient and of its square, and the steps that they hold, from the optimizer's state."""
         states = [self._adam.state.get(master, {}) for master in self._masters]
         mean, square = (self._sample([state.get(name) for state in states]) for name in ("exp_avg", "exp_avg_sq"))
-        none = torch.zeros((), device=raw.device)
-        steps = 1 + self._spread(torch.stack([state.get("step", none).to(none) for state in states]))
-        gradient = raw * (self._settings.max_grad_norm / (norm.double() + 1e-6)).clamp(max=1.0)
-        (beta1, beta2), before = self._settings.betas, self._sample(self._masters)
-        mean = torch.lerp(gradient, mean, beta1) / (1.0 - beta1**steps)
-        square = torch.lerp(gradient**2, square, beta2) / (1.0 - beta2**steps)
-        rates = [lr * self._factor * (master.grad is not None) for lr, master in zip(self._lrs, self._masters, strict=True)]
-        decay = [self._settings.weight_decay * (master.dim() >= 2) for master in self._masters]
-        after = before - self._spread(rates) * (mean / (square.sqrt() + 1e-8) + before * self._spread(decay))
-        return ExpectedStep(before, after, self._spread(self._shares))
+        none = torch.zeros((), device=mean.device)
+        return mean, square, self._spread(torch.stack([state.get("step", none).to(none) for state in states]))
 
     def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Some numbers of a tensor per master, 0 if there is none, as one vector."""
@@ -277,6 +285,7 @@ class Optimizer:
         # The settings of this run win over the saved ones: only Adam's averages are taken from the state.
         kept = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
         self._adam.load_state_dict(state["adam"])
+        self._averages = None
         for group, options in zip(self._adam.param_groups, kept, strict=True):
             group.update(options)
         if "loss_scale" in state:  # absent if the saved run used another number format

@@ -23,10 +23,10 @@ UNLIKELY = 16.0
 """An observation with a probability below e to the minus this is a fault."""
 TAILS = {"train/tail_10": 0.1, "train/tail_1": 0.01}
 """The metrics of the sampled tail, and what each is if the sampler draws from the whole distribution."""
-PROMPT_TOKENS, REPLY_TOKENS = 32, 32
-"""Tokens of a probe."""
-CHAINS_PER_PROBE, MAX_PROBES = 32, 8
-"""One probe for so many chains of a step, so that all of them cost less than a hundredth of it."""
+PROMPT_TOKENS, REPLY_TOKENS = 24, 5
+"""Tokens of a probe. Each token of the replies is a pass of the engine: several short replies cost less than a long one."""
+CHAINS_PER_PROBE, MIN_PROBES, MAX_PROBES = 32, 4, 8
+"""One probe for so many chains of a step, so that all of them cost about a hundredth of it."""
 PROBE_S = 60.0
 """Seconds that a step waits for the replies."""
 
@@ -141,7 +141,7 @@ class Probe:
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, num_chains: int = 1) -> None:
         self.prompt_ids = list(prompt_ids[1 : 1 + PROMPT_TOKENS]) or [0]  # shares no cached beginning with a chain
         self.sampling = replace(sampling, max_tokens=REPLY_TOKENS, stop=(), stop_ids=())
-        self.num_replies = max(1, min(MAX_PROBES, num_chains // CHAINS_PER_PROBE))
+        self.num_replies = max(MIN_PROBES, min(MAX_PROBES, num_chains // CHAINS_PER_PROBE))
         self.version: int | None = None
         self._asked: asyncio.Task[list[Completion]] | None = None
         self._before: list[tuple[list[int], list[float]]] = []  # replies of the version before, with the learner's log-probs

@@ -168,7 +168,7 @@ class Ledger:
         error = metrics.get("train/step_error", 0.0)
         if not self._note("weights_moved", error <= MAX_STEP_ERROR, error, MAX_STEP_ERROR):
             raise InvariantError(
-                f"the optimizer's steps differ from AdamW's with the settings of [train] by {error:.2g} of their length (limit "
+                f"the optimizer's steps differ from AdamW's with the settings of the run by {error:.2g} of their length (limit "
                 f"{MAX_STEP_ERROR:g}; 1: no weight has changed): another learning rate, decay or limit of the gradient acts"
             )
         steps, counted = metrics.get("train/optimizer_steps", 0.0), metrics.get("train/adam_steps")

@@ -36,7 +36,7 @@ PROMISES = {
     "tail_10": "tokens are drawn from the least probable 10 % of the distribution, too",
     "tail_1": "tokens are drawn from the least probable 1 % of the distribution, too",
     "engine_fresh": "on probes, the engine's log-probs fit the new weights and not those before the update",
-    "weights_moved": "an optimizer step with a gradient changes the weights",
+    "weights_moved": "every optimizer step changes the weights as AdamW does with the settings of the run",
     "optimizer_counts": "the optimizer's averages hold every step of the run",
     "probe_gap": "on a probe, the engine's log-probs are those of the learner's weights",
     "handover_gap": "after new weights, the engine's log-probs on a probe are the learner's",

@@ -104,6 +104,8 @@ def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: 
         "train/masked_tokens": float(sum((~keep).sum() for keep in inside)),
         "train/untrainable_chains": float(chains - len(made) + sum(not keep.any() for keep in inside)),
         "train/zero_advantage_groups": float(groups),
+        "train/optimizer_steps": 0.0,
+        "train/skipped": 1.0,
     }
     if len(lags):
         found.metrics |= {"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())}
@@ -253,7 +255,7 @@ def _optimize(
     order = passes(len(trained), epochs=optim.epochs, num_minibatches=optim.num_minibatches, seed=f"{rules.seed}/{step - 1}")
     shares = [[trained[place] for place in share] for share in order]
     shares = [share for share in shares if any(found.used[index].any() for index in share)]
-    found.metrics["train/optimizer_steps"] = float(len(shares))
+    found.metrics |= {"train/optimizer_steps": float(len(shares)), "train/skipped": float(not shares)}
     if not shares:
         return
     planned = optim.epochs * min(optim.num_minibatches, len(trained))
@@ -353,6 +355,7 @@ def _loss(
         gap = logprobs - tokens.reference_logprobs
         kinds = {"k1": gap, "k2": 0.5 * gap**2, "k3": torch.exp((-gap).clamp(-20.0, 20.0)) - 1.0 + gap}
         whole = policy + loss.kl_coef * (kinds[loss.kl_estimator] * plain).sum()
+        metrics["train/reference_kl"] = float(kinds[loss.kl_estimator].detach().mean())
     slopes = torch.autograd.grad(whole, logprobs)[0]
     if loss.entropy_coef > 0:
         metrics["train/entropy_slope"] = -loss.entropy_coef * float(plain.sum())

@@ -188,10 +188,10 @@ def _books(run: Run, check: Check) -> str:
     if not kept:
         raise Skip("the run did not record ledger/drawn")
     for step, values in kept.items():
-        parts = {name: int(values.get(f"ledger/{name}", 0)) for name in names}
+        parts = {name: values.get(f"ledger/{name}", 0.0) for name in names}
         if sum(parts.values()) != values["ledger/drawn"]:
-            told = ", ".join(f"{count} {name}" for name, count in parts.items())
-            check.add(f"step {step}: {values['ledger/drawn']:g} tasks were drawn, but {told} are {sum(parts.values())}")
+            told = ", ".join(f"{count:g} {name}" for name, count in parts.items())
+            check.add(f"step {step}: {values['ledger/drawn']:g} tasks were drawn, but {told} are {sum(parts.values()):g}")
     last = kept[max(kept)]
     return ", ".join(f"{last.get(f'ledger/{name}', 0):g} {name.replace('_', ' ')}" for name in ("drawn", *names))
 
@@ -205,7 +205,29 @@ def _metrics(run: Run, check: Check) -> str:
                 check.add(f"step {step}: {name} is {value}")
     for step in run.steps:
         _compare(check, step, run.metrics[step], run.chains[step])
-    return f"{sum(map(len, run.metrics.values())):,} values of {len(run.metrics)} steps"
+    copied = 0
+    for step, name, value in _copies(run):
+        stored = run.metrics.get(step, {}).get(name)
+        copied += 1
+        if stored is not None and math.isfinite(stored) and stored != value:
+            check.add(f"step {step}: {name} is {stored:g}, but {value:g} in metrics.jsonl")
+    return (
+        f"{sum(map(len, run.metrics.values())):,} values of {len(run.metrics)} steps, {copied:,} of them also in metrics.jsonl"
+    )
+
+
+def _copies(run: Run) -> Iterator[tuple[int, str, float]]:
+    """The values that the tracker wrote of each step, the last one of a name."""
+    found: dict[tuple[int, str], float] = {}
+    path = run.directory.path / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            values = json.loads(line)
+            found |= {(values["step"], name): value for name, value in values.items() if isinstance(value, float)}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue  # the last line of a run that was killed
+    found = {(step, name): value for (step, name), value in found.items() if name != "time"}
+    yield from ((step, name, value) for (step, name), value in found.items())
 
 
 def _may_be_nan(run: Run, step: int, name: str, value: float) -> bool:

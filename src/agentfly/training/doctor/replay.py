@@ -36,7 +36,7 @@ MAX_CHANCE = -7.0
 """Log-probability of a reply above which equal replies of siblings say nothing."""
 MAX_RESCORED, RESCORE_S = 4096, 10.0
 """Chains that are scored again, and the seconds that this may take."""
-OF_LOSS = {"train/policy_loss", "train/loss", "train/correction_mean", "train/explained_variance"}
+OF_LOSS = {"train/policy_loss", "train/loss", "train/reference_kl", "train/correction_mean", "train/explained_variance"}
 """Metrics of the loss beside its slopes. Their rounding follows from that of the sum of all slopes."""
 
 PROMISES = {
@@ -227,7 +227,8 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
                 f"step {step}: {seen.adam_steps:g} optimizer steps were taken, but Adam counts {told['train/adam_steps']:g}"
             )
             seen.adam_steps = told["train/adam_steps"]
-    pushed = steps and told.get("train/lr", 0.0) > 0 and told.get("train/grad_norm", 0.0) > 1e-4
+    # A smaller rate moves float32 weights by less than their rounding.
+    pushed = steps and told.get("train/lr", 0.0) > 1e-8 and told.get("train/grad_norm", 0.0) > 1e-4
     if pushed and told.get("train/weight_change") == 0.0:
         check.add(f"step {step} took {steps:g} optimizer steps, but no weight has changed")
 
@@ -329,7 +330,9 @@ class _Rescorer:
             if not _close({"reward": first.reward}, {"reward": chain.reward or 0.0}):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
             elif not known:
-                self._wrong.append(f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}")
+                self._wrong.append(
+                    f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}"
+                )
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"
