@@ -40,6 +40,21 @@ ENDLESS = {
     "a power": "{{ 10 ** 10 ** 8 }}",
     "powers": "{% set n = namespace(x=7) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}{{ n.x }}",
     "lorem ipsum": "{{ lipsum(n=99999999) }}",
+    **{
+        f"{name} of lists in themselves": "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
+        "{% set n.x = [n.x, n.x] %}{% set n.y = [n.y, n.y] %}{% endfor %}" + text
+        for name, text in {
+            "a comparison": "{{ n.x == n.y }}", "a search": "{{ n.x in [n.y] }}", "a test": "{{ n.x is eq(n.y) }}",
+            "a maximum": "{{ [n.x, n.y]|max }}", "a selection": "{{ [n.x]|select('eq', n.y)|list }}",
+        }.items()
+    },
+    "a key": "{% set n = namespace(x=(1,)) %}{% for i in range(60) %}{% set n.x = (n.x, n.x) %}{% endfor %}"
+    "{{ {n.x: 1}|length }}",
+    "slices": "{% set x = 'a' * 999999 %}{% for i in range(99999) %}{% set y = x[::-1] %}{% endfor %}",
+    "sums": "{% for i in range(9999) %}{% set y = range(99999)|sum %}{% endfor %}",
+    "lazy attributes": "{% for i in range(9999) %}{% set y = range(99999)|map(attribute='real')|sum %}{% endfor %}",
+    "searches in a text": "{% set x = 'a' * 999999 %}{% for i in range(99999) %}{% if 'b' in x %}{% endif %}{% endfor %}",
+    "fields of a format": "{{ ('{a}' * 9999).format_map({'a': 'x' * 99999}) }}",
     "maps": "{{ range(99999)|map('string')|map('center', 999999)|join }}",
 }  # fmt: skip
 

@@ -51,6 +51,12 @@ _COPIES = frozenset((
     "replace", "join", "translate", "wordwrap", "indent", "expandtabs", "urlize", "batch", "slice", "center", "ljust",
     "rjust", "zfill",
 ))  # fmt: skip
+_COMPARES = frozenset((
+    "sort", "unique", "groupby", "min", "max", "dictsort", "in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "gt",
+    ">", "greaterthan", "le", "<=", "ge", ">=",
+))  # fmt: skip
+"""Filters and tests that compare or hash values, however deep."""
+_READ = 16  # characters or items that are read for each one that is written
 _WIDTH = re.compile(r"(?:%[^%a-zA-Z]{0,20}|\{[^}]{0,200}?)(?:\d{7}|\*|\{)")
 _FAILURES = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
@@ -88,7 +94,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         # The settings of transformers, which templates are written for.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=self._output)
         self.filters.update({name: self._bounded(name, made) for name, made in {**self.filters, "tojson": _tojson}.items()})
-        self.filters.update(counted=partial(_Counted, self), concatenated=self._concatenated)
+        self.tests.update({name: self._bounded(name, made) for name, made in self.tests.items() if name in _COMPARES})
+        self.filters.update(read=self._read, counted=partial(_Counted, self), concatenated=self._concatenated)
         self.globals.update(raise_exception=_refuse, strftime_now=now.strftime)
         self.globals.pop("lipsum")
         self.begin(0)
@@ -117,7 +124,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def admit(self, name: str, values: Sequence[Any], widths: Sequence[Any]) -> None:
         """Spends what a call may write: a copy of a text for each character or item of another one, or a width."""
-        self.spend()
+        self.spend(sum(len(value) // (_READ if isinstance(value, str) else 1) for value in values if hasattr(value, "__len__")))
+        if name in _COMPARES:
+            for value in values:
+                self._read(value)
         if any(type(value) is int and abs(value) > MAX_WIDTH for value in widths):
             raise TemplateRefused(f"the template asks for a width or a number above {MAX_WIDTH:,}")
         if name in _WRITES:
@@ -127,6 +137,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         texts = [value for value in values if isinstance(value, str)]
         if name in _FORMATS and any(map(_WIDTH.search, texts)):
             raise TemplateRefused(f"the template asks for a width or a number above {MAX_WIDTH:,}")
+        if name in _FORMATS and texts:
+            parts = [part for value in values for part in _parts(value) if isinstance(part, str)]
+            self.spend(max(text.count("{") + text.count("%") for text in texts) * max(map(len, parts)))
         if name == "replace" and len(texts) == 3:
             self.spend(texts[0].count(texts[1]) * len(texts[2]))
         elif name in _COPIES:
@@ -137,7 +150,19 @@ class _Environment(ImmutableSandboxedEnvironment):
             ]
             self.spend(math.prod(max(1, size) for size in [*lengths[-2:], *sorted(inner)[-1:]]))
 
+    def _read(self, value: Any) -> Any:
+        """Spends what a comparison or a hash may read: a list may hold another one many times over."""
+        if isinstance(value, str):
+            self.spend(len(value) // _READ)
+        elif isinstance(value, range):
+            self.spend(len(value))
+        elif isinstance(value, list | tuple | Mapping):
+            self.measure(value)
+        return value
+
     def _made(self, value: Any) -> Any:
+        if isinstance(value, Iterator):
+            return iter(_Counted(self, value, 0))
         self.spend(len(value) if isinstance(value, str | list | tuple) else 0)
         return value
 
@@ -168,6 +193,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.admit(getattr(function, "__name__", ""), [owner, *given], given if isinstance(owner, str) else [])
         return self._made(super().call(context, function, *args, **kwargs))
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, self._read(argument))
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":  # both operands are within the budget
             return self._made(left + right)
@@ -187,11 +215,39 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Joined(NodeTransformer):
-    """Makes `a ~ b` a filter, because Jinja does not hand it to `call_binop`."""
+    """Makes `a ~ b` a filter, because Jinja does not hand it to `call_binop`, and counts what comparisons and keys read."""
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        node.expr = _read(node.expr)
+        for operand in node.ops:
+            operand.expr = _read(operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        return _read(node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:  # noqa: N802 - Jinja's name
+        self.generic_visit(node)
+        node.key = _read(node.key)
+        return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - Jinja's name
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "concatenated", [], [], None, None, lineno=node.lineno)
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _read(node: nodes.Expr) -> nodes.Expr:
+    if isinstance(node, nodes.Const):
+        return node
+    return nodes.Filter(node, "read", [], [], None, None, lineno=node.lineno)
 
 
 class _Counted:
