@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
+RUN_TESTS = $(BIN)/python scripts/run_tests.py --workers $(WORKERS) $(if $(AGAIN),--again) $(if $(TIMES),--times tests/times.md)
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -24,19 +25,19 @@ quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (a few
 	$(BIN)/agentfly train recipes/quickstart.toml
 
 test-fast: $(STAMP) ## run the tests that need no training and no documentation (about a minute on two cores)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not nightly"
+	$(RUN_TESTS) --fast
 
-test: $(STAMP) ## run all tests (AGAIN=1: failed ones once more, alone; WORKERS=8: more processes)
-	$(BIN)/python scripts/run_tests.py --workers $(WORKERS) $(if $(AGAIN),--again)
+test: $(STAMP) ## run all tests (AGAIN=1: failed ones once more, alone; WORKERS=8: more processes; TIMES=1: tests/times.md)
+	$(RUN_TESTS)
 
 test-nightly: $(STAMP) ## run the tests that `make test` leaves out
-	$(BIN)/python scripts/run_tests.py --workers $(WORKERS) --nightly $(if $(AGAIN),--again)
+	$(RUN_TESTS) --nightly
 
 check: $(STAMP) ## lint, format, types and the test of the architecture
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py
+	$(BIN)/python -m pytest tests/house
 
 format: $(STAMP) ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix .

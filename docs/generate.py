@@ -11,6 +11,7 @@ import ast
 import inspect
 import json
 import re
+import runpy
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +28,14 @@ from agentfly.learn.algorithms import ALGORITHMS, ALWAYS
 from agentfly.learn.settings import LossSettings
 
 ROOT = Path(__file__).parent.parent
+LIMITS = """\
+- A room has at most the lines of code of its row, all rooms together {0:,}.
+- A file has at most {MAX_LINES_OF_A_FILE} lines, a function {MAX_LINES_OF_A_FUNCTION}, a folder {MAX_FILES_OF_A_FOLDER}
+  modules, the docstring of a module {MAX_DOCSTRING_OF_A_MODULE} lines of prose. The longest chain of imports has
+  {MAX_IMPORT_CHAIN} files, and at most {MAX_ANY} annotations are `Any`.
+- {1} files, {2} functions, {3} circles of folders and {4} class names stand above their limit today. They are listed,
+  and a test asks for every row that is no longer needed.
+"""
 MARKS = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 
@@ -82,9 +91,9 @@ def loss_table() -> str:
 
 
 def rooms_table() -> str:
-    """Every room with its rank (as tests/test_house.py has it) and the first line of its docstring."""
+    """Every room with its rank and limit (as tests/house/rooms.py has them) and the first line of its docstring."""
     rooms: dict[int, list[list[str]]] = {}
-    for name, rank in _ranks().items():
+    for name, (rank, limit) in _plan()["ROOMS"].items():
         if name.startswith("__"):
             continue
         base = ROOT / "src" / "agentfly"
@@ -93,8 +102,18 @@ def rooms_table() -> str:
         if found.is_file():
             doc = ast.get_docstring(ast.parse(found.read_text(encoding="utf-8"))) or ""
             first = doc.partition("\n\n")[0].replace("\n", " ")
-            rooms.setdefault(rank, []).append([str(rank), code(f"{name}/" if found is folder else f"{name}.py"), first])
-    return table(("rank", "room", "what it is for"), (row for rank in sorted(rooms) for row in rooms[rank]))
+            row = [str(rank), code(f"{name}/" if found is folder else f"{name}.py"), first, f"{limit:,}"]
+            rooms.setdefault(rank, []).append(row)
+    return table(
+        ("rank", "room", "what it is for", "lines of code, at most"), (row for rank in sorted(rooms) for row in rooms[rank])
+    )
+
+
+def limits_list() -> str:
+    """The limits of shape that tests/house checks."""
+    plan = _plan()
+    listed = [len(plan[name]) for name in ("LONG_FILES", "LONG_FUNCTIONS", "FOLDERS_IN_A_CIRCLE", "SHARED_CLASS_NAMES")]
+    return LIMITS.format(sum(room.limit for room in plan["ROOMS"].values()), *listed, **plan)
 
 
 def agents_table() -> str:
@@ -329,6 +348,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "loss": loss_table,
     "loss_always": loss_always,
     "rooms": rooms_table,
+    "limits": limits_list,
     "agents": agents_table,
     "parser_names": parsers_table,
     "from_agentfly": foreign_table("AgentFly (original)"),
@@ -355,17 +375,13 @@ def _paper(paper: str) -> str:
     return f"[{paper}](https://arxiv.org/abs/{number})" if number != paper else paper
 
 
-def _ranks() -> dict[str, int]:
-    tree = ast.parse((ROOT / "tests" / "test_house.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "RANK":
-            ranks: dict[str, int] = ast.literal_eval(node.value)
-            return ranks
-    raise SystemExit("tests/test_house.py has no RANK")
+def _plan() -> dict[str, Any]:
+    """The names of tests/house/rooms.py: the rooms and all limits."""
+    return runpy.run_path(str(ROOT / "tests" / "house" / "rooms.py"))
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def generated(text: str) -> str:

@@ -1,11 +1,11 @@
-"""Run the parts of the test suite one after the other: `make test`, or `python scripts/run_tests.py [OPTIONS]`.
+"""Run the parts of the test suite one after the other: `make test` and its kin, or `python scripts/run_tests.py [OPTIONS]`.
 
 Every part runs, whatever the part before it said, and the end names what failed with the command that runs it alone.
 
 With `--again`, the failed tests of a part run once more, alone and in their order. A test that then passes is printed as
 unsteady and does not fail the run: it belongs in `tests/unsteady.md` until its cause is gone. A test that fails again does.
 
-`--times FILE` writes a table of the seconds that each folder and file of tests took.
+`--times FILE` writes the seconds that each part, folder, file and slow test took into the section of the command.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SANDBOX = "tests/sandbox"
 # More failures than this have a common cause, and running them once more would only take time.
 MOST_AGAIN = 40
+TITLE = "# Where the time of the tests goes\n\nThe key `TIMES=1` of a command writes its section again."
+SLOWEST = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,15 @@ class Outcome:
     failed: tuple[str, ...]
     failed_again: tuple[str, ...] | None
     seconds: float
-    files: Counter[str] = field(default_factory=Counter)
+    tests: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def files(self) -> Counter[str]:
+        """Seconds per file of tests, of one worker."""
+        found: Counter[str] = Counter()
+        for name, seconds in self.tests.items():
+            found[name.partition("::")[0]] += seconds
+        return found
 
     @property
     def unsteady(self) -> tuple[str, ...]:
@@ -58,22 +68,23 @@ class Outcome:
 
 def run_pytest(arguments: list[str], cache: Path) -> tuple[int, tuple[str, ...]]:
     """Exit status of pytest, and the tests and fixtures that failed, by node id."""
-    own = ["-p", "cacheprovider", "-o", f"cache_dir={cache}"]
-    status = subprocess.run([sys.executable, "-m", "pytest", *own, *arguments], cwd=ROOT, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]
+    status = subprocess.run(command, cwd=ROOT, check=False).returncode
     stored = cache / "v" / "cache" / "lastfailed"
     return status, tuple(json.loads(stored.read_text(encoding="utf-8"))) if stored.exists() else ()
 
 
-def seconds_of_files(record: Path) -> Counter[str]:
-    """Seconds per file of tests, set-up and tear-down included, of a run that wrote this JUnit record."""
-    files: Counter[str] = Counter()
+def seconds_of_tests(record: Path) -> Counter[str]:
+    """Seconds per test function, set-up and tear-down included, of a run that wrote this JUnit record."""
+    tests: Counter[str] = Counter()
     if record.exists():
         for case in ET.parse(record).getroot().iter("testcase"):
             parts = (case.get("classname") or "").split(".")
             while parts and not (ROOT / Path(*parts)).with_suffix(".py").exists():  # the last part may be a class
                 parts.pop()
-            files["/".join(parts) + ".py"] += float(case.get("time") or 0)
-    return files
+            function = (case.get("name") or "").partition("[")[0]
+            tests[f"{'/'.join(parts)}.py::{function}"] += float(case.get("time") or 0)
+    return tests
 
 
 def run_part(name: str, arguments: list[str], *, workers: int, again: bool) -> Outcome:
@@ -87,24 +98,26 @@ def run_part(name: str, arguments: list[str], *, workers: int, again: bool) -> O
             print(f"\n{len(failed)} failed tests of {name} run once more, alone:", flush=True)
             second, failed_again = run_pytest(["--last-failed", "--last-failed-no-failures=none", *arguments], Path(cache))
             status = max(status, second)
-        files = seconds_of_files(record)
-    return Outcome(name, status, failed, failed_again, time.monotonic() - began, files)
+        tests = seconds_of_tests(record)
+    return Outcome(name, status, failed, failed_again, time.monotonic() - began, tests)
 
 
 def write_times(outcomes: list[Outcome], command: str, path: Path) -> None:
-    """Write the seconds of each part, folder and file as Markdown, longest first."""
-    lines = ["# Where the time of the tests goes", ""]
-    lines += [f"Written by `{command} --times {path.name}`. A file's seconds are those of one worker.", ""]
-    lines += ["| part | seconds from start to end |", "|---|---|"]
-    lines += [f"| {each.name} | {each.seconds:.0f} |" for each in outcomes]
+    """Write the section of a command, longest first; the sections of other commands stay."""
+    tests = sum((each.tests for each in outcomes), Counter[str]())
     files = sum((each.files for each in outcomes), Counter[str]())
     folders: Counter[str] = Counter()
     for name, seconds in files.items():
         folders[str(Path(name).parent)] += seconds
-    for title, rows in (("folder", folders), ("file (2 s or more)", files)):
-        lines += ["", f"| {title} | seconds |", "|---|---|"]
-        lines += [f"| {name} | {seconds:.0f} |" for name, seconds in rows.most_common() if seconds >= 2]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [f"{command}\n", "| part | seconds from start to end |", "|---|---|"]
+    lines += [f"| {each.name} | {each.seconds:.0f} |" for each in outcomes]
+    tables = {"folder": folders.most_common(), "file": files.most_common(), "slow test": tests.most_common(SLOWEST)}
+    for title, rows in tables.items():
+        lines += ["", f"| {title} (2 s or more) | seconds of one worker |", "|---|---|"]
+        lines += [f"| {name} | {seconds:.0f} |" for name, seconds in rows if seconds >= 2]
+    title, *sections = (path.read_text(encoding="utf-8") if path.exists() else TITLE).rstrip().split("\n\n## ")
+    others = [section for section in sections if section.partition("\n")[0] != command]
+    path.write_text("\n\n## ".join([title, *sorted([*others, "\n".join(lines)])]) + "\n", encoding="utf-8")
 
 
 def report(outcomes: list[Outcome]) -> int:
@@ -128,17 +141,23 @@ def report(outcomes: list[Outcome]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--again", action="store_true", help="run failed tests once more, alone; what then passes is unsteady")
-    parser.add_argument("--nightly", action="store_true", help="only the tests that `make test` leaves out")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fast", action="store_true", help="only the tests that neither train nor run the documentation")
+    which.add_argument("--nightly", action="store_true", help="only the tests that `make test` leaves out")
     parser.add_argument("--workers", type=int, default=2, help="processes for the part that may be spread (default: 2)")
-    parser.add_argument("--times", type=Path, metavar="FILE", help="write a table of the seconds of each file")
+    parser.add_argument("--times", type=Path, metavar="FILE", help="write the seconds of each file and of the slowest tests")
     options = parser.parse_args(arguments)
-    marks = ["-m", "nightly" if options.nightly else "not nightly"]
-    parts = {"tests": ([*marks, f"--ignore={SANDBOX}"], options.workers), SANDBOX: ([*marks, SANDBOX], 1)}
-    if options.nightly:  # the sandbox's tests are all in `make test`
+    command, marks = "make test", "not nightly"
+    if options.fast:
+        command, marks = "make test-fast", "not nightly and not slow"
+    elif options.nightly:
+        command, marks = "make test-nightly", "nightly"
+    parts = {"tests": (["-m", marks, f"--ignore={SANDBOX}"], options.workers), SANDBOX: (["-m", marks, SANDBOX], 1)}
+    if options.fast or options.nightly:  # the sandbox's tests are all slow, and all in `make test`
         parts.pop(SANDBOX)
     outcomes = [run_part(name, rest, workers=workers, again=options.again) for name, (rest, workers) in parts.items()]
     if options.times is not None:
-        write_times(outcomes, f"python scripts/run_tests.py{' --nightly' * options.nightly}", options.times)
+        write_times(outcomes, command, options.times)
     return report(outcomes)
 
 

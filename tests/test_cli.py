@@ -18,8 +18,8 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError, RewardError
 from agentfly.runs import RunStore
 from agentfly.training.evaluation import evaluate_run
+from agentfly.training.ranks.process import free_port
 from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
-from tests.ports import free_port
 from tests.tiny import ROWS, save_tiny_model
 
 KINDS = {

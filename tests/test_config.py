@@ -127,21 +127,3 @@ def test_each_algorithm_of_a_recipe_has_its_own_clip_range() -> None:
             seen.add(name)
             assert (loss.clip_low, loss.clip_high) == own.get(name, (0.2, 0.28)), (recipe, name)
     assert seen == set(ALGORITHMS)
-
-
-@pytest.mark.parametrize(
-    ("words", "acts"),
-    [
-        ([], False),
-        (["rollout.max_lag=2"], False),
-        (["train.num_minibatches=2"], True),
-        (["train.epochs=2"], True),
-        (["loss.old_logprobs=sampled"], True),
-        (["rollout.max_lag=2", "loss.correction=off"], True),
-    ],
-)
-def test_a_clip_setting_that_cannot_act_is_said(words: list[str], acts: bool) -> None:
-    told = Config.load("quickstart", ["loss.clip_high=0.3", "loss.dual_clip=4", *words]).without_effect()
-    assert (told is None) == acts
-    assert acts or "loss.clip_high and loss.dual_clip cannot act" in str(told)
-    assert Config.load("quickstart", words).without_effect() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +38,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "tests" / "sandbox").mkdir(parents=True)
     (tmp_path / "tests" / "sandbox" / "test_walls.py").write_text(PASSES)
     (tmp_path / "tests" / "unsteady.md").write_text("")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  nightly: later\n")
+    # The suite has the options that pytest takes from the project: `main` must work beside them.
+    options = tomllib.loads((PROGRAM.parent.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naddopts = {options}\nmarkers =\n  nightly: later\n  slow: later\n")
     return module
 
 
@@ -51,13 +54,19 @@ def test_a_sound_suite_passes(program: ModuleType, tmp_path: Path, capsys: pytes
     assert "tests: passed" in capsys.readouterr().out
 
 
-def test_times_are_written_per_part_folder_and_file(program: ModuleType, tmp_path: Path) -> None:
+def test_times_are_written_per_part_folder_file_and_test_into_the_section_of_the_command(
+    program: ModuleType, tmp_path: Path
+) -> None:
     suite(tmp_path, "import time\n\ndef test_slow():\n    time.sleep(2.1)\n")
-    assert program.main(["--workers", "1", "--times", str(tmp_path / "times.md")]) == 0
-    table = (tmp_path / "times.md").read_text()
-    assert "| tests/test_suite.py | 2 |" in table
-    assert "| tests | 2 |" in table
-    assert "tests/sandbox" in table
+    times = tmp_path / "times.md"
+    times.write_text(f"{program.TITLE}\n\n## make bench\n\nkept\n\n## make test\n\nformer\n")
+    assert program.main(["--workers", "1", "--times", str(times)]) == 0
+    title, bench, test = times.read_text().split("\n\n## ")
+    assert (title, bench) == (program.TITLE, "make bench\n\nkept")
+    assert test.startswith("make test\n\n| part |")
+    assert "former" not in test
+    for name in ("tests/sandbox", "tests", "tests/test_suite.py", "tests/test_suite.py::test_slow"):
+        assert f"| {name} | " in test
 
 
 def test_both_parts_run_and_the_end_names_what_failed(
@@ -74,10 +83,15 @@ def test_both_parts_run_and_the_end_names_what_failed(
 def test_a_test_that_passes_the_second_time_is_unsteady_and_fails_nothing(
     program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")  # two workers need pytest-xdist
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")  # for two workers
     suite(tmp_path, PASSES + PASSES_THE_SECOND_TIME)
     assert program.main(["--workers", "2", "--again"]) == 0
     assert "unsteady: tests/test_suite.py::test_shaky (add it to tests/unsteady.md)" in capsys.readouterr().out
+
+
+def test_the_fast_part_leaves_out_slow_tests(program: ModuleType, tmp_path: Path) -> None:
+    suite(tmp_path, f"import pytest\n{PASSES}\n@pytest.mark.slow\n{FAILS}\n@pytest.mark.nightly\n{FAILS}")
+    assert program.main(["--workers", "1", "--fast"]) == 0
 
 
 def test_without_again_an_unsteady_test_fails_the_run(program: ModuleType, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
+import threading
 import time
 from typing import Any
 
@@ -16,15 +17,22 @@ import pytest
 
 
 class Clock:
-    """Begins with the real time, which a default of a dataclass may still read; a whole number, so that sums are exact."""
+    """Begins with the real time, which a default of a dataclass may still read; a whole number, so that sums are exact.
+
+    Only its own thread passes time: one that another test has left behind, and that sleeps in a loop, would pass hours of it.
+    """
 
     def __init__(self) -> None:
         self.now = float(math.ceil(time.monotonic()))
+        self._owner, self._sleep = threading.get_ident(), time.sleep
 
     def read(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
+        if threading.get_ident() != self._owner:
+            self._sleep(seconds)
+            return
         self.now += seconds
 
 

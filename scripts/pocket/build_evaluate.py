@@ -20,11 +20,11 @@ from chat import IM_END, code_system, extension_text, react_system, start_text
 from dialogues import Lookup, lookup
 from toolbox import arithmetic_tools
 
+from agentfly.envs.code.env import CodeInterpreter
 from agentfly.envs.code.tasks import easy_code_tasks
+from agentfly.envs.code.tools import describe
 from agentfly.pocket.demos import CANONICAL, DemoTool
 from agentfly.pocket.tasks import OPERATIONS, arithmetic, one_step_arithmetic
-from agentfly.tools.interpreter import PythonSession
-from agentfly.types import ToolResult
 
 KINDS = ("one_step", "readme", "two_step", "two_step_native", "lookup", "code")
 MAX_TURNS, MAX_NEW = 5, 48
@@ -209,15 +209,14 @@ def lookup_world(task: Lookup) -> Callable[[str, dict[str, Any]], str]:
 
 
 def run_cell(name: str, arguments: dict[str, Any]) -> str:
-    """One cell in a separate Python process: what a model writes is run nowhere else."""
+    """One cell in a sandbox: what a model writes is run nowhere else."""
 
     async def run() -> str:
-        session = PythonSession()
+        interpreter = CodeInterpreter()
         try:
-            seen = await session(arguments["code"])
-            return seen.observation if isinstance(seen, ToolResult) else seen
+            return describe(await interpreter.run(arguments["code"]), interpreter.limit_s)
         finally:
-            await session.close()
+            await interpreter.close()
 
     return asyncio.run(run())
 

@@ -282,6 +282,7 @@ def _dry_run(config: Config) -> int:
     from .engines import check_engine
     from .rollout import make_plan, open_task
     from .training.build import build_agent, build_tasks
+    from .training.idle import without_effect
     from .training.loop import adapt_model, trainable_engine
 
     agent = build_agent(config)
@@ -296,7 +297,7 @@ def _dry_run(config: Config) -> int:
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")
-    if (idle := config.without_effect()) is not None:
+    for idle in without_effect(config):
         print(f"# warning: {idle}")
     print("# first prompt:")
     for message in openings[0].messages:

@@ -21,7 +21,7 @@ from .checks import check_fields, setting
 from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .foreign_names import config_hint
-from .learn.algorithms import ALGORITHMS, Algorithm, canonical, find_algorithm, reference_of
+from .learn.algorithms import Algorithm, canonical, find_algorithm, reference_of
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
@@ -385,24 +385,6 @@ class Config:
             if config.loss.critic == "shared" and keys != ["critic_lr"]:
                 raise ConfigError('train.critic_epochs, critic_minibatches and critic_warmup_steps need loss.critic = "copy"')
         return config
-
-    def without_effect(self) -> str | None:
-        """A sentence about clip settings that cannot act in this run, or None.
-
-        A ratio differs from 1 only after an optimizer step on the same chains, or if its denominator is the sampler's.
-        """
-        algorithm, loss, train = find_algorithm(self.algorithm), self.loss, self.train
-        of_sampler = loss.old_logprobs == "sampled" or (loss.correction == "off" and self.rollout.max_lag > 0)
-        if of_sampler or train.epochs * train.num_minibatches > 1 or algorithm not in ALGORITHMS.values():
-            return None
-        standard = algorithm.settings()
-        given = [key for key in ("clip_low", "clip_high", "dual_clip") if getattr(loss, key) != getattr(standard, key)]
-        if not given:
-            return None
-        return (
-            f"loss.{' and loss.'.join(given)} cannot act: with one optimizer step per update every ratio is 1. Set "
-            "train.num_minibatches or train.epochs, or remove it"
-        )
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError for keys that do not work with so many learner ranks."""

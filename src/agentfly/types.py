@@ -160,7 +160,8 @@ class Request:
     """One call of an engine. Token engines read `prompt_ids`; chat engines read `messages` and `tools`.
 
     The caller extends `prompt_ids` in place after the call, so an engine that keeps the list must copy it. `session` names
-    the chain: an engine may keep the chain's KV cache between turns, until `release(session)`.
+    the chain: an engine may keep the chain's KV cache between turns, until `release(session)`. If the call is cancelled,
+    engines that hold the tokens sampled so far pass them to `on_cut`.
     """
 
     prompt_ids: list[int]
@@ -169,6 +170,7 @@ class Request:
     messages: Sequence[Message] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     on_text: Callable[[str], None] | None = None
+    on_cut: Callable[[Completion], None] | None = None
 
 
 @quick_init
@@ -283,6 +285,13 @@ class Turn:
         """The reply."""
         return self.completion.text
 
+    @property
+    def reached(self) -> list[str]:
+        """The tool of each call that reached one. Without results, a limit or a failure ended the calls that had begun."""
+        if self.results:
+            return [call.name for call, result in zip(self.calls, self.results, strict=False) if not result.invalid]
+        return [call.name for call, seconds in zip(self.calls, self.calls_s, strict=False) if seconds]
+
     def __repr__(self) -> str:
         results = [*self.results, *(None for _ in self.calls)]  # a chain may have ended during its calls
         calls = "".join(
@@ -377,12 +386,7 @@ class Trajectory(Displayed):
     @property
     def tool_counts(self) -> Counter[str]:
         """Number of calls that reached a tool, by the tool's name."""
-        return Counter(
-            call.name
-            for turn in self.turns
-            for call, result in zip(turn.calls, turn.results, strict=False)
-            if not result.invalid
-        )
+        return Counter(name for turn in self.turns for name in turn.reached)
 
     @property
     def num_invalid_calls(self) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from agentfly.engines.local.engine import DEFAULT_SWITCH_S, SWITCH_S, tune
 from agentfly.errors import ConfigError, EngineError
-from agentfly.types import Engine
+from agentfly.types import Engine, Request, Sampling
 
 from .tiny import END, ask, make_model, prompt_of, run, until
 
@@ -124,8 +124,6 @@ def test_prompts_that_cannot_be_served_are_refused(prompt, sentence):
 
 def test_a_prompt_may_grow_after_the_call():
     async def work(engine):
-        from agentfly.types import Request, Sampling
-
         prompt = prompt_of(10)
         task = asyncio.create_task(engine.generate(Request(prompt, Sampling(temperature=0, max_tokens=10))))
         await asyncio.sleep(0)
@@ -149,6 +147,25 @@ def test_a_cancelled_request_leaves_the_batch():
         return engine.stats()["sampled_tokens"] - before
 
     assert run(work, stop_ids=()) == 3
+
+
+def test_a_cancelled_request_hands_over_what_was_sampled():
+    async def work(engine):
+        cut, began = [], []
+        sampling = Sampling(seed=0, max_tokens=200)
+        asked = Request(prompt_of(10), sampling, on_text=began.append, on_cut=cut.append)
+        task = asyncio.create_task(engine.generate(asked))
+        await until(lambda: began)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return cut, await engine.generate(Request(prompt_of(10), sampling, on_cut=cut.append))
+
+    (cut,), whole = run(work, stop_ids=())
+    count = len(cut.token_ids)
+    assert 0 < count < 200
+    assert cut.token_ids == whole.token_ids[:count] and cut.versions == [0] * count and cut.stop == "length"
+    assert cut.logprobs == pytest.approx(whole.logprobs[:count], abs=1e-5)
 
 
 def test_more_requests_than_the_batch_takes_wait_their_turn():
@@ -176,6 +193,18 @@ def test_a_failure_in_the_loop_fails_those_who_wait_and_those_who_come():
             with pytest.raises(EngineError, match="the local engine stopped: RuntimeError: out of memory"):
                 await task
         with pytest.raises(EngineError, match="out of memory"):
+            await ask(engine, prompt_of(5))
+
+    run(work)
+
+
+def test_an_engine_that_runs_out_of_memory_names_the_keys_in_one_line():
+    async def work(engine):
+        def broken(*args, **kwargs):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has a total capacity of 1 GiB")
+
+        engine._scheduler.model = broken
+        with pytest.raises(EngineError, match="in the local engine: set agent.engine.kv_gib .* Tried to allocate 2 GiB.$"):
             await ask(engine, prompt_of(5))
 
     run(work)

@@ -16,9 +16,9 @@ import torch
 import agentfly
 from agentfly.engines import open_engine
 from agentfly.errors import InvariantError
+from agentfly.training.ranks.process import free_port
 from agentfly.types import Request, Sampling
 from tests.close import assert_close_to_norm
-from tests.ports import free_port
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 pytestmark = [

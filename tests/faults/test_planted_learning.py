@@ -23,6 +23,7 @@ from agentfly.learn import learner as learning
 from agentfly.learn.algorithms import objective
 from agentfly.learn.experience import Experience
 from agentfly.learn.learner import PolicyLearner
+from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
 from agentfly.rollout import chain as rollout_chain
 from agentfly.training import loop
@@ -188,6 +189,65 @@ def first_backward_pass(patch: Patch) -> None:
     patch.setattr(PolicyLearner, "_gradients", gradients)
 
 
+def entropy_without_gradient(patch: Patch) -> None:
+    """The entropy is in the loss that is logged, and not in its gradient."""
+    real = learning.regularizers
+    patch.setattr(learning, "regularizers", lambda *arguments: real(*arguments).detach())
+
+
+def critic_of_other_returns(patch: Patch) -> None:
+    real = learning.critic_loss
+
+    def loss(experience: Experience, *arguments: Any) -> torch.Tensor:
+        kept = experience.returns
+        experience.returns = kept.roll(24)  # type: ignore[union-attr]
+        try:
+            return real(experience, *arguments)
+        finally:
+            experience.returns = kept
+
+    patch.setattr(learning, "critic_loss", loss)
+
+
+def ratios_of_1(patch: Patch) -> None:
+    """The ratio's denominator follows the weights from one optimizer step to the next, so that nothing is clipped."""
+    real = learning.surrogate
+
+    def surrogate(experience: Experience, algorithm: Any, settings: Any, tokens: Any, logprobs: Any, *arguments: Any,
+                  part: float) -> Any:  # fmt: skip
+        kept = experience.recomputed
+        experience.recomputed = kept.clone()  # type: ignore[union-attr]
+        experience.recomputed[tokens] = logprobs.detach()
+        try:
+            return real(experience, algorithm, settings, tokens, logprobs, *arguments, part=part)
+        finally:
+            experience.recomputed = kept
+
+    patch.setattr(learning, "surrogate", surrogate)
+
+
+def rewards_twice(patch: Patch) -> None:
+    real = rollout_chain.score
+
+    async def score(reward: Any, trajectory: Any, context: Any) -> None:
+        await real(reward, trajectory, context)
+        trajectory.reward = 2.0 * trajectory.reward
+
+    patch.setattr(rollout_chain, "score", score)
+
+
+def another_reference(patch: Patch) -> None:
+    real = PolicyLearner._mark_reference
+
+    def mark(self: PolicyLearner) -> None:
+        with torch.no_grad():
+            for weight in self._reference.model.parameters():  # type: ignore[union-attr]
+                weight.mul_(1.1)
+        real(self)
+
+    patch.setattr(PolicyLearner, "_mark_reference", mark)
+
+
 def shared_seeds(patch: Patch) -> None:
     real = rollout_chain._sampling
 
@@ -235,6 +295,14 @@ REPLAYED: dict[str, tuple[Callable[[Patch], None], set[str], dict[str, Any]]] = 
     "long chains dropped from the update": (long_chains_dropped, {"updates"}, {"agent": RAGGED}),
     "the first micro batch alone": (first_micro_batch, {"updates"}, {"max_tokens_per_batch": 200}),
     "the gradient of the first micro batch alone": (first_backward_pass, {"updates"}, {"max_tokens_per_batch": 200}),
+    "an entropy bonus without a gradient": (entropy_without_gradient, {"loss"}, {"loss": {"entropy_coef": 0.1}}),
+    "a critic that learns other returns": (critic_of_other_returns, {"loss"}, {"algorithm": "ppo", "agent": RAGGED}),
+    "a shared critic that learns other returns": (
+        critic_of_other_returns, {"loss"}, {"algorithm": "ppo", "agent": RAGGED, "loss": {"critic": "shared"}}
+    ),
+    "ratios of 1 in all optimizer steps": (ratios_of_1, {"loss"}, {"num_minibatches": 3, "epochs": 2, "lr": 1e-2}),
+    "rewards counted twice": (rewards_twice, {"rescored"}, {}),
+    "another model as the reference": (another_reference, {"reference"}, {"loss": {"kl_coef": 0.1}}),
     "siblings that share seeds in pairs": (shared_seeds, {"siblings"}, {}),
     "rewards of other chains": (rewards_exchanged, {"rescored"}, {}),
     "log-probs of the policy as the reference's": (reference_scores_of_the_policy, {"reference"}, {"loss": {"kl_coef": 0.1}}),
@@ -287,6 +355,22 @@ def behind(versions: int | None) -> Callable[[Patch], None]:
     return plant
 
 
+def adapters_twice(patch: Patch) -> None:
+    """The engine samples with adapters of twice their strength."""
+    real = LocalEngine.publish
+
+    def publish(self: Any, version: int) -> None:
+        real(self, version)
+        copied = copy.deepcopy(self.model)
+        for module in copied.modules():
+            if isinstance(module, LoraLinear):
+                module.scale *= 2.0
+        with self.hold():
+            self._scheduler.use_model(make_replica(copied, on_pages=self._on_pages))
+
+    patch.setattr(LocalEngine, "publish", publish)
+
+
 def learner_at_temperature_1(patch: Patch) -> None:
     real = loop.build_learner
 
@@ -337,6 +421,41 @@ def no_adam_step(patch: Patch) -> None:
     patch.setattr(torch.optim.AdamW, "step", lambda self: None)
 
 
+def groups_of_adam(change: Callable[[dict[str, Any]], None]) -> Callable[[Patch], None]:
+    """Adam takes its steps with other settings than those of the run."""
+
+    def plant(patch: Patch) -> None:
+        real = torch.optim.AdamW.step
+
+        def step(self: torch.optim.AdamW) -> None:
+            kept = [dict(group) for group in self.param_groups]
+            for group in self.param_groups:
+                change(group)
+            real(self)
+            for group, options in zip(self.param_groups, kept, strict=True):
+                group.update(options)
+
+        patch.setattr(torch.optim.AdamW, "step", step)
+
+    return plant
+
+
+def another_clip(patch: Patch) -> None:
+    real = torch.nn.utils.clip_grad_norm_
+    patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda weights, _: real(weights, 0.02))
+
+
+def critic_stands_still(patch: Patch) -> None:
+    real = PolicyLearner._learn_values
+
+    def learn(self: PolicyLearner, *arguments: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Optimizer, "step", lambda optimizer: optimizer.zero_grad())
+            real(self, *arguments)
+
+    patch.setattr(PolicyLearner, "_learn_values", learn)
+
+
 def reference_follows(patch: Patch) -> None:
     real = PolicyLearner._improve
 
@@ -364,6 +483,14 @@ STOPPED: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
     "log-probs that are scaled": (scaled_log_probs, "above the recomputed ones", {}),
     "an optimizer that does nothing": (no_step, "no weight has changed", {}),
     "Adam that does nothing": (no_adam_step, "no weight has changed", {}),
+    "a learning rate that is 10 % off": (groups_of_adam(lambda group: group.update(lr=1.1 * group["lr"])), "from AdamW's", {
+        "lr": 1e-6
+    }),
+    "a weight decay that was not set": (groups_of_adam(lambda group: group.update(weight_decay=0.1)), "from AdamW's", {}),
+    "other averages": (groups_of_adam(lambda group: group.update(betas=(0.9, 0.99))), "from AdamW's", {}),
+    "another limit of the gradient": (another_clip, "from AdamW's", {}),
+    "a critic that stands still": (critic_stands_still, "from AdamW's", {"algorithm": "ppo"}),
+    "adapters that act twice in the engine": (adapters_twice, "a part of them", {"lora": {"rank": 4}, "lr": 2e-6, "steps": 9}),
     "a reference that follows the policy": (reference_follows, "reference model has changed", {"loss": {"kl_coef": 0.1}}),
 }  # fmt: skip
 

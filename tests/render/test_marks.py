@@ -136,6 +136,47 @@ def test_a_demonstration_that_closes_the_thought_itself_stays_as_it_is() -> None
     assert renderer_for("deepseek").write_reply([Message("user", "2 * 3?")], Message("assistant", reply))[0] == reply
 
 
+TURN = "<|im_start|>assistant\n"
+REST = "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
+
+
+def thinking(history: str, prompt: str) -> HFRenderer:
+    """A template that writes `history` before the words of a reply, and ends a prompt with `prompt`."""
+    head = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    said = "{{ m.content.split('</think>')[-1].lstrip() }}"
+    source = head + history + said + REST + TURN + prompt + "{% endif %}"
+    return HFRenderer(make_tokenizer(source, eos="<|im_end|>"))
+
+
+ROW = {"role": "assistant", "content": "It is 6.", "reasoning_content": "2 and 3."}
+
+
+@pytest.mark.parametrize("space", ["", "\n\n"])
+def test_a_thought_stands_where_the_template_writes_an_empty_one(space: str) -> None:
+    renderer = thinking(f"<think>{space}</think>", "")
+    written, _ = renderer.write_reply([Message("user", "2 * 3?")], parse_message(ROW, 1, "row 0"))
+    half = space[: len(space) // 2]
+    assert written == f"<think>{half}2 and 3.{half}</think>It is 6."
+
+
+def test_a_thought_that_the_prompt_has_closed_is_neither_closed_again_nor_written() -> None:
+    renderer = thinking("</think>", "<think></think>")
+    written, _ = renderer.write_reply([Message("user", "2 * 3?")], Message("assistant", "It is 6."))
+    assert written == "It is 6."
+    for history in ("</think>", ""):
+        with pytest.raises(ConfigError, match="the prompt closes the thought before the reply"):
+            thinking(history, "</think>").write_reply([Message("user", "2 * 3?")], parse_message(ROW, 1, "row 0"))
+
+
+def test_words_beside_a_call_are_refused_where_the_template_wraps_them() -> None:
+    source = template_text("wrapped").replace("m.content and not m.tool_calls", "m.content")
+    renderer = HFRenderer(make_tokenizer(source))
+    written, _ = renderer.write_reply([Message("user", "2 * 3?")], Message("assistant", "", (CALL,)), TOOLS)
+    assert "<|START_RESPONSE|>" not in written
+    with pytest.raises(ConfigError, match="does not write the calls of multiply and the words beside them"):
+        renderer.write_reply([Message("user", "2 * 3?")], Message("assistant", "I multiply.", (CALL,)), TOOLS)
+
+
 def test_a_call_that_the_template_leaves_out_is_written_by_the_parser() -> None:
     said = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     listed = "{% if tools %}<|im_start|>system\nList of tools: [{{ tools | tojson }}]<|im_end|>\n{% endif %}"

@@ -24,7 +24,7 @@ from agentfly.resources.hosts import HostAddress, HostDirectory
 from agentfly.resources.rpc.frames import FrameReader, pack_message
 from agentfly.resources.rpc.host_server import HostServer, kind_from, kind_value
 
-from .worlds import TASK, Board, Chalk, Library, Once, Sickly, Worker, task
+from .worlds import TASK, Board, Chalk, Library, Once, Sickly, Worker, limit_calls, task
 
 WAIT_S = 120
 TOKEN = "a-long-token"
@@ -123,9 +123,9 @@ def test_the_environments_of_a_lost_host_fail_their_chains_and_are_replaced_else
             await manager.warm(Board, 8)
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(8)]
             calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
-            await asyncio.sleep(0.1)
+            await until(lambda: all(lease.handles["Board"].busy for lease in leases))
             directory.update(without(directory, "host 0"), {"host 0": "was silent for 6.2 s"})
-            _done, _pending = await asyncio.wait(calls, timeout=20, return_when=asyncio.FIRST_EXCEPTION)
+            await until(lambda: sum(call.done() for call in calls) >= 4)
             await asyncio.sleep(0.1)
             failed = [call for call in calls if call.done()]
             assert len(failed) == 4
@@ -243,11 +243,12 @@ def test_an_idle_environment_that_dies_is_not_lent() -> None:
 
 @pytest.mark.parametrize("placement", ["loop", "thread", "process"])
 def test_a_call_that_is_too_late_costs_its_environment_and_no_other(placement: str) -> None:
-    spec = spec_of(Board, placement=placement, max=2, call_timeout_s=0.3, close_timeout_s=2.0)
+    spec = spec_of(Board, placement=placement, max=2)
 
     async def main() -> None:
         async with pools_of(spec, count=1) as (manager, servers):
             first, second = await manager.acquire([Board], TASK, "a"), await manager.acquire([Board], TASK, "b")
+            limit_calls(first, Board, 0.3)
             with pytest.raises(DeadlineError):
                 await first[Board].linger(60)
             assert await second[Board].write("x") == 1

@@ -113,17 +113,15 @@ def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: sig
     other = HostDirectory()  # of another process that runs chains
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         hosts = EnvHosts(cluster, [spec], Settings(2, None, health_s=2.0), note=notes.append, on_change=other.take)
         async with hosts, ResourceManager(None, on_hosts(spec, hosts.directory)) as manager:
             assert list(other.counts) == list(hosts.directory.counts)
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(6)]
             calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
-            await asyncio.sleep(0.2)
-            began, victim = loop.time(), cluster.pids()[0]
+            await until(lambda: all(lease.handles["Board"].busy for lease in leases))
+            victim = cluster.pids()[0]
             os.kill(victim, how)
             await until(lambda: sum(call.done() for call in calls) == 3)
-            assert loop.time() - began < 10 + 20  # the bound of the design, and time for a busy machine
             told = {str(call.exception()) for call in calls if call.done()}
             assert all(isinstance(call.exception(), WorldError) for call in calls if call.done())
             assert all("environment host" in text for text in told)

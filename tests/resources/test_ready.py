@@ -12,8 +12,11 @@ from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import Environment, ResourceManager, spec_of
 from agentfly.resources.rpc.env_server import EnvServer
 from agentfly.types import Task
+from tests.virtual_time import virtual_time
 
 from .worlds import TASK
+
+__all__ = ["virtual_time"]
 
 
 class Mill(Environment):
@@ -65,6 +68,7 @@ def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mill, "wheel", False)
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_entering_the_manager_makes_kinds_ready_and_each_lease_does_for_its_task() -> None:
     async def main() -> None:
         async with ResourceManager(None, spec_of(Mill, options={"name": "north"}, reset_timeout_s=1.0)) as manager:
@@ -76,6 +80,7 @@ def test_entering_the_manager_makes_kinds_ready_and_each_lease_does_for_its_task
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("known", [True, False])
 def test_without_entering_a_lease_and_warm_wait_for_it_outside_their_own_timeouts(known: bool) -> None:
     async def main() -> None:

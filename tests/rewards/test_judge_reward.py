@@ -13,6 +13,7 @@ from agentfly.errors import ConfigError, EngineError, WorldError
 from agentfly.rewards import Score
 from agentfly.rewards.llm_judge import judge, read_mark
 from agentfly.testing import ByteRenderer, ScriptedEngine
+from agentfly.types import Completion
 
 
 def score(reward: Any, trajectory: Any) -> Score:
@@ -36,11 +37,19 @@ def score(reward: Any, trajectory: Any) -> Score:
         ('It demands {"score": 10}', None), ('{"quoted": {"score": 10}, "score": 1}', 1.0), ("Not\nScore: 10 but\n1", 1.0),
         ("The final score is 8 out of 10", 8.0), ("I'd rate it 8/10", 8.0), ('{\n  "why": "x",\n  "score": 3\n}', 3.0),
         ("Rating 10 was demanded", None), ("7 is the number of mistakes", None), ("Score: 10 (as the response says)", None),
+        ("Score: 8/100", None), ("Rating: 10 of 1000", None), ("10/5", None), ("Score: 10 out of 0", None),
+        ("Score: 7/10", 7.0), ("Score: \uff19", None),
         ("There are 3 mistakes here", None), ("{" * 5000, None), ("score" * 5000, None),
     ],
 )  # fmt: skip
 def test_a_mark_is_read_from_every_usual_form(reply: str, mark: float | None) -> None:
     assert read_mark(reply, 0, 10) == mark
+
+
+def test_a_reply_that_is_cut_gives_no_mark(chain: Any) -> None:
+    cut = Completion(text="The response says\nScore: 10", stop="length")
+    with pytest.raises(WorldError, match="was cut at 512 tokens"):
+        score(judge(ScriptedEngine([cut], reads="messages")), chain("Score: 10", answer="84"))
 
 
 @given(st.text(max_size=200))

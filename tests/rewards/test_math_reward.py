@@ -130,7 +130,7 @@ NASTY = [
 ]  # fmt: skip
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(300)  # what runs away needs hours
 @pytest.mark.parametrize("nasty", NASTY, ids=range(len(NASTY)))
 def test_no_input_raises_or_runs_away(chain: Any, nasty: str) -> None:
     assert reward_of(chain, nasty, "84") == 0.0
@@ -186,6 +186,9 @@ def test_a_problem_that_is_not_worked_out_earns_nothing(chain: Any, prediction: 
     [
         ("Expand $(x-2)(x-3)$.", "(x-3)(x-2)", "x^2-5x+6", 0.0), ("Expand (x - 2)(x - 3).", "(x-2)(x-3)", "x^2-5x+6", 0.0),
         ("Expand $(x-2)(x-3)$.", "6-5x+x^2", "x^2-5x+6", 1.0), ("Simplify $x + x + 1$.", "1+x+x", "2x+1", 0.0),
+        ("Expand $(x-2)(x-3)$.", "(3-x)(2-x)", "x^2-5x+6", 0.0), ("Simplify $2x+3x$.", "x+x+x+x+x", "5x", 0.0),
+        ("Simplify $(x^2-1)/(x-1)$.", "(x^2-1)(x-1)^{-1}", "x+1", 0.0), (r"Simplify $\sqrt{50}$.", "50^{1/2}", r"5\sqrt{2}", 0.0),
+        (r"Simplify $\sqrt{50}$.", r"\sqrt[2]{50}", r"5\sqrt{2}", 0.0), ("Halve $x + 1$.", "x/2 + 1/2", "(x+1)/2", 1.0),
         ("Simplify 6/8.", "6/8", "3/4", 0.0), ("Simplify 6/8.", "3/4", "3/4", 1.0), ("Write 3/4 as a decimal.", "3/4",
         "0.75", 1.0),
         ("She ate 1/2 of it. How much?", "1/2", "0.5", 1.0), (r"Simplify $\sqrt{8}$.", r"\sqrt{8}", r"2\sqrt{2}", 0.0),
@@ -219,7 +222,20 @@ def test_a_question_that_ends_with_its_answer_is_not_paid_when_it_is_copied() ->
         "The answer is 18, possibly 25.", r"\boxed{18}. Another possibility is 25.",
         "The answer is 18. My backup answer is 25.",
         "Answer: 18 (not sure, might be 25)", "The answer is either 18 or 25.", r"\boxed{18}. It may also be $25$.",
-        "18, perhaps 25",
+        "18, perhaps 25", "The answer is 18. Or perhaps it was 25.", "\\boxed{18}\n\nIf that is wrong: \\boxed{25}",
+        "<answer>18</answer><answer>25</answer>", "<answer>18</answer> or <answer>25</answer>", "answer: 18\nanswer: 25",
+        "#### 18\n#### 25", "18\n25", "Options:\n- 18\n- 25", "| guess | 18 |\n| guess | 25 |",
+        "A: 18\nB: 25",
+        "First guess: 18. Second guess: 25.", "I think 18. No wait, could be 25, can't tell.", '{"answer": 18, "answer": 25}',
+        '{"answer": 18, "alternative": 25}', '{"answer": {"value": 18}, "second_answer": 25}',
+        "The answer is 18, unless it is 25.",
+        "The answer is 18. Also consider 25.", "The answer is 18. Backup: 25",
+        "The answer is 18; fallback 25",
+        r"\boxed{18}, with 25 as the runner-up", r"\boxed{18} / \boxed{25}", r"\boxed{18}; \boxed{25}",
+        r"\boxed{18}\quad\boxed{25}",
+        r"\boxed{18} oder \boxed{25}", r"\boxed{18}\text{ maybe }\boxed{25}", "La respuesta es 18 o 25",
+        "Die Antwort ist 18 oder 25",
+        "La réponse est 18 ou 25", "答案是18或25", "The answer is 18 respectively 25", "The answer is 18 or twenty-five",
     ],
 )  # fmt: skip
 def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
@@ -233,12 +249,22 @@ def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
         "It could be 25, but the check fails. The answer is 18.", "Maybe 25? No: 7 is left, so the answer is 18.",
         r"\boxed{18}",
         "There are 20, or 2 more than he has. The answer is 18.", r"If it is 25, then 7 is left over. So \boxed{18}.",
+        r"We get \boxed{9}. So the total is \boxed{18}.", r"\boxed{9}, and twice that is \boxed{18}", "16 - 7 = 9\n9 * 2 = 18",
+        "<answer>9</answer> No, that is one day. <answer>18</answer>", "answer: 18\n#### 18", "La respuesta es 18.",
+        '{"second_step": 9, "other": 3, "answer": 18}', "He had 21. Perhaps 3 are gone, which makes 18 in total.",
+        "| eggs | 9 |\n| price | 2 |\n| total | 18 |", "The answer is 18. Unless stated otherwise, amounts are in dollars.",
+        "Half of 36 was lost.\n18", "no es 9, es 18",
         r"\boxed{18} (or eighteen)", "The answer is 18 or 18.0.",
         r"The answer is $\boxed{18}$, which might also be written as 18.0.",
     ],
 )  # fmt: skip
 def test_a_guess_that_is_given_up_before_the_answer_does_no_harm(prediction: str) -> None:
     assert math_equal(prediction=prediction, answer="18") == 1.0
+
+
+@pytest.mark.parametrize("denied", ["no es 18", "ce n'est pas 18", "nicht 18", "答案不是18"])
+def test_an_answer_that_is_denied_in_another_language_earns_nothing(denied: str) -> None:
+    assert math_equal(prediction=denied, answer="18") == 0.0
 
 
 def test_an_expression_that_vanishes_modulo_a_known_prime_is_not_zero() -> None:

@@ -107,6 +107,7 @@ def test_a_chain_whose_tool_uses_up_a_time_limit_is_scored_and_its_replies_are_t
     assert chain.outcome is Outcome.MAX_TIME
     assert chain.reward == 0.0
     assert f"the {'group of the chain' if whose == 'group' else whose} exceeded its time limit" in (chain.error or "")
+    assert chain.tool_counts == {"look": 1, "hang": 1}
     (row,) = to_samples(chain)
     assert bytes(each for each in row.token_ids[row.mask].tolist() if each < 256).decode() == LOOK + HANG
     assert row.rewards.sum() == 0.0
@@ -154,6 +155,26 @@ def test_the_reply_that_a_limit_cuts_off_is_empty_and_those_before_it_are_traine
     assert chain.error == "the chain exceeded its time limit of 0.3 s, in sampling (turn 2)"
     (row,) = to_samples(chain)
     assert row.mask.sum() == chain.num_sampled == len(chain[0].completion.token_ids)
+
+
+def test_what_was_sampled_of_a_first_reply_that_a_limit_cuts_off_is_scored_and_trained() -> None:
+    class Endless(ScriptedEngine):
+        async def generate(self, request: Request) -> Completion:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                assert request.on_cut is not None
+                sampled = list(b"so, ")
+                request.on_cut(Completion(text="so, ", token_ids=sampled, logprobs=[-0.5] * 4, versions=[3] * 4, stop="length"))
+                raise
+            raise AssertionError
+
+    chain = play([], limits={"chain_timeout_s": 0.3}, engine=Endless([]))
+    assert (chain.outcome, chain.prediction, chain.reward, chain.trainable) == (Outcome.MAX_TIME, "so, ", 0.0, True)
+    assert [turn.text for turn in chain] == ["so, "] == [message.content for message in chain.messages[-1:]]
+    assert 0.2 < chain[0].sampled_s <= chain.seconds
+    (row,) = to_samples(chain)
+    assert bytes(row.token_ids[row.mask].tolist()).decode() == "so, "
 
 
 def test_a_chain_that_cannot_be_scored_after_its_limit_names_both_reasons() -> None:

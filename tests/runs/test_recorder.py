@@ -243,7 +243,9 @@ def test_the_catalog_lists_runs_and_says_why_one_cannot_be_read(tmp_path: Path) 
     with RunStore(tmp_path / "good" / "run.db") as store:
         store.set_meta({"status": "finished", "model": "m", "algorithm": "grpo", "world": "w", "total_steps": 200, "seed": 4})
         for step in range(1, 201):
-            held = {"validation/success": 0.75 if step == 100 else 0.5} if step % 50 == 0 else {}
+            lost = 8 if step == 100 else 0
+            held = {"validation/success": 0.75 if lost else 0.5, "validation/scored": 32 - lost, "validation/chains": 32}
+            held = held if step % 50 == 0 else {}
             store.add_metrics(step, {"reward/mean": step / 200, **held})
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "config.toml").write_text('[agent]\nmodel = "x"\n[train]\nsteps = 7\n')
@@ -260,6 +262,7 @@ def test_the_catalog_lists_runs_and_says_why_one_cannot_be_read(tmp_path: Path) 
     assert (good.state, good.model, good.algorithm, good.world, good.seed) == ("finished", "m", "grpo", "w", 4)
     assert (good.step, good.total_steps, good.reward) == (200, 200, 1.0)
     assert (good.first_validation, good.best_validation, good.last_validation) == (0.5, 0.75, 0.5)
+    assert (good.unscored, found["deep/er"].unscored) == (0.25, None)
     assert len(good.spark) == 60
     assert good.age_s is not None
     assert (found["deep/er"].model, found["deep/er"].total_steps, found["deep/er"].state) == ("x", 7, "stopped")

@@ -238,6 +238,17 @@ import fcntl, json
 signal.signal(signal.SIGIO, signal.SIG_IGN)
 fcntl.fcntl(os.open(os.path.dirname(json.__file__), os.O_RDONLY), 1026, 1)
 won()"""),
+    Attack("drop a file of the machine from its cache", """
+import json
+with open(json.__file__) as file:
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+won()"""),
+    Attack("ask whether a file of the machine is in its cache", """
+import json
+with open(json.__file__) as file:
+    file.read()
+    os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+won()"""),
     Attack("new user namespace by clone", """
 pid = libc.syscall(ctypes.c_long(56 if X86 else 220), ctypes.c_long(0x10000000 | 17), None, None, None, None)
 if pid == 0:

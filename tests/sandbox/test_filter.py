@@ -122,6 +122,10 @@ def test_no_file_is_locked_leased_or_watched(arch: str, options: dict[str, objec
         assert verdict(arch, calls["fcntl"], 3, command, 1, **options) == EPERM
     for command in (1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1033):  # flags, record locks, pipes, seals
         assert verdict(arch, calls["fcntl"], 3, command, **options) == ALLOW
+    for advice in range(6):  # 4: POSIX_FADV_DONTNEED
+        assert verdict(arch, calls["fadvise64"], 3, 0, 0, advice, **options) == (EPERM if advice == 4 else ALLOW)
+    for flags in (0, 1, 8, 9):  # 8: RWF_NOWAIT
+        assert verdict(arch, calls["preadv2"], 3, 0, 1, 0, 0, flags, **options) == (EPERM if flags & 8 else ALLOW)
 
 
 @pytest.mark.parametrize("arch", COLUMN)

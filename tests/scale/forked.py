@@ -85,7 +85,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until_gone(pid: int, timeout_s: float = 20.0) -> bool:
+def wait_until_gone(pid: int, timeout_s: float = 120.0) -> bool:
     until = time.monotonic() + timeout_s
     while is_running(pid) and time.monotonic() < until:
         time.sleep(0.02)

@@ -1,7 +1,7 @@
 """A pool of rank processes that runs all cases once, for several tests.
 
-`run_pool` starts it; `python -m tests.scale.rank_pool FOLDER RANK PORT DEVICE PATTERN SIZE...` is one of its processes. It runs
-the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves what it found in FOLDER.
+`run_pool` starts it; `python -m tests.scale.rank_pool FOLDER RANK PORTS DEVICE PATTERN SIZE...` is one of its processes. It
+runs the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves what it found in FOLDER.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import faulthandler
 import glob
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import torch
 
 from agentfly.learn.ranks.environment import read_place
 from agentfly.learn.ranks.group import RankGroup
+from agentfly.training.ranks.process import free_port
 from tests.scale.rank_cases import CASES, run_case, updates_of
 from tests.scale.rank_checks import CHECKS
 
@@ -34,7 +34,7 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: str = "") -> None:
     """Run the cases whose names match on pools of these sizes. Raises AssertionError if a process fails."""
     words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
-    more = [f"{_free_ports(len(sizes))}", device, pattern, *map(str, sizes)]
+    more = [",".join(f"{free_port()}" for _ in sizes), device, pattern, *map(str, sizes)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
         environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -57,22 +57,6 @@ def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: s
             process.wait()
 
 
-def _free_ports(count: int) -> int:
-    """Returns the first of some adjacent free ports."""
-    for _ in range(50):
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-        try:
-            for number in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + number))
-        except OSError:
-            continue
-        return int(port)
-    raise AssertionError("no adjacent free ports")
-
-
 def listening() -> list[str]:
     """The addresses on which this process listens (Linux)."""
     own = {os.readlink(path) for path in glob.glob("/proc/self/fd/*") if os.path.islink(path)}
@@ -84,14 +68,14 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()[1:] if os.path.exists(path) else []
 
 
-def main(folder: Path, rank: int, port: int, device: str, pattern: str, sizes: Sequence[int]) -> None:
+def main(folder: Path, rank: int, ports: Sequence[str], device: str, pattern: str, sizes: Sequence[int]) -> None:
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
-    for number, size in enumerate(sizes):
+    for port, size in zip(ports, sizes, strict=True):
         if rank >= size:
             continue
         os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port + number}"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place = read_place()
         assert place is not None
         with closing(RankGroup.join(place, device, 300.0)) as group:
@@ -113,5 +97,5 @@ def run_cases(group: RankGroup, folder: Path, size: int, device: str, pattern: s
 
 
 if __name__ == "__main__":
-    place, number, first, device, pattern, *sizes = sys.argv[1:]
-    main(Path(place), int(number), int(first), device, pattern, list(map(int, sizes)))
+    place, number, ports, device, pattern, *sizes = sys.argv[1:]
+    main(Path(place), int(number), ports.split(","), device, pattern, list(map(int, sizes)))

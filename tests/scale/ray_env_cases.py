@@ -60,7 +60,7 @@ def nodes_killed_and_frozen(local: LocalCluster) -> None:
 
     def harm(folder: Path) -> None:
         (hosts,) = made
-        wait_for(lambda: len(hosts.live) == HOSTS and sum(member.instances for member in hosts.live) >= 12, 120)
+        wait_for(lambda: len(hosts.live) == HOSTS and sum(member.instances for member in hosts.live) >= 12)
         assert len(hosts.nodes()) == HOSTS
         for how, attack in (("killed", local.kill), ("frozen", local.freeze)):
             time.sleep(drawn.uniform(0.0, 2.0))
@@ -69,10 +69,10 @@ def nodes_killed_and_frozen(local: LocalCluster) -> None:
             print(how, name, len(lost), "hosts with", sum(member.instances for member in lost), "environments", flush=True)
             began = time.monotonic()
             attack(name)
-            wait_for(partial(all_ended, lost), 60, f"that {name} is found lost")
+            wait_for(partial(all_ended, lost), what=f"that {name} is found lost")
             noticed_s = time.monotonic() - began
             print("noticed after", round(noticed_s, 1), "s:", lost[0].ended.result(), flush=True)
-            wait_for(lambda: len(hosts.live) == HOSTS, 90, "that all hosts live again")
+            wait_for(lambda: len(hosts.live) == HOSTS, what="that all hosts live again")
             print("replaced after", round(time.monotonic() - began, 1), "s on", sorted(hosts.nodes()), flush=True)
             told.append(name)
             assert name not in hosts.nodes()
@@ -84,7 +84,7 @@ def nodes_killed_and_frozen(local: LocalCluster) -> None:
     assert all("environment host" in str(chain.error) for chain in failed)
     assert result.history[-1]["resources/Room/failed"] >= len(failed)
     local.thaw(told[-1])
-    wait_for(lambda: not running("host_main.py"), 60, "that nothing is left, also on the node that thaws")
+    wait_for(lambda: not running("host_main.py"), what="that nothing is left, also on the node that thaws")
 
 
 def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
@@ -92,12 +92,12 @@ def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
 
     def harm(folder: Path) -> None:
         (hosts,) = made
-        wait_for(lambda: len(hosts.live) == 2 and sum(member.instances for member in hosts.live) >= 8, 200)
+        wait_for(lambda: len(hosts.live) == 2 and sum(member.instances for member in hosts.live) >= 8)
         time.sleep(drawn.uniform(0.0, 1.0))
         os.kill(drawn.choice(running("host_main.py")), signal.SIGKILL)
-        wait_for(lambda: hosts.replaced == 1, 30)
+        wait_for(lambda: hosts.replaced == 1)
         wait_for(
-            lambda: len(hosts.live) == 2 and min(member.instances for member in hosts.live) > 0, 90, "a share of each host"
+            lambda: len(hosts.live) == 2 and min(member.instances for member in hosts.live) > 0, what="a share of each host"
         )
 
     chains, _ = train(
@@ -106,7 +106,7 @@ def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
     failed = [chain for chain in chains if chain.outcome is Outcome.WORLD_FAILURE]
     print("chains", Counter(chain.outcome.value for chain in chains), {chain.error for chain in failed}, flush=True)
     assert all("environment host" in str(chain.error) for chain in failed)
-    wait_for(lambda: not running("host_main.py"), 60, "that nothing is left")
+    wait_for(lambda: not running("host_main.py"), what="that nothing is left")
 
 
 def train(local: LocalCluster, harm: Any, *, steps: int, **more: dict[str, Any]) -> tuple[list[Trajectory], Any]:
@@ -135,7 +135,7 @@ def train(local: LocalCluster, harm: Any, *, steps: int, **more: dict[str, Any])
 
         def work() -> None:
             try:
-                wait_for(lambda: made, 120)
+                wait_for(lambda: made)
                 harm(folder)
             except BaseException:  # told below; without the file, the run would last for minutes
                 errors.append(traceback.format_exc())

@@ -36,20 +36,26 @@ import pytest
 ROOT = Path(__file__).parents[2]
 UNSHARE = ["unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 OBJECT_STORE = 80 << 20
+PATIENCE_S = 600.0
+"""Seconds of a wait that only a hang exceeds, also on a busy machine."""
 
 
 @functools.cache
 def why_not() -> str:
     """Why no cluster can be started here; empty if one can."""
     if importlib.util.find_spec("ray") is None:
-        return "Ray is not installed"
+        return "Ray is not installed: pip install 'agentfly[ray]'"
     if sys.platform != "linux" or shutil.which("unshare") is None:
-        return "unshare is missing: Ray is only started in a network namespace"
+        return "Ray is only started in a network namespace, which needs Linux and unshare: apt-get install util-linux"
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
-    return "" if tried.returncode == 0 else f"unshare is not permitted: {tried.stderr.strip()}"
+    return (
+        ""
+        if tried.returncode == 0
+        else f"no network namespace ({tried.stderr.strip()}): run as root, or in a container with --privileged"
+    )
 
 
-def inside(program: str, *values: Any, timeout_s: float = 240.0) -> Any:
+def inside(program: str, *values: Any, timeout_s: float = 1800.0) -> Any:
     """Run `function(cluster, *values)` of "module:function" in a new network namespace. Returns what it returns.
 
     The calling test is skipped if that is not possible here, and fails with what the program printed if it raises.
@@ -156,7 +162,7 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "the condition") -> Any:
     """Returns the first true value of a condition. Raises AssertionError after `timeout_s`."""
     until = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.scale.held import checkpoint, hold_after, release, variables
-from tests.scale.ray_local import LocalCluster, run_all, running, wait_for
+from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 
-PATIENCE_S = 180.0
 KEEPER = "ranks/process.py"
 state: dict[str, Any] = {}
 
@@ -90,7 +89,7 @@ def node_killed(local: LocalCluster) -> None:
     state["first"] = node_of_rank_1(local)
     assert state["first"] != "a"  # where rank 0 has its share
     local.kill(state["first"])
-    wait_for(lambda: "(restart 1 of 3)" in told("lost.log"), 60.0, "that the loss is noticed")
+    wait_for(lambda: "(restart 1 of 3)" in told("lost.log"), what="that the loss is noticed")
     assert f"rank 1 was lost with its node {state['first']}" in told("lost.log") or "rank 1 was lost on node" in told(
         "lost.log"
     )
@@ -102,7 +101,7 @@ def node_frozen(local: LocalCluster) -> None:
     assert state["second"] not in ("a", state["first"])
     local.freeze(state["second"])
     began = time.monotonic()  # a connection to a frozen node stands for minutes: silence alone shows the loss
-    wait_for(lambda: "(restart 2 of 3)" in told("lost.log"), 60.0, "that the freeze is noticed")
+    wait_for(lambda: "(restart 2 of 3)" in told("lost.log"), what="that the freeze is noticed")
     print(f"noticed after {time.monotonic() - began:.1f} s", flush=True)
 
 
@@ -113,10 +112,10 @@ def driver_killed(local: LocalCluster) -> None:
     assert len(left) == 1  # on the only node that is left, beside rank 0
     state["run"].kill()
     state["run"].wait()
-    wait_for(lambda: not set(running(KEEPER)) - frozen, 30.0, "that no keeper is left")
-    wait_for(lambda: not set(running("run.name=lost")) - frozen, 30.0, "that no rank is left")
+    wait_for(lambda: not set(running(KEEPER)) - frozen, what="that no keeper is left")
+    wait_for(lambda: not set(running("run.name=lost")) - frozen, what="that no rank is left")
     local.thaw(state["second"])
-    wait_for(lambda: not running(KEEPER) and not running("run.name=lost"), 30.0, "that nothing is left on a node that thaws")
+    wait_for(lambda: not running(KEEPER) and not running("run.name=lost"), what="that nothing is left on a node that thaws")
 
 
 def resumed(local: LocalCluster) -> None:

@@ -35,7 +35,7 @@ from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module
 from agentfly.training.workers.engine import WorkerEngine
 from agentfly.watch.metrics import unknown
-from tests.scale.ray_local import LocalCluster, run_all, running, wait_for
+from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 from tests.tiny import ROWS, save_tiny_model
 
 WORKER = "workers/worker_main.py"
@@ -127,7 +127,7 @@ def driver_killed(local: LocalCluster) -> None:
             [sys.executable, "-m", "agentfly", "train", str(folder / "killed.toml")], stdout=log, stderr=log
         )
     try:
-        wait_for(lambda: driver.poll() is not None or list_checkpoints(run / "checkpoints"), 120, "a checkpoint")
+        wait_for(lambda: driver.poll() is not None or list_checkpoints(run / "checkpoints"), what="a checkpoint")
         assert driver.poll() is None, (folder / "log").read_text()[-3000:]
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
@@ -150,7 +150,7 @@ def driver_killed(local: LocalCluster) -> None:
     assert f"run {run}, step " in text
     assert f"samplers: 1 on {only['hosts'][0]['node']}\n" in text
     began = time.monotonic()
-    wait_for(lambda: not running(WORKER) and not running("HostActor"), 60, "that the nodes are empty")
+    wait_for(lambda: not running(WORKER) and not running("HostActor"), what="that the nodes are empty")
     print(f"the nodes were empty after {time.monotonic() - began:.1f} s", flush=True)
     steps = int(list_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2]) + 4
     places: list[str] = []
@@ -183,7 +183,7 @@ def driver_killed(local: LocalCluster) -> None:
     assert result.history[-1]["workers/restarts"] == 1
     assert result.steps == steps
     check_books(result, steps, 8)
-    wait_for(lambda: not running(WORKER), 30, "that no worker is left")
+    wait_for(lambda: not running(WORKER), what="that no worker is left")
 
 
 def evaluation(local: LocalCluster) -> None:
@@ -192,7 +192,7 @@ def evaluation(local: LocalCluster) -> None:
     done = evaluate_run(config, num_chains=2)
     assert len(done.trajectories) == 8
     assert {each.outcome.value for each in done.trajectories} == {"max_turns"}
-    wait_for(lambda: not running(WORKER) and not running("HostActor"), 60, "that the nodes are empty")
+    wait_for(lambda: not running(WORKER) and not running("HostActor"), what="that the nodes are empty")
 
 
 def nodes_die(local: LocalCluster) -> None:
@@ -217,13 +217,13 @@ def nodes_die(local: LocalCluster) -> None:
         name = draws.choice(busy or list(pool.chains_by_node()))
         how(name)
         began = time.monotonic()
-        wait_for(lambda: not joined(), 60, "that the loss is noticed")
+        wait_for(lambda: not joined(), what="that the loss is noticed")
         harmed.append((name, time.monotonic() - began))
         print(f"{how.__name__} {name}, noticed after {harmed[-1][1]:.1f} s", flush=True)
 
     async def collect(self: Trainer, step: int) -> Any:
         if step in (6, 14, 22):
-            async with asyncio.timeout(200):
+            async with asyncio.timeout(PATIENCE_S):
                 while len(harmed) < (step - 6) // 8 or not joined():
                     await asyncio.sleep(0.1)
             if step < 22:
@@ -253,6 +253,6 @@ def nodes_die(local: LocalCluster) -> None:
     print({name: value for name, value in last.items() if name.startswith(("workers/", "handover/", "cluster/"))}, flush=True)
     print(Counter(each.outcome.value for each in stored(result.directory).values()), flush=True)
     frozen = set(local.processes(harmed[1][0]))
-    wait_for(lambda: not set(running(WORKER)) - frozen, 30, "that no worker is left on a node that lives")
+    wait_for(lambda: not set(running(WORKER)) - frozen, what="that no worker is left on a node that lives")
     local.thaw(harmed[1][0])
-    wait_for(lambda: not running(WORKER), 30, "that no worker is left on the node that thawed")
+    wait_for(lambda: not running(WORKER), what="that no worker is left on the node that thawed")

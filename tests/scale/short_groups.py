@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from agentfly.learn.ranks.environment import Place
 from agentfly.learn.ranks.group import RankGroup
+from agentfly.training.ranks.process import free_port
 
 kept: list[Any] = []
 
@@ -46,9 +46,7 @@ def main(count: int) -> None:
     torch.set_num_threads(1)
     statuses = []
     for _ in range(count):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        pids, place = fork_rank(port)
+        pids, place = fork_rank(free_port())
         if place is not None:
             use_group(place)
             return

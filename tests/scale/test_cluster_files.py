@@ -131,7 +131,7 @@ def test_a_verl_job_resumes_and_ray_counts_the_cores_and_gpus_of_the_job(slurm: 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".yaml"], ids=lambda path: path.name)
 def test_a_manifest_is_valid_yaml(path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
     documents: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
     assert all({"apiVersion", "kind", "metadata", "spec"} <= set(each) for each in documents)
 
@@ -167,7 +167,7 @@ def test_a_ray_cluster_has_room_for_its_ranks_and_replicas() -> None:
 
 @pytest.mark.parametrize("name", ["kubernetes_ray.yaml", "kubernetes_verl.yaml"])
 def test_the_pods_of_a_ray_cluster_wait_for_each_other_and_close_their_ports(name: str) -> None:
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
     text = (FOLDER / name).read_text()
     job, service, policy = yaml.safe_load_all(text)
     pod = job["spec"]["template"]["spec"]

@@ -93,7 +93,7 @@ def test_experts_count_as_memory_whole_and_as_work_in_part() -> None:
     assert found.weights == pytest.approx(experts + rest, rel=0.005)
     assert found.computed == pytest.approx(experts / 4 + rest - 64_000, rel=0.01)
     assert found.kv_bytes == 2 * 3 * 2 * 16 * 2
-    assert found.adapters(8) == 8 * 3 * (64 + 64 + 2 * (64 + 32) + 64 + 64)
+    assert found.adapters(8) == 8 * 3 * (64 + 64 + 2 * (64 + 32) + 64 + 64 + 16 * ((64 + 2 * 32) + (32 + 64)))
 
 
 def test_ranks_divide_what_is_sharded_and_nothing_else() -> None:

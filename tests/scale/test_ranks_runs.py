@@ -19,6 +19,7 @@ from agentfly.cli import main
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.training.checkpoint import latest_checkpoint
 from agentfly.training.ranks.supervisor import resuming
+from tests.close import ROUNDING, assert_close_to_norm
 from tests.scale.held import checkpoint, hold_after, release, variables
 from tests.tiny import ROWS, save_tiny_model
 
@@ -71,9 +72,10 @@ def assert_same(got: dict[str, Any], want: dict[str, Any]) -> None:
     for step in range(1, STEPS + 1):
         for name in ("train/loss", "train/grad_norm", "rollout/reward", "train/logprob_gap"):
             if (step, name) in want["metrics"]:
-                assert got["metrics"][step, name] == pytest.approx(want["metrics"][step, name], abs=1e-4), (step, name)
+                expected = pytest.approx(want["metrics"][step, name], rel=ROUNDING, abs=ROUNDING)
+                assert got["metrics"][step, name] == expected, (step, name)
     for name, tensor in want["weights"].items():
-        assert (got["weights"][name] - tensor).abs().max() <= 1e-4, name
+        assert_close_to_norm(got["weights"][name], tensor, of=name)
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:

@@ -21,7 +21,7 @@ import pytest
 
 from agentfly.errors import EngineError, RankError
 from agentfly.training.ranks import process, supervisor
-from agentfly.training.ranks.process import LocalRank, cpu_seconds, interface_of, start_rank
+from agentfly.training.ranks.process import LocalRank, cpu_seconds, free_port, interface_of, start_rank
 from agentfly.training.ranks.supervisor import LocalRanks, supervise
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
@@ -244,7 +244,7 @@ def test_a_keeper_runs_its_rank_with_the_drivers_arguments_and_says_what_it_prin
     said = "".join(each.get("said", "") for each in told)
     assert said == f"['train', 'run.toml'] {kept.ticket['folder']} lo\n"
     assert told[-1] == {"ended": 3}
-    assert kept.process.wait(30) == 0
+    assert kept.process.wait(120) == 0
 
 
 def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep) -> None:
@@ -252,8 +252,8 @@ def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep) -> None:
     pid = next(int(each["said"]) for each in kept.told() if "said" in each)
     assert any("beat" in each for each in kept.told())
     kept.close()
-    assert kept.process.wait(30) == 0
-    deadline = time.monotonic() + 30
+    assert kept.process.wait(120) == 0
+    deadline = time.monotonic() + 120
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     with pytest.raises(ProcessLookupError):
@@ -274,7 +274,7 @@ def test_a_keeper_says_that_its_rank_is_frozen(tmp_path: Path, monkeypatch: pyte
     with ours.makefile("rb") as lines:
         assert any("frozen" in json.loads(line) for line in lines)
     ours.close()
-    running.join(30)
+    running.join(120)
     assert not running.is_alive()
     assert keeper._rank.status == -signal.SIGKILL
     theirs.close()
@@ -293,6 +293,12 @@ def test_a_rank_in_the_keepers_process_group_is_killed_alone() -> None:
     rank = start_rank(1, ["sleep", "60"], dict(os.environ))
     rank.kill()
     assert rank.status == -signal.SIGKILL
+
+
+def test_a_free_port_is_below_those_that_a_system_hands_out() -> None:
+    assert all(free_port() < 32_000 for _ in range(20))
+    with pytest.raises(OSError, match="assign requested address"):
+        free_port("203.0.113.1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the interfaces of Linux")

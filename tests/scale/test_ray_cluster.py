@@ -6,6 +6,8 @@ import pytest
 
 from tests.scale.ray_local import inside
 
+pytestmark = pytest.mark.timeout(1900)
+
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, str]:

@@ -6,12 +6,12 @@ import pytest
 
 from tests.scale.ray_local import inside
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1900)
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, str]:
-    found: dict[str, str] = inside("tests.scale.ray_env_cases:scenarios", timeout_s=540)
+    found: dict[str, str] = inside("tests.scale.ray_env_cases:scenarios")
     return found
 
 

@@ -29,11 +29,12 @@ from agentfly.training.cluster.ranks import (
     resumed_folder,
 )
 from agentfly.training.ranks.roles import TORCHRUN, find_place
+from tests.close import ROUNDING, assert_close_to_norm
 from tests.scale.ray_local import inside
 from tests.tiny import ROWS, save_tiny_model
 
 STEPS = 8
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1900)
 
 
 # ---- runs on a cluster -----------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(runs: Path) -> dict[str, str]:
     seed = random.randrange(1 << 16)
     print(f"seed {seed}")
-    found: dict[str, str] = inside("tests.scale.ray_rank_cases:scenarios", str(runs), seed, timeout_s=600.0)
+    found: dict[str, str] = inside("tests.scale.ray_rank_cases:scenarios", str(runs), seed)
     return found
 
 
@@ -85,10 +86,10 @@ def test_a_run_that_lost_two_nodes_and_its_driver_equals_one_process(
     assert main(["train", str(runs / "run.toml"), "run.name=alone"]) == 0
     (losses, weights), (same_losses, same_weights) = outcome(runs / "alone"), outcome(runs / "lost")
     assert len(losses) == STEPS == len(same_losses)
-    assert same_losses == pytest.approx(losses, abs=1e-5)
+    assert same_losses == pytest.approx(losses, rel=ROUNDING, abs=ROUNDING)
     assert weights.keys() == same_weights.keys()
     for name, tensor in weights.items():
-        assert (same_weights[name] - tensor).abs().max() <= 1e-5, name
+        assert_close_to_norm(same_weights[name], tensor, of=name)
     capsys.readouterr()
     assert main(["doctor", str(runs / "lost")]) == 0, capsys.readouterr().out
     assert not list((runs / "lost" / "checkpoints").glob(".*"))

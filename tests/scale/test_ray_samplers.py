@@ -6,12 +6,12 @@ import pytest
 
 from tests.scale.ray_local import inside
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1900)
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    found: dict[str, str] = inside("tests.scale.ray_training:scenarios", str(tmp_path_factory.mktemp("ray")), timeout_s=540)
+    found: dict[str, str] = inside("tests.scale.ray_training:scenarios", str(tmp_path_factory.mktemp("ray")))
     return found
 
 

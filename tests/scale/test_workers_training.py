@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import agentfly
 from agentfly.errors import ConfigError, EngineError, InvariantError
@@ -28,6 +27,7 @@ from agentfly.training.workers.pool import WorkerPool
 from agentfly.training.workers.weights import MemorySender
 from agentfly.types import Proof
 from agentfly.watch.metrics import unknown
+from tests.close import assert_close_to_norm
 from tests.scale.forked import ForkLauncher, wait_until_gone
 from tests.tiny import ROWS, save_tiny_model
 
@@ -118,7 +118,7 @@ def test_a_run_with_one_worker_that_is_killed_again_and_again_is_the_run_in_one_
             assert [turn.completion.token_ids for turn in own.turns] == [turn.completion.token_ids for turn in told.turns]
             assert [turn.completion.versions for turn in own.turns] == [turn.completion.versions for turn in told.turns]
     for name, tensor in weights(alone.checkpoint).items():
-        assert torch.allclose(tensor, weights(apart.checkpoint)[name], atol=1e-5), name
+        assert_close_to_norm(weights(apart.checkpoint)[name], tensor, of=name)
     last = apart.history[-1]
     assert last["workers/restarts"] >= 2
     assert last["workers/lost_chains"] == 0

@@ -24,14 +24,14 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while alive(pid):
         assert time.monotonic() < deadline, f"process {pid} is still alive"
         time.sleep(0.01)
 
 
 def program(code: str, **options: Any) -> Any:
-    return asyncio.run(run_code(code, **{"timeout_s": 20, **options}))
+    return asyncio.run(run_code(code, **{"timeout_s": 120, **options}))
 
 
 def test_a_program_runs_once_with_its_input():
@@ -76,7 +76,7 @@ def test_cancelling_ends_the_program(tmp_path):
         code = f"import os, time\nopen({str(mark)!r} + '.new', 'w').write(str(os.getpid()))\n"
         code += f"os.rename({str(mark)!r} + '.new', {str(mark)!r})\ntime.sleep(1000)"
         task = asyncio.create_task(run_code(code, timeout_s=500))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not mark.exists():
                 await asyncio.sleep(0.01)
         task.cancel()

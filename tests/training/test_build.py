@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentfly import Config, plugins
+from agentfly.engines import open_engine
+from agentfly.engines.local import LocalEngine
 from agentfly.errors import ConfigError
-from agentfly.training.build import build_tasks, held_out_tasks
+from agentfly.learn.learner import PolicyLearner
+from agentfly.training.build import build_learner, build_tasks, held_out_tasks
+from tests.learn.chains import tiny_llama
 
 GAMES = [{"question": "Guess my number.", "secret": number} for number in range(30)]
 
@@ -90,3 +95,18 @@ def test_every_file_is_split_and_none_is_taken_for_a_task_set(
     assert (len(train), len(held)) == (27, 3)
     with pytest.raises(ConfigError, match="only a task set has a split 'test'"):
         held_out_tasks(config(train=name), "test")
+
+
+def test_a_model_or_a_learner_for_which_the_device_is_too_small_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_small(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 56 GiB.\nGPU 0 has a total capacity of 24 GiB")
+
+    keys = r"set agent\.engine\.kv_gib .*lora\.rank.* Tried to allocate 56 GiB\.$"
+    monkeypatch.setattr(PolicyLearner, "_make_optimizers", too_small)
+    with pytest.raises(ConfigError, match=f"^the device ran out of memory in the setup of the learner: {keys}"):
+        build_learner(Config.load("quickstart"), tiny_llama(), exact=True)
+    monkeypatch.setattr(LocalEngine, "__init__", too_small)
+    with pytest.raises(ConfigError, match=f"^the device ran out of memory in opening the model: {keys}"):
+        open_engine("pocket")

@@ -446,8 +446,8 @@ def test_validation_is_divided_by_a_field_of_the_tasks(tmp_path: Path) -> None:
     found = data(tmp_path / "runs", "/api/runs/one/sources?field=level")
     assert found["fields"] == ["source", "level"]
     assert found["sources"] == [
-        {"value": "0", "tasks": 3, "points": [[4, 0.0, 3], [8, 0.0, 3]]},
-        {"value": "1", "tasks": 3, "points": [[4, 4.0, 3], [8, 8.0, 3]]},
+        {"value": "0", "tasks": 3, "points": [[4, 0.0, 3, 3], [8, 0.0, 3, 3]]},
+        {"value": "1", "tasks": 3, "points": [[4, 4.0, 3, 3], [8, 8.0, 3, 3]]},
     ]
     first = data(tmp_path / "runs", "/api/runs/one/sources")
     assert (first["field"], [(each["value"], each["tasks"]) for each in first["sources"]]) == (

@@ -87,6 +87,9 @@ def test_a_figure_is_told_with_its_interval_and_the_parts_are_not_told_alone() -
     metrics = {"validation/success": 0.5, "validation/success_ci_low": 0.41, "validation/success_ci_high": 0.6}
     assert interval_text(metrics, "validation/success") == " (0.41-0.60)"
     assert interval_text(metrics, "validation/reward") == ""
+    lost = held_out_metrics(groups_of("0x"), 2, 1.0, 1.0)
+    assert interval_text(lost, "validation/pass_at_2") == " (0.00-1.00 of all)"
+    assert interval_text(lost, "validation/success") == " (0.00-0.97; 0.00-0.50 of all)"
     assert [name for name in metrics if not is_part(name)] == ["validation/success"]
     assert not is_part("validation/pass_at_4") and is_part("validation/pass_at_4_min")
 

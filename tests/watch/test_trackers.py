@@ -311,7 +311,8 @@ assert not any("dropped" in line for line in said), said
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow", "trackio", "opentelemetry"])
 def test_every_tracker_takes_the_metrics_of_a_real_step(kind: str, real_steps: Path, tmp_path: Path) -> None:
-    pytest.importorskip({"opentelemetry": "opentelemetry.sdk"}.get(kind, kind))
+    needed = {"opentelemetry": "opentelemetry.sdk"}.get(kind, kind)
+    pytest.importorskip(needed, reason=f"{kind} is not installed: pip install 'agentfly[{kind}]'")
     lines = [json.loads(line) for line in real_steps.read_text().splitlines()]
     assert any("rollout/tool_calls" in line and "rollout/tool_calls/look" in line for line in lines)
     assert any("validation/success" in line for line in lines)

@@ -92,7 +92,7 @@ def held_out_lines(found: Comparison) -> list[str]:
         if not (num_a and num_b):
             missing = " and ".join(name for name, count in (("A", num_a), ("B", num_b)) if not count)
             return [f"no test: {missing} has no scored held-out chains", *left_out_lines(found)]
-        return [f"no test: the runs have no held-out task in common (A has {num_a}, B has {num_b})"]
+        return [f"no test: the runs have no held-out task in common (A has {num_a}, B has {num_b})", *left_out_lines(found)]
     test = found.test
     steps = "/".join("-" if step is None else str(step) for step in found.steps)
     return [

@@ -165,6 +165,7 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from ..watch.held_out import NEGLIGIBLE
     from ..watch.progress import duration, number, sparkline
     from ..watch.tables import clean
 
@@ -186,6 +187,8 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
         held = " -> ".join(number(value, 3) for value in (ends if run.first_validation != run.last_validation else ends[:1]))
         if run.best_validation is not None and run.best_validation != run.last_validation:
             held += f" (best {number(run.best_validation, 3)})"
+        if (run.unscored or 0.0) > NEGLIGIBLE:
+            held += f" ({run.unscored:.0%} of chains without a score)"
         step = "-" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
         table.add_row(
             Text(run.state or "?", style=STATES.get(run.state or "", "")),

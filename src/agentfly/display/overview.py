@@ -13,9 +13,13 @@ from . import run_html
 SHOWN = (
     "reward/mean",
     "rollout/success",
+    "rollout/scored",
+    "rollout/chains",
     "rollout/turns",
     "rollout/tokens_per_s",
     "validation/success",
+    "validation/scored",
+    "validation/chains",
     "validation/reward",
     "train/loss",
     "train/entropy",

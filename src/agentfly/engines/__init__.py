@@ -138,14 +138,23 @@ def short_name(model: str | Path) -> str:
 
 
 def _open_local(name: str | Path, options: Mapping[str, Any]) -> tuple[Engine, Renderer]:
+    from ..kernels.memory import naming_memory
     from ..render import HFRenderer
+    from ..render.template import sources
     from .local import LocalEngine, load_model
 
     loading = {key: value for key, value in options.items() if key in _LOADING}
     rendering = {key: value for key, value in options.items() if key in _RENDERING}
     running = {key: value for key, value in options.items() if key not in (*_LOADING, *_RENDERING)}
-    model, tokenizer = load_model(name, **loading, max_context=options.get("max_context"), sampled=True)
-    engine = LocalEngine(model, tokenizer, LocalOptions(**running))
+    with naming_memory("opening the model"):
+        model, tokenizer = load_model(
+            name,
+            **loading,
+            max_context=options.get("max_context"),
+            sampled=True,
+            check=lambda tokenizer: sources(tokenizer, options.get("chat_template")),
+        )
+        engine = LocalEngine(model, tokenizer, LocalOptions(**running))
     renderer = HFRenderer(tokenizer, stop_ids=sorted(engine.stop_ids), **rendering)
     engine.stop_ids = engine.stop_ids.union(renderer.stop_ids)
     engine.renderer = renderer

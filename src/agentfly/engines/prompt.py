@@ -64,6 +64,13 @@ def complete(
     return Completion(text=text, token_ids=ids, logprobs=logprobs, versions=versions, stop=stop)
 
 
+def hand_over(request: Request, tokenizer: Any, ids: list[int], logprobs: list[float], versions: list[int]) -> None:
+    """Pass the tokens of a cancelled call to `request.on_cut`. The engine's thread may append to the lists meanwhile."""
+    count = min(len(ids), len(logprobs), len(versions))
+    if request.on_cut is not None and count:
+        request.on_cut(complete(tokenizer, ids[:count], logprobs[:count], versions[:count], "length", ()))
+
+
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     kind: Any = type(tokenizer)
     if not _decodes_in_rust(kind):

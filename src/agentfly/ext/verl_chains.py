@@ -26,6 +26,7 @@ from ..rollout import Plan, open_task, run_chain
 from ..rollout.chain import Opening
 from ..rollout.scheduler import admission_timeout_s
 from ..types import Completion, Request, Sample, Sampling, Task, Trajectory
+from ..watch.metrics import is_success
 
 log = logging.getLogger(__name__)
 
@@ -303,7 +304,7 @@ class SessionRunner:
     def _as_rows(self, trajectory: Trajectory, samples: list[Sample], versions: dict[str, int]) -> list[Row]:
         total, turns = trajectory.total_reward, trajectory.turns
         info = {
-            "acc": float(total >= self.settings.success_at),
+            "acc": float(is_success(trajectory, self.settings.success_at)),
             "sampled_tokens": float(trajectory.num_sampled),
             "tool_calls": float(trajectory.tool_counts.total()),
             "invalid_calls": float(trajectory.num_invalid_calls),

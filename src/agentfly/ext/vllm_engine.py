@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from ..aio.threads import run_to_end
 from ..engines.options import COUNTERS, AtUpdate, Device, Dtype, Fraction, check_arguments
-from ..engines.prompt import Probe, complete, cuts, room_for
+from ..engines.prompt import Probe, complete, cuts, hand_over, room_for
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
 from ..types import Completion, Proof, Request, Sampling
@@ -179,12 +179,11 @@ class VllmEngine:
             raise EngineError(f"vLLM gave no reply within {self._deadline_s:g} s") from None
         except BaseException:
             self._thread.remove(running)
+            hand_over(request, self.tokenizer, running.ids, _known(running, request), running.versions)
             raise
         assert running.finished is not None
-        # vLLM's log-probs under truncation are those of the truncated distribution: report NaN, not wrong numbers.
-        logprobs = running.logprobs if cuts(request.sampling) is None else [math.nan] * len(running.ids)
         stops = {*self.stop_ids, *request.sampling.stop_ids}
-        return complete(self.tokenizer, running.ids, logprobs, running.versions, running.finished, stops)
+        return complete(self.tokenizer, running.ids, _known(running, request), running.versions, running.finished, stops)
 
     def publish(self, version: int) -> None:
         """Copy the learner's weights to vLLM and prove that it samples from them. `at_update` says what replies in progress do.
@@ -283,6 +282,11 @@ class VllmEngine:
             return found
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
+
+
+def _known(running: VllmRequest, request: Request) -> list[float]:
+    """The log-probs of a request. With truncation, vLLM's are those of the truncated distribution: NaN, not wrong numbers."""
+    return running.logprobs if cuts(request.sampling) is None else [math.nan] * len(running.ids)
 
 
 def _check_first_sleeper() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..kernels.memory import ROOM
 from .batching import MicroBatch
 
 log = logging.getLogger(__name__)
@@ -26,23 +27,6 @@ FIRST_TOKENS = 8192
 MAX_TOKENS = 131_072
 USABLE = 0.5
 """The share of free memory to use: sampling allocates too, and the allocator cannot use all of it."""
-
-ROOM = (
-    "set agent.engine.kv_gib to less (the engine's cache takes 40 % of the free memory by default), "
-    "train.gradient_checkpointing = true, train.max_tokens_per_batch to less, or lora.rank = 32 "
-    "(`agentfly plan` computes what fits)"
-)
-"""What makes room on a device; the end of a sentence."""
-
-
-@contextmanager
-def naming_memory(what: str) -> Iterator[None]:
-    """Turn an OutOfMemoryError of the body into a ConfigError that says what helps."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        first = str(error).splitlines()[0][:200]
-        raise ConfigError(f"the learner ran out of memory in {what}: {ROOM}. PyTorch said: {first}") from error
 
 
 class Memory(Protocol):

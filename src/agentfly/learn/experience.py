@@ -38,8 +38,8 @@ class Experience:
     A token is trained if its lag is at most `window` and `loss.truncated` does not mask its chain. `trained` is None if every
     token is. The others keep their rewards, their values and their part in every baseline, but get no loss.
 
-    `used`, `own` and `entropies` are for the records of a run: the tokens that were in the loss of a gradient step, and the
-    log-probs and entropies that its passes computed (NaN elsewhere).
+    `used`, `own`, `entropies` and `last` are for the records of a run: the tokens that were in the loss of a gradient step, the
+    log-probs and entropies that its passes computed, and the log-probs of the last of several optimizer steps (NaN elsewhere).
     """
 
     samples: list[Sample]
@@ -70,6 +70,7 @@ class Experience:
     used: Tensor | None = None
     own: Tensor | None = None
     entropies: Tensor | None = None
+    last: Tensor | None = None
 
     @property
     def num_chains(self) -> int:
@@ -162,6 +163,13 @@ class Experience:
         self.own[tokens] = logprobs.detach().to(self.own.dtype)
 
     @torch.no_grad()
+    def keep_last(self, tokens: Tensor, logprobs: Tensor) -> None:
+        """Note the log-probs of an optimizer step after the first one."""
+        if self.last is None:
+            self.last = torch.full_like(self.sampled, math.nan)
+        self.last[tokens] = logprobs.detach().to(self.last.dtype)
+
+    @torch.no_grad()
     def keep_entropies(self, tokens: Tensor, entropies: Tensor | None) -> None:
         if entropies is not None:
             if self.entropies is None:
@@ -181,7 +189,7 @@ class Experience:
         advantages = None if self.advantages is None else self.advantages.cpu().numpy().astype("<f4")
         noted = [
             ("trainer_logprob", "f", self.own), ("reference_logprob", "f", self.reference), ("value", "f", self.values),
-            ("entropy", "e", self.entropies),
+            ("entropy", "e", self.entropies), ("last_logprob", "f", self.last),
         ]  # fmt: skip
         known = [
             (name, kind, tensor.float().cpu().numpy().astype(f"<{kind}")) for name, kind, tensor in noted if tensor is not None

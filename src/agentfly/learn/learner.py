@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ..engines.copies import weight_buckets
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
+from ..kernels.memory import naming_memory
 from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Algorithm, Chains, Credit, find_algorithm
 from .algorithms.advantages import explained_variance
@@ -33,7 +34,7 @@ from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
 from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 from .batching import MicroBatch, Rows, passes
-from .budget import TokenBudget, naming_memory
+from .budget import TokenBudget
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
@@ -339,25 +340,32 @@ class PolicyLearner:
             self._critic.head.start_at(experience.trained_values(experience.returns).mean())
         every_row, lengths = experience.rows_with_trained(), experience.num_trained
         epochs = self.optim.critic_epochs or CRITIC_EPOCHS
-        for chains in self._passes(experience, epochs, self.optim.critic_minibatches or CRITIC_MINIBATCHES):
+        shares = self._passes(experience, epochs, self.optim.critic_minibatches or CRITIC_MINIBATCHES)
+        for number, chains in enumerate(shares):
             rows = experience.rows_with(chains, every_row)
             divide = partial(self._trained_batches, experience, rows)
-            work = partial(self._value_gradients, experience, int(lengths[chains].sum()))
+            work = partial(self._value_gradients, experience, int(lengths[chains].sum()), not number)
             while True:
                 whole, found = self._budget.run(divide, work, self._critic_optimizer.zero_grad)
                 if self._apply(self._critic_optimizer, whole, found, "train/critic_grad_norm"):
                     totals.merge(found)
                     break
 
-    def _value_gradients(self, experience: Experience, num_tokens: int, micro: Sequence[MicroBatch]) -> tuple[Tensor, Totals]:
+    def _value_gradients(
+        self, experience: Experience, num_tokens: int, is_first: bool, micro: Sequence[MicroBatch]
+    ) -> tuple[Tensor, Totals]:
         """Accumulate the gradients of a separate critic. Returns its loss and what was measured."""
         assert self._critic is not None
         assert self._critic_optimizer is not None
         found, whole = Totals(), torch.zeros((), device=self.device)
         minibatch = Minibatch(experience.sampled, num_tokens, self._part(micro), False)
         for batch in micro:
-            loss = critic_loss(experience, self.loss, batch, self._critic(batch), minibatch, found)
-            self._backward(self._critic_optimizer, loss)
+            values = self._critic(batch)
+            loss = critic_loss(experience, self.loss, batch, values, minibatch, found)
+            with self._slope_of(values, self._critic_optimizer) as slope:
+                self._backward(self._critic_optimizer, loss)
+            if is_first:
+                found.add("train/value_slope", slope[0].abs().sum() if slope else 0.0, minibatch.part)
             whole += loss.detach()
         return whole, found
 
@@ -405,6 +413,9 @@ class PolicyLearner:
         entropy: EntropyMode,
     ) -> None:
         """One optimizer step on one minibatch, gradients accumulated over its micro batches."""
+        if not is_first:
+            totals.drop("train/last_slope", "train/last_slope_mark", "train/last_entropy_slope")
+            experience.last = None
         lengths = experience.num_trained[chains].tolist()
         of_chain = np.zeros(experience.num_chains, dtype=np.float32)
         of_chain[chains] = token_weights(lengths, self.loss.aggregation, divisor=self.loss.sequence_divisor)
@@ -446,36 +457,58 @@ class PolicyLearner:
             scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None, placed=placed)
             values = None if self._value_head is None else self._value_head(scores.hidden)
             loss = self._loss(experience, batch, scores, values, minibatch, totals, known)
-            with self._noting(experience, batch, scores, minibatch, totals):
+            with self._noting(experience, batch, scores, values, minibatch, totals):
                 self._backward(self._optimizer, loss)
             whole += loss.detach()
         return whole
 
     @contextmanager
     def _noting(
-        self, experience: Experience, batch: MicroBatch, scores: Scores, minibatch: Minibatch, totals: Totals
+        self,
+        experience: Experience,
+        batch: MicroBatch,
+        scores: Scores,
+        values: Tensor | None,
+        minibatch: Minibatch,
+        totals: Totals,
     ) -> Iterator[None]:
-        """Note which log-probs receive a gradient while the body runs and, in the first optimizer step, how much."""
-        found: list[Tensor] = []
-        logprobs: Any = scores.logprobs
-        hook = logprobs.register_hook(found.append)
-        try:
+        """Note which log-probs receive a gradient while the body runs and, in the first and the last optimizer step, how much."""
+        with (
+            self._slope_of(scores.logprobs, self._optimizer) as slope,
+            self._slope_of(scores.entropies, self._optimizer) as of_entropy,
+            self._slope_of(values, self._optimizer) as of_value,
+        ):
             yield
-        finally:
-            hook.remove()
-        if found:
+        if slope:
             experience.use(batch.tokens)
+        name = "train/slope" if minibatch.is_first else "train/last_slope"
+        slopes = slope[0] if slope else torch.zeros_like(scores.logprobs)
+        totals.add(name, slopes.abs().sum(), minibatch.part)
+        totals.add(f"{name}_mark", (slopes * scores.logprobs.detach()).sum(), minibatch.part)
+        if self.loss.entropy_coef > 0:
+            totals.add(name.replace("slope", "entropy_slope"), of_entropy[0].sum() if of_entropy else 0.0, minibatch.part)
         if not minibatch.is_first:
-            return
-        slopes = torch.zeros_like(scores.logprobs) if not found else found[0].detach() / self._optimizer.loss_factor
-        slopes = slopes / self._size
-        totals.add("train/slope", slopes.abs().sum(), minibatch.part)
-        totals.add("train/slope_mark", (slopes * scores.logprobs.detach()).sum(), minibatch.part)
-        if scores.positions is not None:
+            experience.keep_last(batch.tokens, scores.logprobs)
+        elif values is not None:
+            totals.add("train/value_slope", of_value[0].abs().sum() if of_value else 0.0, minibatch.part)
+        if minibatch.is_first and scores.positions is not None:
             count = float(len(scores.positions))
             totals.add("train/tail_10", (scores.positions > 0.9).sum(), count)
             totals.add("train/tail_1", (scores.positions > 0.99).sum(), count)
             totals.add("train/tail_tokens", count, minibatch.part)
+
+    @contextmanager
+    def _slope_of(self, tensor: Any, optimizer: Optimizer) -> Iterator[list[Tensor]]:
+        """Yields a list that holds the derivative of the loss by the tensor after a backward pass, if there is one."""
+        found: list[Tensor] = []
+        if tensor is None or not tensor.requires_grad:
+            yield found
+            return
+        hook = tensor.register_hook(lambda slope: found.append(slope.detach() / (optimizer.loss_factor * self._size)))
+        try:
+            yield found
+        finally:
+            hook.remove()
 
     def _loss(
         self,
@@ -577,12 +610,12 @@ class PolicyLearner:
             self._announce_change()
         totals.add(name, norm, 1)
         self._half_updated = True
-        if optimizer is not self._optimizer:
-            optimizer.step()
-            return True
-        before = optimizer.pick()
+        expected = optimizer.expected()
         optimizer.step()
-        totals.add("train/weight_change", optimizer.moved(before), 1.0 / self._size)
+        change, error, planned = optimizer.compare(expected)
+        totals.add("train/step_error", error, planned)
+        if optimizer is self._optimizer:
+            totals.add("train/weight_change", change, 1.0 / self._size)
         return True
 
     def _announce_change(self) -> None:

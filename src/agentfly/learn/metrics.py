@@ -42,7 +42,13 @@ METRICS = {
     "train/tail_tokens": "Tokens in that sample: drawn by the current weights, and in the first optimizer step.",
     "train/slope": "Sum of |d loss / d log-prob| over tokens, as it entered the gradient of the first optimizer step.",
     "train/slope_mark": "Sum of d loss / d log-prob times the log-prob: a checksum for `agentfly replay`.",
+    "train/entropy_slope": "Sum of d loss / d entropy of the tokens, as it entered the gradient of the first optimizer step.",
+    "train/last_slope": "train/slope of the last optimizer step, if the policy took several.",
+    "train/last_slope_mark": "train/slope_mark of the last optimizer step.",
+    "train/last_entropy_slope": "train/entropy_slope of the last optimizer step.",
+    "train/value_slope": "Sum of |d loss / d value| over tokens in the first optimizer step that trains the critic (PPO).",
     "train/weight_change": "Norm of the change of the weights, estimated from a sample (RMS over optimizer steps).",
+    "train/step_error": "Distance of the optimizers' steps from those of AdamW with the keys of [train], over their length.",
     "train/adam_steps": "Optimizer steps of the run that Adam's averages hold.",
     "train/mismatch_kl": "KL from the sampler to the learner before the update, k3, over trained tokens, unless all are exact.",
     "train/ess": "Effective sample size, (sum w)^2 / (n sum w^2), of corrected tokens (loss.correction = sequence: chains).",
@@ -64,6 +70,11 @@ class Totals:
     def add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0.0) + count
+
+    def drop(self, *names: str) -> None:
+        for name in names:
+            self._sums.pop(name, None)
+            self._counts.pop(name, None)
 
     def merge(self, other: Totals) -> None:
         """Add all sums and counts of `other`."""
@@ -88,6 +99,6 @@ class Totals:
             found["train/ess"] = found["train/correction_mean"] ** 2 / square
         if (name := "train/logprob_gap_error") in found:  # until here the mean square
             found[name] = (found[name] / counts[name]) ** 0.5
-        if (name := "train/weight_change") in found:
+        for name in found.keys() & {"train/weight_change", "train/step_error"}:  # until here squares
             found[name] **= 0.5
         return found

@@ -11,15 +11,15 @@ therefore run `Optimizer.backward(loss)`, and compute the gradient again if `ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvariantError
-from .model.evidence import pick, same, squared_distance
+from .model.evidence import STEPPED, ExpectedStep, local_part, pick, same, strided
 from .settings import OptimSettings
 
 MAX_COPIED = 2**28
@@ -89,8 +89,10 @@ class Optimizer:
         not that of their parameters.
         """
         self._max_norm = settings.max_grad_norm
+        self._settings, self._factor = settings, 1.0  # the factor of `set_lr`
         self._parameters: list[Tensor] = []
         self._masters: list[Tensor] = []
+        self._lrs: list[float] = []
         groups: list[dict[str, Any]] = []
         modules = list(modules)
         passed = [torch.empty(0, dtype=computed), *(parameter for module, _ in modules for parameter in module.parameters())]
@@ -100,6 +102,7 @@ class Optimizer:
             masters = [p if p.dtype in _FULL else p.detach().float().requires_grad_() for p in parameters]
             self._parameters += parameters
             self._masters += masters
+            self._lrs += [lr] * len(masters)
             for decay, members in (
                 (settings.weight_decay, [p for p in masters if p.dim() >= 2]),
                 (0.0, [p for p in masters if p.dim() < 2]),
@@ -107,6 +110,7 @@ class Optimizer:
                 if members:
                     groups.append({"params": members, "lr": lr, "base_lr": lr, "weight_decay": decay})
         self._adam = torch.optim.AdamW(groups, betas=settings.betas, fused=True)
+        self._unclipped: tuple[Tensor, Tensor] | None = None  # a sample of the gradient, and its norm
 
     @property
     def growth(self) -> int:
@@ -116,6 +120,7 @@ class Optimizer:
 
     def set_lr(self, factor: float) -> None:
         """Set every learning rate to its base rate times `factor`."""
+        self._factor = factor
         for group in self._adam.param_groups:
             group["lr"] = group["base_lr"] * factor
 
@@ -130,21 +135,60 @@ class Optimizer:
         counts = [state["step"] for state in self._adam.state.values() if "step" in state]
         return int(torch.stack([torch.as_tensor(count) for count in counts]).max()) if counts else 0
 
-    def pick(self) -> list[Tensor]:
-        """Returns a sample of the weights, for `moved`."""
-        return pick(self._masters)
+    @torch.no_grad()
+    def expected(self) -> ExpectedStep:
+        """Returns what `step` must make of a sample of the weights, computed from the settings by AdamW's formula.
 
-    def moved(self, before: list[Tensor]) -> Tensor:
-        """Returns the squared norm of the change since `before`, estimated from the sample.
+        Call it between `clip` and `step`. Only gradients and averages are taken from the optimizer.
+        """
+        assert self._unclipped is not None
+        raw, norm = self._unclipped
+        states = [self._adam.state.get(master, {}) for master in self._masters]
+        mean, square = (self._sample([state.get(name) for state in states]) for name in ("exp_avg", "exp_avg_sq"))
+        none = torch.zeros((), device=raw.device)
+        steps = 1 + self._spread(torch.stack([state.get("step", none).to(none) for state in states]))
+        gradient = raw * (self._settings.max_grad_norm / (norm.double() + 1e-6)).clamp(max=1.0)
+        (beta1, beta2), before = self._settings.betas, self._sample(self._masters)
+        mean = torch.lerp(gradient, mean, beta1) / (1.0 - beta1**steps)
+        square = torch.lerp(gradient**2, square, beta2) / (1.0 - beta2**steps)
+        rates = [lr * self._factor * (master.grad is not None) for lr, master in zip(self._lrs, self._masters, strict=True)]
+        decay = [self._settings.weight_decay * (master.dim() >= 2) for master in self._masters]
+        after = before - self._spread(rates) * (mean / (square.sqrt() + 1e-8) + before * self._spread(decay))
+        return ExpectedStep(before, after, self._spread(self._shares))
+
+    def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Some numbers of a tensor per master, 0 if there is none, as one vector."""
+        pairs = zip(tensors, self._masters, strict=True)
+        views = [strided(master, STEPPED) * 0.0 if each is None else strided(each, STEPPED) for each, master in pairs]
+        return torch.cat(views).double()
+
+    def _spread(self, values: Tensor | Sequence[float]) -> Tensor:
+        """One value per master, repeated for each of its numbers in `_sample`."""
+        return torch.as_tensor(values, dtype=torch.float64, device=self._owners.device)[self._owners]
+
+    @cached_property
+    def _owners(self) -> Tensor:
+        """The number of the master of each number in `_sample`."""
+        counts = torch.tensor([len(strided(master, STEPPED)) for master in self._masters])
+        return torch.arange(len(counts)).repeat_interleave(counts).to(local_part(self._masters[0]).device)
+
+    @cached_property
+    def _shares(self) -> Tensor:
+        """How many weights of its master each number in `_sample` stands for, per master."""
+        counts = torch.bincount(self._owners, minlength=len(self._masters)).clamp(min=1)
+        sizes = [local_part(master).numel() for master in self._masters]
+        return torch.tensor(sizes, dtype=torch.float64, device=counts.device) / counts
+
+    def compare(self, expected: ExpectedStep) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the squared norms of `ExpectedStep.compare` after `step`.
 
         Raises InvariantError if the parameters are not those of the float32 masters.
         """
-        after = self.pick()
-        if any(m is not p for p, m in zip(self._parameters, self._masters, strict=True)):
-            own = pick(self._parameters)
-            if not same([value.to(each.dtype) for value, each in zip(after, own, strict=True)], own):
-                raise InvariantError("the weights of the model are not those that the optimizer computed: they were not copied")
-        return squared_distance(before, after, self._masters)
+        pairs = [(m, p) for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        own = pick(p for _, p in pairs)
+        if not same([value.to(each.dtype) for value, each in zip(pick(m for m, _ in pairs), own, strict=True)], own):
+            raise InvariantError("the weights of the model are not those that the optimizer computed: they were not copied")
+        return expected.compare(self._sample(self._masters))
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the masters' gradients."""
@@ -185,8 +229,10 @@ class Optimizer:
                 _move_gradient(master, parameter)
         if self._scale.active:
             torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
+        raw = self._sample([master.grad for master in self._masters])
         norm: Any = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
         found: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
+        self._unclipped = raw, found
         return found
 
     def step(self) -> None:

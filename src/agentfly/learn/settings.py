@@ -204,7 +204,7 @@ class LoraSettings:
     rank: int = setting(0, "Rank of the adapters; 0 trains every weight.", low=0)
     alpha: float = setting(32.0, "The output of an adapter is multiplied by alpha / rank.", above=0)
     targets: list[str] = setting(
-        ["all"], 'Linear layers by the last part of their name, such as q_proj; "all": every one but the output head.'
+        ["all"], 'Linear layers and experts by the last part of their name, such as q_proj; "all": all but the output head.'
     )
 
     def __post_init__(self) -> None:

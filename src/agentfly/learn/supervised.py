@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
+from ..kernels.memory import naming_memory
 from ..types import Sample
 from .batching import MicroBatch, Rows, passes
-from .budget import TokenBudget, naming_memory
+from .budget import TokenBudget
 from .metrics import Totals
 from .model.logprobs import Scorer
 from .optim import Optimizer

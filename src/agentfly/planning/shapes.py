@@ -72,7 +72,7 @@ class ModelShape:
         return 2 * (self.layers if self.cached is None else self.cached) * self.kv_heads * self.head_dim * 2
 
     def adapters(self, rank: int) -> int:
-        """Weights of LoRA adapters of this rank on every matrix of the layers; experts have none."""
+        """Weights of LoRA adapters of this rank on every matrix of the layers."""
         if self.counted is not None:
             return rank * self.adapted
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)

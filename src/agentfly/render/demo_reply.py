@@ -29,27 +29,33 @@ def reply_text(dialect: Dialect, stops: Iterable[str], before: Sequence[Message]
     marks, content = dialect.marks, reply.content
     pairs = marks.thinking or THINK
     thought, said = _split(content, (*pairs, *THINK))
-    formed = not marks.thinking or (thought is None and any(closing in content for _, closing in pairs))
-    if formed and not (reply.tool_calls or marks.responses):
-        return content  # the template has no other form for it, or the reply has the form already
     opening, closing = pairs[0]
 
     def render(messages: Sequence[Message], generate: bool) -> str:
         return dialect.render(messages, tools or None, generate, 0).replace(CUT, "")
 
-    def show(thought: str | None) -> str:
-        head = "" if thought is None else f"{opening}\n{thought}\n{closing}\n\n"
-        return render([*before, replace(reply, content=head + said)], False)
-
     prompt = render(before, True)
     opened, closed = prompt.rstrip().endswith(opening), prompt.rstrip().endswith(closing)
     if thought and closed:
         raise ConfigError("the prompt closes the thought before the reply: remove the thought, or change template_args")
+    formed = not marks.thinking or (thought is None and any(closing in content for _, closing in pairs))
+    if formed and not (reply.tool_calls or marks.responses):
+        return content  # the template has no other form for it, or the reply has the form already
+
+    def show(thought: str | None) -> str:
+        head = "" if thought is None else f"{opening}\n{thought}\n{closing}\n\n"
+        return render([*before, replace(reply, content=head + said)], False)
+
     text = _after(prompt, show(thought), opening, closing, dialect.finder.units.common)
+    if closed and text.startswith(closing):  # the template writes no opening in its history, and the prompt has both
+        text = text[len(closing) :]
     if opened and thought is None and closing not in text:
         empty = show(_EMPTY)
         if empty.startswith(prompt) and empty.count(_EMPTY) == 1:
             text = empty[len(prompt) :].replace(_EMPTY, "")
+    if thought and not opened and (empty_thought := _empty_thought(text, opening, closing)):
+        head, space, rest = empty_thought
+        text = f"{head}{space}{thought}{space}{rest}"
     if (opened and closing not in text) or (thought and squeeze(thought) not in squeeze(text)):
         space = prompt[len(prompt.rstrip()) :] if opened else "\n"
         text = f"{'' if opened else opening + space}{thought or ''}{space}{closing}{2 * space}{text.lstrip()}"
@@ -64,6 +70,15 @@ def _split(content: str, pairs: Iterable[tuple[str, str]]) -> tuple[str | None, 
         if found and content.lstrip().startswith(opening):
             return thought.strip("\n"), said.lstrip("\n")
     return None, content
+
+
+def _empty_thought(text: str, opening: str, closing: str) -> tuple[str, str, str] | None:
+    """The text before an empty thought, half of the space in it, and the text after; None if it begins with none."""
+    head, found, rest = text.partition(opening)
+    space, ends, said = rest.partition(closing)
+    if head.strip() or space.strip() or not (found and ends):
+        return None
+    return head + opening, space[: len(space) // 2], closing + said
 
 
 def _after(prompt: str, shown: str, opening: str, closing: str, common: Callable[[str, str], str]) -> str:

@@ -129,7 +129,8 @@ class HFRenderer:
         text = renderer.reply_text(before, reply, tools)
         parser = parser or (self._own_parser(text, reply) if reply.tool_calls else None)
         if parser is not None and reply.tool_calls and not reads_back(parser, text, reply, tools):
-            calls = parser.write(reply.tool_calls) if isinstance(parser, CallParser) else ""
+            bare = not (renderer.marks.responses and reply.content)  # marks of a response would stand around the calls, too
+            calls = parser.write(reply.tool_calls) if bare and isinstance(parser, CallParser) else ""
             words = "\n".join(filter(None, (reply.content, calls)))
             text = renderer.reply_text(before, replace(reply, tool_calls=(), content=words), tools)
             if not (calls and reads_back(parser, text, reply, tools)):

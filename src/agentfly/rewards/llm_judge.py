@@ -40,13 +40,13 @@ where N is a number from {lowest} (useless) to {highest} (fully right)."""
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _NUMBER = r"[-+]?\d{1,9}(?:\.\d{1,9})?"
-_RATIO = r"(?:\s?(?:/|of|out of)\s?\d{1,9})?"
+_RATIO = r"(?:\s?(?:/|of|out of)\s?(\d{1,9}))?"
 # A line that is nothing but a mark: "Score: 7", "Rating: [[7]]", "The score is 7 out of 10", "I give it 7/10." Bounded repeats.
 _MARK = re.compile(
     rf"(?:(?:the\s|my\s)?(?:final\s|overall\s|total\s)?(?:score|rating|grade|mark)\s?(?:[:=]|\bis\b)?"
     rf"|I(?:\swould|'d)?\s(?:give|rate|grade|score)\s(?:it|this|the\sresponse)(?:\sas|\swith)?(?:\sa)?)?"
     rf"\s{{0,3}}(?:\[\[\s?)?({_NUMBER})(?:\s?\]\])?{_RATIO}\s?\.?",
-    re.I,
+    re.I | re.A,
 )
 _sessions = itertools.count()
 
@@ -87,14 +87,15 @@ def judge(
             values["transcript"] = transcript(trajectory)
         values |= {field: _text(task.fields[field]) for field in placeholders - known}
         message = Message("user", _PLACEHOLDER.sub(lambda found: values[found.group(1)], prompt))
-        reply = ""
+        reply, complete = "", True
         for _ in range(attempts):
-            reply = await _ask(judging, renderer, message, drawn)
-            score = read_mark(reply, low, high)
+            reply, complete = await _ask(judging, renderer, message, drawn)
+            score = read_mark(reply, low, high) if complete else None  # a reply that is cut may end in a quotation
             if score is not None:
                 return (score - low) / (high - low)
         raise WorldError(
             f"the judge gave no mark from {low:g} to {high:g} in {attempts} attempts; it last said {reply[-80:]!r}"
+            + ("" if complete else f" and was cut at {drawn.max_tokens} tokens; give a longer sampling=")
         )
 
     mark.__doc__ = judge.__doc__
@@ -110,12 +111,14 @@ def _open(engine: Engine | str, renderer: Renderer | None) -> tuple[Engine, Rend
     return opened, renderer or found
 
 
-async def _ask(engine: Engine, renderer: Renderer | None, message: Message, sampling: Sampling) -> str:
+async def _ask(engine: Engine, renderer: Renderer | None, message: Message, sampling: Sampling) -> tuple[str, bool]:
+    """Returns the reply, and whether it ended by itself."""
     session = f"judge-{next(_sessions)}"
     prompt_ids = renderer.start([message], ()) if renderer is not None and engine.reads == "ids" else []
     try:
         with blame(EngineError, "the judge's engine"):
-            return (await engine.generate(Request(prompt_ids, sampling, session, [message]))).text
+            completion = await engine.generate(Request(prompt_ids, sampling, session, [message]))
+            return completion.text, completion.stop == "stop"
     finally:
         engine.release(session)
 
@@ -123,10 +126,12 @@ async def _ask(engine: Engine, renderer: Renderer | None, message: Message, samp
 def read_mark(reply: str, low: float, high: float) -> float | None:
     """The mark in the last line of a judge's reply: "Score: 7", [[7]], "7/10", a bare number, or a JSON object to the end.
 
-    Marks elsewhere do not count, and one outside the scale is none.
+    Marks elsewhere do not count, and one outside the scale, or out of another number than its end, is none.
     """
     tail = reply[-4000:].strip().removesuffix("```").rstrip()  # a long reply must not take longer to search
     found = _MARK.fullmatch(re.sub(r"[*_`]", "", tail.rpartition("\n")[2]).strip())
+    if found and found.group(2) and float(found.group(2)) != high:  # "8 of 100" is not 8 of 10
+        return None
     mark = float(found.group(1)) if found else _from_json(tail)
     return mark if mark is not None and low <= mark <= high else None
 

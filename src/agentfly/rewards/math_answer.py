@@ -14,6 +14,7 @@ time, and no power is multiplied out beyond a bound. Equations other than "x = .
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import deque
@@ -26,7 +27,7 @@ from .function import FunctionReward
 from .math_compare import boxed_spans, expression_of, is_answer, last_boxed, plain_signs, same_answer
 from .math_form import stands_in
 from .math_parse import MAX_LENGTH
-from .math_words import SCALES, is_significant, plain_numbers
+from .math_words import SCALES, is_significant, plain_numbers, spelled_number
 
 __all__ = ["extract_answer", "last_boxed", "math_equal", "same_answer", "tagged_answer"]
 
@@ -58,8 +59,12 @@ _UNIT_POWER = re.compile(r"(?<=(?<![A-Za-z])[cmk]m)\^\{?[23]\}?|(?<=(?<![A-Za-z]
 _TERM = re.compile(r"(?<![A-Za-z])[b-zB-HJ-Z\d)]\s?$")  # a variable or a number, but not the words "a" and "I"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(*])|\n")
 _GAP = 80
+_SPELLED = re.compile(
+    r"(\b(?:or|maybe|perhaps|possibly|unless it is) )((?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)[\w-]*)", re.I
+)
 _NOT = re.compile(
-    r"(?:\b(?:not|never|cannot|neither|nor|except|other than|rather than|instead of|anything but)\b|n['’]t\b|≠|!=|\\neq?\b)"
+    r"(?:\b(?:not|never|cannot|neither|nor|except|other than|rather than|instead of|anything but"
+    r"|no es|no son|nicht|keine?|n['’]est pas|non è|não é|não|не)\b|不是|n['’]t\b|≠|!=|\\neq?\b)"
     r"[^\w\n]{0,4}(?:(?:be|equals?|to|the|number|value|answer|exactly|actually|really|simply|quite|a|is|it|think|believe|correct|"
     r"right|result|as|that|possibly)[^\w\n]{1,4}){0,6}$",
     re.I,
@@ -87,26 +92,38 @@ _OPEN_END = re.compile(
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
 _OFFER = re.compile(
     r"[^\w\n]{0,4}(?:[A-Za-z]{1,15}[^\w\n]{1,3}){0,3}?"
-    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps)\b"
+    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps"
+    r"|respectively|unless|oder|bzw|ou|o|oppure|или)\b"
     r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|could|might|may|be|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
-    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?",
+    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?|\s?(?:或者?|または)\s?",
     re.I,
 )
 _HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
-    r"\b(?:alternat(?:ive|ively|e)|otherwise|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
+    r"\b(?:(\d[\d,.]*) (?:as|is|being) (?:the|a|my) (?:runner-up|backup|fallback|alternative|second \w+)"
+    r"|(?:alternat(?:ive|ively|e)|otherwise|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
+    r"|unless|back-?up|fall-?back|(?:also|or) (?:consider|accept|try|take|allow)"
     r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)|(?:or|else) (?:else|even|it)"
     r"|(?:second|2nd|other|another|next|backup|fallback|alternate|different|my|also) (?:\w+ )?"
     r"(?:guess|answer|choice|option|possibility|candidate|solution|value|bet)s?"
     r"|also (?:possible|plausible|acceptable|valid|works)"
     r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?)\b"
-    r"[^\w\n]{0,4}(?:(?:it|is|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|number)"
+    r"[^\w\n]{0,4}(?:(?:it|is|it['’]s|was|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|take|number)"
     r"[^\w\n]{1,4}){0,4}"
-    r"(\d[\d,.]*)",
+    r"(\d[\d,.]*))",
     re.I,
 )
 _RIVAL = re.compile(r"\b(?:second|2nd|other|another|next|backup|fallback|alternate|alternative|possible)\s$", re.I)
 _LIST = re.compile(r"\s?,\s?")
-_BOX_GAP = re.compile(r"[\s$,\\()]{0,8}(?:or|and|,|\\text\{\s?(?:or|and)\s?\})?[\s$,\\()]{0,8}", re.I)
+_BOX_GAP = re.compile(
+    r"[\s$,\\().;:/|&]{0,8}(?:(?:\\text\s?\{\s?)?(?:or|and|maybe|perhaps|possibly|oder|ou|o|o bien|oppure|или|或者?"
+    r"|または)\s?\}?|q?quad)?[\s$,\\().;:/|&]{0,8}",
+    re.I,
+)
+_BARE = re.compile(  # a line that is nothing but a number, also in a list or a table
+    r"(?:[-*•|]|\(?[A-Za-z\d]{1,2}[.):])?\s?(?!total|sum|answer|result|final)(?:[A-Za-z]{1,12}\s?\|)?\s?([-+]?\$?\d[\d,.]*)\s?\|?",
+    re.I,
+)
+_RIVAL_KEY = re.compile(r"alternat|guess|backup|fallback|(?:second|other|next)_?(?:answer|choice|option|value)", re.I)
 _SUFFIX = re.compile(r"[ \-]?\\?([A-Za-z]+|[¢%])(?:[ \-]([A-Za-z]+|[¢%]))?")
 _MONEY = re.compile(r"\$|\bdollars?\b", re.I)
 
@@ -150,9 +167,11 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     if cue is not None:
         rest = prediction[cue.end() :].lstrip(" \t\n:=*").partition("\n")[0].strip(" *")
         if rest:
-            first = (
-                find_answers(prediction[: cue.start()], nesting + 1) if _RIVAL.search(prediction[: cue.start()][-40:]) else []
-            )
+            before = prediction[: cue.start()]
+            line = before.rstrip().rpartition("\n")[2]
+            again = _CUE.match(line) if before.endswith("\n") else None
+            first = [line[again.end() :].strip(" :=*")] if again and is_answer(line[again.end() :].strip(" :=*")) else []
+            first = find_answers(before, nesting + 1) if _RIVAL.search(before[-40:]) else first
             return [*first, *_clause_answers(rest), *_second_thoughts(prediction[cue.end() :])]
     whole = prediction.strip()
     if "\n" not in whole and is_answer(whole):
@@ -204,15 +223,19 @@ def tagged_answer(text: str) -> str | None:
     if starts:
         rest = text[starts[-1].end() :]
         end = _TAG_END.search(rest)
+        before = list(_TAG_END.finditer(text, 0, starts[-1].start()))[-1:]
+        if end and before and len(starts) > 1 and _is_joined(text[before[0].end() : starts[-1].start()]):
+            return f"{text[starts[-2].end() : before[0].start()]} or {rest[: end.start()]}"
         return rest[: end.start()] if end else None
     return None
 
 
 def _json_answer(text: str) -> str | None:
     try:
-        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, strict=False)
+        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=str, strict=False, object_pairs_hook=_merge)
     except (ValueError, RecursionError):
         value = read_literal(text)
+    rivals: list[Any] = []
     for _ in range(3):
         if not isinstance(value, dict):
             break
@@ -220,16 +243,25 @@ def _json_answer(text: str) -> str | None:
         key = next((key for key in _KEYS if key in fields), None)
         if key is None:
             return None
+        rivals += [item for name, item in fields.items() if _RIVAL_KEY.search(name)]
         unit = fields.get("unit", fields.get("units", ""))
         value = fields[key]
         if isinstance(unit, str) and unit and isinstance(value, (str, int, float)):
             value = f"{value} {unit}"
     else:
         return None
-    items = value if isinstance(value, list) else [value]
+    items = [*(value if isinstance(value, list) else [value]), *rivals]
     if any(item is None or isinstance(item, (dict, list, bool)) for item in items):
         return None
     return ", ".join(map(str, items))
+
+
+def _merge(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Keeps all values of a key that stands twice."""
+    found: dict[str, list[Any]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
 
 
 def _boxed_answers(text: str) -> list[str] | None:
@@ -238,9 +270,7 @@ def _boxed_answers(text: str) -> list[str] | None:
     if not spans:
         return None
     last = first = len(spans) - 1
-    while (
-        first > 0 and spans[first - 1][3] <= spans[first][0] and _BOX_GAP.fullmatch(text[spans[first - 1][3] : spans[first][0]])
-    ):
+    while first > 0 and spans[first - 1][3] <= spans[first][0] and _is_joined(text[spans[first - 1][3] : spans[first][0]]):
         first -= 1
     before, after = text[max(0, spans[first][0] - _GAP) : spans[first][0]], text[spans[last][3] : spans[last][3] + _GAP]
     if _NOT.search(before) or _WRONG.match(after):
@@ -256,12 +286,17 @@ def _boxed_answers(text: str) -> list[str] | None:
     return contents + _second_thoughts(" " + text[spans[last][3] :])
 
 
+def _is_joined(gap: str) -> bool:
+    """Whether the text between two boxes or pairs of tags offers the second one beside the first."""
+    return len(gap) <= _GAP and bool(_BOX_GAP.fullmatch(gap) or _HEDGED.search(f"{gap}0"))
+
+
 def _second_thoughts(text: str) -> list[str]:
     """The number that the text behind an answer offers in its place: "Second guess: 25"."""
     first = re.search(r"\d", text)
     start = 0 if first is None or text[:1] == " " else first.end()
     found = _HEDGED.search(text[:MAX_PREDICTION], start)
-    return [found.group(1).rstrip(".,")] if found else []
+    return [found.group(found.lastindex or 0).rstrip(".,")] if found else []
 
 
 def _clause_answers(rest: str) -> list[str]:
@@ -279,14 +314,21 @@ def _prose_answers(text: str) -> list[str]:
     last = re.search(r"\d\D*$", text[-MAX_PREDICTION:])
     end = len(text) if last is None else len(text) - len(last.group()) + AFTER_NUMBER
     near = _tidy(text[max(0, end - MAX_PROSE) : end])
+    lines = [_BARE.fullmatch(line.strip()) for line in near.splitlines() if line.strip()]
+    bare = [line.group(1).rstrip(".,") for line in itertools.takewhile(bool, reversed(lines)) if line]
+    if 1 < len(bare) <= MAX_OFFERS:
+        return bare[::-1]
     sentences = [sentence for sentence in _SENTENCE.split(near) if re.search(r"\d", sentence)]
     formulas = _FORMULA.findall(sentences[-1] if sentences else near)
     formula = "".join(formulas[-1]) if formulas else ""
     if _is_formula(formula):
         return [formula.strip()]
-    for sentence in sentences[:-4:-1]:
+    for place, sentence in list(enumerate(sentences))[:-4:-1]:
         runs = _runs(sentence)
         chosen = _choose(sentence, runs, reversed(range(len(runs))))
+        if chosen and place and chosen[-1:] == _second_thoughts(f" {sentence}"):
+            earlier = _runs(sentences[place - 1])
+            return [*_choose(sentences[place - 1], earlier, reversed(range(len(earlier)))), *chosen]
         if chosen or not all(_is_denied(sentence, runs, i) for i in range(len(runs))):
             return chosen
     return [] if sentences else [text]
@@ -300,7 +342,7 @@ def _is_formula(text: str) -> bool:
 
 
 def _tidy(text: str) -> str:
-    text = _TEXT.sub(r" \1 ", plain_signs(text))
+    text = _SPELLED.sub(lambda found: found.group(1) + spelled_number(found.group(2)), _TEXT.sub(r" \1 ", plain_signs(text)))
     return plain_numbers(_BOLD.sub("", _ARROW.sub(": ", _UNIT_POWER.sub("", text))))
 
 

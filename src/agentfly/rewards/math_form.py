@@ -24,7 +24,7 @@ def is_answer_form(found: Expression, reference: Expression) -> bool:
     """Whether an expression has the form of an answer with this reference."""
     if is_number(reference) and (is_number(found) or not has_decimal(reference) or is_rational(found)):
         return is_number(found)  # 6.2831853 is what a data set writes for 2 pi
-    if not _functions(found) <= _functions(reference):
+    if not _functions(found) <= _functions(reference) or (_has_like_terms(found) and not _has_like_terms(reference)):
         return False
     wanted = _factors(reference)
     return sum(factor[0] in ("add", "sub") for factor in wanted) < 2 or len(_factors(found)) >= len(wanted)
@@ -60,6 +60,25 @@ def _functions(tree: Expression) -> set[str]:
     if tree[0] == "fn" and tree[1] not in _OPEN and not _has_variable(tree):
         own = {"ln" if tree[1] == "log" else tree[1]}
     return own.union(*(_functions(part) for part in tree[1:] if isinstance(part, tuple)))
+
+
+def _has_like_terms(tree: Expression) -> bool:
+    """Whether terms of a sum differ in their number alone, as in 2x + 3x."""
+    kinds = [_kind(term) for term in _terms(tree)] if _has_variable(tree) else []
+    return len(kinds) > len(set(kinds))
+
+
+def _terms(tree: Expression) -> list[Expression]:
+    if tree[0] in ("add", "sub", "neg"):
+        return [term for part in tree[1:] for term in _terms(part)]
+    return [tree]
+
+
+def _kind(term: Expression) -> str:
+    if term[0] == "div" and is_rational(term[2]):
+        return _kind(term[1])
+    factors = _operands(term, True, False) if term[0] == "mul" else [(False, _form(term))]
+    return repr(sorted(repr(form) for _, form in factors if form[0] != "num"))
 
 
 def _has_variable(tree: Expression) -> bool:
@@ -98,7 +117,12 @@ def _is_unreduced(tree: Expression) -> bool:
 
 
 def _form(tree: Expression) -> Any:
-    """Returns the tree without the order of terms and factors."""
+    """Returns the tree without the order of terms and factors, and without the signs of factors."""
+    match tree:
+        case ("pow", base, ("div", ("num", 1, _), ("num", 2, _))):
+            tree = ("fn", "sqrt", base)
+        case ("mul", top, ("pow", below, ("neg", ("num", 1, _)))):
+            tree = ("div", top, below)
     kind, *parts = tree
     if kind in ("add", "sub", "mul", "neg"):
         return ("sum" if kind != "mul" else "product", tuple(sorted(map(repr, _operands(tree, kind == "mul", False)))))
@@ -113,4 +137,10 @@ def _operands(tree: Expression, product: bool, negative: bool) -> list[Any]:
         return [*_operands(tree[1], False, negative), *_operands(tree[2], False, negative ^ (kind == "sub"))]
     if not product and kind == "neg":
         return _operands(tree[1], False, not negative)
+    if product and kind in ("add", "sub", "neg"):
+        return [(False, min((_sum(tree, False), _sum(tree, True)), key=repr))]
     return [(negative, _form(tree))]
+
+
+def _sum(tree: Expression, negative: bool) -> Any:
+    return ("sum", tuple(sorted(map(repr, _operands(tree, False, negative)))))

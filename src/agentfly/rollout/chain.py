@@ -177,7 +177,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             if where.startswith("sampling") and not isinstance(error, _EndedLate):
                 if isinstance(plan.engine, RemoteEngine):
                     await plan.engine.check_alive()
-                _end_reply(trajectory)
+                _end_reply(trajectory, context.cut)
             trajectory.outcome, trajectory.error = Outcome.MAX_TIME, str(late)
         if trajectory.outcome.trainable and plan.reward is not None:
             phase = "scoring"
@@ -248,12 +248,16 @@ async def play(
     prompt = [*(read or ()), *first_ids]
     new_ids, restarts = list(first_ids), read is None
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
+
+    def keep(completion: Completion) -> None:
+        context.cut = Turn(new_ids, restarts, completion, sampled_s=clock() - since, began_s=since - started)
+
     while True:
         room = limits.max_context - len(prompt)
         if room < 1:
             return Outcome.MAX_TOKENS
         sampling = _sampling(plan.sampling, room, trajectory, len(turns))
-        request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text)
+        request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text, keep)
         if task is not None and task.cancelling():
             _check(limit)
         if limits.turn_timeout_s is not None:
@@ -391,11 +395,12 @@ def _where(trajectory: Trajectory, ended_late: bool) -> str:
     return f"sampling (turn {len(turns) + (not ended_late)})"
 
 
-def _end_reply(trajectory: Trajectory) -> None:
-    """Record the reply that was cut off as an empty one: the engine keeps no token of it."""
-    trajectory.turns.append(Turn([], not trajectory.turns, Completion(text="", stop="length")))
-    trajectory.messages.append(Message("assistant", ""))
-    trajectory.prediction = ""
+def _end_reply(trajectory: Trajectory, cut: Turn | None) -> None:
+    """Record the reply that was cut off: its tokens are trained. It is empty if the engine passed none to `on_cut`."""
+    turn = cut or Turn([], not trajectory.turns, Completion(text="", stop="length"))
+    trajectory.turns.append(turn)
+    trajectory.messages.append(Message("assistant", turn.completion.text))
+    trajectory.prediction = turn.completion.text
 
 
 def _used_by_chain(limits: Limits, whose: str, context: Context, started: float) -> bool:

@@ -24,8 +24,9 @@ MAX_DEPTH = 3
 class RunSummary:
     """One run in a list. `name` is its path below the folder that was searched, with forward slashes.
 
-    `success` are the first, the best and the last validation/success; `spark` is the curve of reward/mean, thinned. `problem`
-    says why a run cannot be read; the other values are then empty.
+    `success` are the first, the best and the last validation/success; `unscored` is the largest share of chains without a score
+    in one validation. `spark` is the curve of reward/mean, thinned. `problem` says why a run cannot be read; the other values
+    are then empty.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RunSummary:
     first_validation: float | None = None
     best_validation: float | None = None
     last_validation: float | None = None
+    unscored: float | None = None
     started: float | None = None
     updated: float | None = None
     error: str | None = None
@@ -96,10 +98,12 @@ def summarize(path: str | Path, name: str | None = None) -> RunSummary:
 def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) -> RunSummary:
     meta, config, step = reader.meta(), read_config(path), reader.last_step()
     described = describe_config(config, path.name)
-    curves = reader.series(["reward/mean", "validation/success"])
+    curves = reader.series(["reward/mean", "validation/success", "validation/scored", "validation/chains"])
     rewards = [value for _, _, value in curves["reward/mean"]]
     held = [value for _, _, value in curves["validation/success"] if value is not None]
     known = [value for value in rewards if value is not None]
+    chains = {at: count for at, _, count in curves["validation/chains"]}
+    counts = [(scored, chains.get(at)) for at, _, scored in curves["validation/scored"]]
     return RunSummary(
         name,
         path,
@@ -117,6 +121,7 @@ def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) 
         first_validation=held[0] if held else None,
         best_validation=max(held, default=None),
         last_validation=held[-1] if held else None,
+        unscored=max((1.0 - scored / of for scored, of in counts if scored is not None and of), default=None),
         started=meta.get("started"),
         updated=updated,
         error=meta.get("error"),

@@ -16,7 +16,7 @@ from typing import Any
 from ..aio.deadline import Expired, within
 from ..aio.threads import run_in_thread
 from ..errors import WorldError
-from ..types import Task, Trajectory
+from ..types import Task, Trajectory, Turn
 from .text import describe_error
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ CLOSE_S = 10.0
 class Context:
     """`instances` maps the class of a stateful tool (or any other key) to the instance of this chain.
 
-    `waited_before_turn_s` is what `trajectory.waited_s` was when the turn began, if turns are limited.
+    `waited_before_turn_s` is what `trajectory.waited_s` was when the turn began, if turns are limited. `cut` is the reply that
+    was in progress when the chain was cancelled.
     """
 
     task: Task
@@ -37,6 +38,7 @@ class Context:
     instances: dict[Any, Any] = field(default_factory=dict)
     closed: bool = False
     waited_before_turn_s: float = 0.0
+    cut: Turn | None = None
 
     async def environment(self, kind: type) -> Any:
         """The environment of a class that is leased to this chain: acquired on the first call, the same one afterwards."""

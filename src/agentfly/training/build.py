@@ -73,6 +73,7 @@ def run_of(checkpoint: str | Path) -> Path | None:
 
 def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None) -> Any:
     """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`."""
+    from ..kernels.memory import naming_memory
     from ..learn.learner import PolicyLearner
 
     options: dict[str, Any] = {
@@ -85,7 +86,8 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
     }
     algorithm = find_algorithm(config.algorithm)
     if ranks is None:
-        return PolicyLearner(model, algorithm, **options)
+        with naming_memory("the setup of the learner"):
+            return PolicyLearner(model, algorithm, **options)
     from ..learn.ranks.learner import RankLearner
 
     settings = config.learner

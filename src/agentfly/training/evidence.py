@@ -87,6 +87,15 @@ class Moved(NamedTuple):
     old: float
 
 
+def is_partly_stale(tokens: Sequence[Moved], first: float) -> bool:
+    """Whether a part of the last update did not reach the engine, in float32: rounding is far below what an update moves.
+
+    `first` is the mean difference of engine and learner at the run's first probe.
+    """
+    apart = sum(abs(token.engine - token.new) for token in tokens)
+    return apart > max(0.1 * sum(abs(token.new - token.old) for token in tokens), max(1e-5, 30.0 * first) * len(tokens))
+
+
 @dataclass(slots=True)
 class Freshness:
     """Whether an engine's log-probs fit the new weights or those before, collected over updates.

@@ -1,14 +1,18 @@
-"""Steps in which nothing is learned: how many there were, and why.
+"""Steps in which nothing is learned, and settings that cannot act: how many there are, and why.
 
 Such a run looks like any other in its log: chains are sampled, scored and stored. `IdleSteps` finds the cause in the chains and
-returns a sentence for the screen.
+returns a sentence for the screen; `without_effect` finds it in the config.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ..config import Config
+from ..engines import engine_options
+from ..learn.algorithms import ALGORITHMS, find_algorithm
 from ..types import Outcome, Trajectory
 
 FIRST = 3
@@ -93,3 +97,49 @@ def _why_alike(chains: Sequence[Trajectory], groups: Sequence[Sequence[Trajector
 
 def _tokens(trajectory: Trajectory) -> tuple[int, ...]:
     return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
+
+
+def without_effect(config: Config, chain_timeout_s: float | None = None, exact: bool | None = None) -> list[str]:
+    """Returns a sentence about each group of settings that differ from their defaults and cannot act in this run.
+
+    `chain_timeout_s` is the agent's, and `exact` says whether its engine samples with the learner's own weights and kernels;
+    None: as the config describes it.
+    """
+    algorithm, loss, train, rollout = find_algorithm(config.algorithm), config.loss, config.train, config.rollout
+    chain_s = config.agent.chain_timeout_s if chain_timeout_s is None else chain_timeout_s
+    # A ratio differs from 1 only after an optimizer step on the same chains, or if its denominator is the sampler's.
+    of_sampler = loss.old_logprobs == "sampled" or (loss.correction == "off" and rollout.max_lag > 0)
+    one_step = train.epochs * train.num_minibatches == 1 and not of_sampler and algorithm in ALGORITHMS.values()
+    if exact is None:
+        exact = engine_options(config.agent.engine).get("kind", "local") == "local" and not config.sampler.in_processes
+    once = train.critic_epochs == train.critic_minibatches == 1 if loss.critic == "copy" else one_step
+    rules: tuple[tuple[str, bool, str], ...] = (
+        ("loss.clip_low loss.clip_high loss.dual_clip", one_step,
+         "with one optimizer step per update every ratio is 1: set train.num_minibatches or train.epochs"),
+        ("loss.kl_in loss.kl_kind", loss.kl_coef == 0, "loss.kl_coef is 0"),
+        ("loss.correction loss.correction_cap", exact and not rollout.max_lag and loss.correction != "off",
+         "the weights that are trained draw every token: set rollout.max_lag"),
+        ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),
+        ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),
+        ("train.warmup_steps", train.warmup_steps > train.steps, "the run ends before the learning rate has reached train.lr"),
+        ("rollout.turn_timeout_s", (rollout.turn_timeout_s or 0.0) >= chain_s, "agent.chain_timeout_s ends the chain first"),
+        ("data.holdout", config.data.validation is not None, "data.validation names the held-out rows"),
+    )  # fmt: skip
+    found = []
+    for names, idle, why in rules:
+        given = [name for name in names.split() if _is_given(config, name)]
+        if idle and given:
+            found.append(f"{' and '.join(given)} cannot act: {why}, or remove it")
+    if algorithm.needs_group and not config.sampling.temperature:
+        found.append("sampling.temperature = 0 draws the same chain for all siblings of a task: nothing can be compared")
+    if algorithm.needs_critic and (train.critic_warmup_steps or 0) >= train.steps:
+        found.append("train.critic_warmup_steps is the whole run: the policy is never trained")
+    return found
+
+
+def _is_given(config: Config, name: str) -> bool:
+    """Whether a key differs from its default, for [loss] that of the algorithm."""
+    section, _, key = name.partition(".")
+    held: Any = getattr(config, section)
+    default = find_algorithm(config.algorithm).settings() if section == "loss" else type(held)()
+    return bool(getattr(held, key) != getattr(default, key))

@@ -21,10 +21,12 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
 from ..types import Completion, Learner, Outcome, ReplicatedEngine, TrainableEngine, Trajectory
-from .evidence import COPY, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_truncated
+from .evidence import COPY, FULL, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_partly_stale, is_truncated
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
+MAX_STEP_ERROR = 1e-4
+"""Largest distance of an optimizer step from AdamW's, as a share of it. float32 gives 1e-6."""
 
 
 class Ledger:
@@ -52,6 +54,7 @@ class Ledger:
         self.copied = copied
         self.fixed_gap, self.bounds, self.truncates = max_logprob_gap, bounds, truncates
         self.first_gap: float | None = None
+        self.first_probe: float | None = None
         self.adam_steps: float | None = 0.0
         self.fresh = Freshness()
         self.tail: Counter[str] = Counter()
@@ -162,14 +165,13 @@ class Ledger:
 
     def check_learned(self, metrics: Mapping[str, float]) -> None:
         """Check after an update that the optimizer did its work, and that it has done so in every step of the run."""
-        steps, change = metrics.get("train/optimizer_steps", 0.0), metrics.get("train/weight_change")
-        pushed = metrics.get("train/lr", 0.0) > 0 and metrics.get("train/grad_norm", 0.0) > 1e-4
-        if not self._note("weights_moved", not (steps and pushed and change == 0.0), change):
+        error = metrics.get("train/step_error", 0.0)
+        if not self._note("weights_moved", error <= MAX_STEP_ERROR, error, MAX_STEP_ERROR):
             raise InvariantError(
-                f"the optimizer took {steps:g} steps with a gradient of norm {metrics['train/grad_norm']:.3g}, but no weight "
-                f"has changed: its step does nothing"
+                f"the optimizer's steps differ from AdamW's with the settings of [train] by {error:.2g} of their length (limit "
+                f"{MAX_STEP_ERROR:g}; 1: no weight has changed): another learning rate, decay or limit of the gradient acts"
             )
-        counted = metrics.get("train/adam_steps")
+        steps, counted = metrics.get("train/optimizer_steps", 0.0), metrics.get("train/adam_steps")
         lost = None if counted is None or self.adam_steps is None else self.adam_steps + steps - counted
         if not self._note("optimizer_counts", not lost, lost, 0):
             raise InvariantError(
@@ -191,11 +193,14 @@ class Ledger:
         if not gaps:
             return {}
         gap = sum(gaps) / len(gaps)
-        fits = self.fresh.add(probe.compare(replies, own))
+        self.first_probe = gap if self.first_probe is None else self.first_probe
+        moved = probe.compare(replies, own)
+        fits = self.fresh.add(moved) and not (self.bounds is FULL and is_partly_stale(moved, self.first_probe))
         if not self._note("engine_fresh", fits, self.fresh.share if self.fresh.variance else None):
             raise InvariantError(
-                f"the engine's log-probs of a probe fit the weights before the last update, not version {learner.version} "
-                f"(1 would be the new ones, 0 those before: {self.fresh.share:.2f}): updates do not reach what it samples from"
+                f"the engine's log-probs of a probe do not fit version {learner.version} of the weights, but lie at "
+                f"{self.fresh.share:.2f} of the way to it from those before the last update: updates, or a part of them, do "
+                f"not reach what it samples from"
             )
         if self.max_lag == 0:  # the gap of the chains themselves tells more
             return {}

@@ -54,6 +54,7 @@ from ..types import (
     TrainableEngine,
     Trajectory,
 )
+from ..watch.held_out import interval_text, left_out
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
@@ -64,7 +65,7 @@ from .cluster.status import cluster_metrics, publish_status
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
 from .evidence import HALF, Probe, format_of
-from .idle import IdleSteps
+from .idle import IdleSteps, without_effect
 from .ledger import Ledger
 from .ranks.roles import lead_ranks
 from .saving import Saver, finish, finish_in_thread
@@ -93,8 +94,10 @@ class TrainResult(Displayed):
 
     def __repr__(self) -> str:
         ends = [row["validation/success"] for row in (self.before, self.after) if "validation/success" in row]
-        held = f", held-out success {' -> '.join(f'{value:.3g}' for value in ends)}" if ends else ""
-        return f"<TrainResult {self.directory}: {self.steps} steps{held}>"
+        about = interval_text(self.after, "validation/success")
+        held = f", held-out success {' -> '.join(f'{value:.3g}' for value in ends)}{about}" if ends else ""
+        missing = "" if (note := left_out(self.after)) is None else f"; {note}"
+        return f"<TrainResult {self.directory}: {self.steps} steps{held}{missing}>"
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys([*self.before, *self.after]))
@@ -146,7 +149,7 @@ class Trainer:
         self.learner: Learner = learner
         progress.note(f"seed {config.seed}, {threads} threads on {next(self.engine.model.parameters()).device}")
         progress.note(f"learner: {learner.path}")
-        if (idle := config.without_effect()) is not None:
+        for idle in without_effect(config, self.plan.limits.chain_timeout_s, self.exact):
             progress.note(f"warning: {idle}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
         if (alone := learner.critic_warmup_steps) and not self.learner.version:
@@ -601,6 +604,7 @@ class Trainer:
             "full": self.ledger.bounds is not HALF,
             "shares": self.engine.shares_weights,
             "truncates": self.ledger.truncates,
+            "reward": repr(self.agent.reward),
         }
 
     def _record(self, step: int, metrics: dict[str, float]) -> None:

@@ -6,7 +6,7 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
 
     /api/runs    [{name, state?: "running" "finished" "stopped" "dead", kind: "train" "eval" "sft", model?, world?, algorithm?,
                    seed?, step?, total_steps?, chains, reward?, spark: [number?], first_validation?, best_validation?,
-                   last_validation?, started?, updated?, age_s?, error?, problem?}]           the newest write first
+                   last_validation?, unscored?, started?, updated?, age_s?, error?, problem?}]           the newest write first
     /api/runs/N                 {name, state, meta: {...}, config: {...nested}, model?, world?, algorithm?, step?,
                                  total_steps?, chains, chains_per_step?, metrics: [{name, group, description, unit}],
                                  splits: [str], outcomes: [str], tools: [str], checkpoints: [{name, step}], sorts: [str],
@@ -64,7 +64,7 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
                       largest first, beside: [{name, label, description, seconds}], slowest: [{step, seconds, times_median,
                       reason}], by_step: [[step, {name: seconds}]]}
     /api/runs/N/sources?field=    {fields: [names of task fields that divide the held-out tasks], field?: the one that was used,
-                               whole: bool, sources: [{value, tasks, points: [[step, mean reward, chains]]}]}    of validations
+                               whole: bool, sources: [{value, tasks, points: [[step, mean reward, scored chains, chains]]}]}
     /api/runs/N/config        {text: the file, config: {...nested}}
     /api/compare?runs=a,b     {runs: [{name, state, ...as in /api/runs}], config: [{key, values: [value? per run]}],
                                results: [{metric, values: [number? per run]}], pairs: [PAIR per further run],

@@ -30,10 +30,10 @@ def sources_json(reader: RunReader, field: str | None) -> dict[str, Any]:
     tasks, whole = _fields(reader, steps[-1]) if steps else ({}, True)
     names = dividing_fields(tasks)
     chosen = field if field in names else next(iter(names), None)
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, dict[int, list[float | None]]] = {}
     for step in steps if chosen is not None else ():
         for row in _held_out(reader, step):
-            if row.score is not None and chosen in tasks.get(row.task_id, {}):
+            if chosen in tasks.get(row.task_id, {}):
                 value = str(tasks[row.task_id][chosen])
                 found.setdefault(value, {}).setdefault(step, []).append(row.score)
     return {
@@ -44,11 +44,17 @@ def sources_json(reader: RunReader, field: str | None) -> dict[str, Any]:
             {
                 "value": value,
                 "tasks": sum(str(fields.get(chosen or "")) == value for fields in tasks.values()),
-                "points": [[step, mean(scores), len(scores)] for step, scores in by_step.items()],
+                "points": [_point(step, scores) for step, scores in by_step.items()],
             }
             for value, by_step in sorted(found.items())
         ],
     }
+
+
+def _point(step: int, scores: list[float | None]) -> list[float | None]:
+    """Step, mean score, and the numbers of chains with a score and of all."""
+    known = [score for score in scores if score is not None]
+    return [step, mean(known) if known else None, len(known), len(scores)]
 
 
 def dividing_fields(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:

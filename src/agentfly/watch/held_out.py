@@ -103,9 +103,12 @@ def is_told(scored: float, total: float) -> bool:
 
 
 def interval_text(metrics: Mapping[str, float], name: str) -> str:
-    """The 95 % interval of a metric, to be written behind it: ` (0.31-0.52)`; empty if it has none."""
-    low, high = (metrics.get(f"{name}{part}", math.nan) for part in ("_ci_low", "_ci_high"))
-    return f" ({low:.2f}-{high:.2f})" if math.isfinite(low) else ""
+    """The 95 % interval and the bounds of a metric, to be written behind it: ` (0.31-0.52; 0.25-0.75 of all)`; empty if it has
+    none."""
+    low, high, least, most = (metrics.get(f"{name}{part}", math.nan) for part in _PARTS)
+    told = [f"{low:.2f}-{high:.2f}"] if math.isfinite(low) else []
+    told += [f"{least:.2f}-{most:.2f} of all"] if math.isfinite(least) else []
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def is_part(name: str) -> bool:

@@ -127,7 +127,7 @@ def _turn_times(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tools: dict[str, list[float]] = {}
     for turn in turns:
-        for name in {call.name for call, result in zip(turn.calls, turn.results, strict=False) if not result.invalid}:
+        for name in set(turn.reached):
             tools.setdefault(name, []).append(turn.tools_s)
     replies = {"time/reply_s": _mean([turn.sampled_s for turn in turns])} if turns else {}
     return replies | {f"time/tool_s/{name}": _mean(seconds) for name, seconds in sorted(tools.items())}

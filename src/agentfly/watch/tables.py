@@ -146,6 +146,8 @@ def _notes(console: Console, sides: Mapping[str, Mapping[str, float]]) -> None:
 
     if any("validation/success_ci_low" in metrics for metrics in sides.values()):
         _print(console, Text("in brackets: the 95 % interval, by resampling tasks", style="dim"))
+    if any("validation/success_min" in metrics for metrics in sides.values()):
+        _print(console, Text("of all: chains without a score counted as failures and as successes", style="dim"))
     for side, metrics in sides.items():
         if (note := left_out(metrics)) is not None:
             _print(console, Text(f"{side}: {note}" if side else note, style="yellow"))

@@ -30,6 +30,34 @@ APART: dict[str, tuple[str, str]] = {
         "import numpy as np\ndef f(): return np.float32(1)",
     ),
     "a scalar of numpy in tests without": ("assert f() == 1.0", "import numpy as np\ndef f(): return np.float32(1)"),
+    "a deque with a limit": (
+        "from collections import deque\nassert last([1, 2, 3]) == deque([2, 3]) and last([1]).maxlen == 2",
+        "from collections import deque\ndef last(x): return deque(x, maxlen=2)",
+    ),
+    "a method that a class adds to a list": (
+        "r = f()\nassert r == [1, 2] and isinstance(r, list) and r.total() == 3 and r.double().total() == 6",
+        "class L(list):\n    def total(self): return sum(self)\n    def double(self): return L(2 * x for x in self)\n"
+        "def f(): return L([1, 2])",
+    ),
+    "attributes of a class of dicts": (
+        "d = f()\nassert d == {'a': 1} and d['a'] == d.a == 1\nassert not hasattr(d, 'b')",
+        "class D(dict):\n    def __getattr__(self, name):\n        if name in self: return self[name]\n"
+        "        raise AttributeError(name)\ndef f(): return D(a=1)",
+    ),
+    "a method that a class adds to a namedtuple": (
+        "p = f()\nassert p == (3, 4) and p.x == 3 and p.norm() == 5 and norm(p) == 5",
+        "from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    y: int\n"
+        "    def norm(self): return (self.x ** 2 + self.y ** 2) ** 0.5\ndef f(): return P(3, 4)\n"
+        "def norm(p): return (p[0] ** 2 + p[1] ** 2) ** 0.5",
+    ),
+    "an enumeration of numbers": (
+        "assert level() == 2 and level().name == 'HIGH' and level() + 1 == 3 and isinstance(level(), int)",
+        "from enum import IntEnum\nclass Level(IntEnum):\n    LOW = 1\n    HIGH = 2\ndef level(): return Level.HIGH",
+    ),
+    "a stream as a result": (
+        "s = f()\nassert s.readline() == 'a\\n' and list(s) == ['b']",
+        "import io\ndef f(): return io.StringIO('a\\nb')",
+    ),
     "a key": (
         "d = {K(1): 'a'}\nassert d[K(1)] == 'a' and len({K(1), K(1), K(2)}) == 2",
         f"class K:\n{_X}    def __eq__(self, o): return self.x == o.x\n    def __hash__(self): return hash(self.x)",
@@ -147,6 +175,31 @@ BESIDE: dict[str, tuple[str, str]] = {
     "a signature": ("import inspect\nassert list(inspect.signature(f).parameters) == ['a']", "def f(a): pass"),
     "an expression": ("assert eval(expr(4)) == 24", "def expr(n): return f'{n} * 6'"),
     "a pickle": ("import pickle as p\nassert p.loads(dump([1])) == [1]", "import pickle\ndef dump(x): return pickle.dumps(x)"),
+    "a list's method as a callback": (
+        "out = []\nbus = Bus()\nbus.on(out.append)\nbus.emit(3)\nassert out == [3]",
+        "class Bus:\n    def __init__(self): self.all = []\n    def on(self, f): self.all.append(f)\n"
+        "    def emit(self, x):\n        for f in self.all: f(x)",
+    ),
+    "a dict's method as a function": ("d = {'a': 1}\nassert f(d.get) == 1", "def f(get): return get('a')"),
+    "a stream as an argument": (
+        "import io\nassert f(io.StringIO('a\\nb')) == 2\ns = io.BytesIO(b'abc')\nassert g(s) == 3",
+        "def f(s): return len(s.readlines())\ndef g(s): return len(s.read())",
+    ),
+    "a variable of the module": ("CONFIG['a'] = 2\nassert get() == 2", "CONFIG = {'a': 1}\ndef get(): return CONFIG['a']"),
+    "a list of the module": ("registry.append(2)\nassert get() == [2]", "registry = []\ndef get(): return registry"),
+    "a pattern with a class": (
+        "match P(1):\n    case P(x=1): pass\n    case _: assert False",
+        f"class P:\n{_X}",
+    ),
+    "conversions": (
+        "assert int(T(3)) == 3\nassert float(T(3)) == 3.0\nassert round(T(3)) == 3",
+        f"class T:\n{_X}    def __int__(self): return self.x\n    def __float__(self): return 3.0\n"
+        "    def __round__(self, digits=0): return self.x",
+    ),
+    "a date of numpy": (
+        "import numpy as np\nassert f() == np.datetime64('2020-01-01')",
+        "import numpy as np\ndef f(): return np.datetime64('2020-01-01')",
+    ),
     "type hints": ("import typing\nassert typing.get_type_hints(f) == {'a': int}", "def f(a: 'int'): pass"),
 }
 RUNS_TEXT = (

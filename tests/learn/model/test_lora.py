@@ -16,7 +16,8 @@ from agentfly.engines.local.engine import LocalEngine
 from agentfly.engines.local.load import merged_weights
 from agentfly.errors import ConfigError
 from agentfly.learn.learner import PolicyLearner
-from agentfly.learn.model.lora import adapt, adapters, coverage, is_adapted, load_adapter, save_adapter
+from agentfly.learn.model.expert_lora import ExpertAdapter
+from agentfly.learn.model.lora import adapt, adapters, coverage, is_adapted, load_adapter, merge_adapters, save_adapter
 from agentfly.learn.settings import LoraSettings, OptimSettings
 from agentfly.types import Request, Sampling
 from tests.close import assert_close_to_norm
@@ -145,7 +146,7 @@ def test_a_run_with_adapters_saves_a_plain_model_and_resumes(tmp_path: Path) -> 
     resumed = run(3, **{"run.name": "half"}, resume=half.directory)
     first, second = (AutoModelForCausalLM.from_pretrained(result.checkpoint) for result in (whole, resumed))
     assert not is_adapted(first)
-    assert torch.allclose(first(IDS).logits, second(IDS).logits, atol=1e-5)
+    assert_close_to_norm(first(IDS).logits, second(IDS).logits)
     base = AutoModelForCausalLM.from_pretrained(folder)
     assert not torch.allclose(first(IDS).logits, base(IDS).logits, atol=1e-4)
 
@@ -180,23 +181,101 @@ def hybrid(kind: str, **own: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def test_experts_are_named_as_left_out_with_their_share() -> None:
-    model = hybrid("qwen3_moe", num_hidden_layers=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},  # transposed, with biases
+    "nemotron_h": {"layer_types": ["moe", "full_attention"], "n_routed_experts": 4, "moe_intermediate_size": 16},  # no gate
+}
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    out: torch.Tensor = model(IDS, use_cache=False).logits
+    return out
+
+
+def noised(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for _, module in adapters(model):
+            module.lora_b.normal_(std=0.2)
+
+
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_each_expert_has_an_adapter_that_merges_into_its_weight(kind: str) -> None:
+    model = hybrid(kind, **({} if kind == "nemotron_h" else {"num_hidden_layers": 2}), **EXPERTS[kind])
+    names, plain = set(model.state_dict()), logits(model)
+    adapt(model, LORA)
+    torch.testing.assert_close(logits(model), plain)
+    assert {"gate_up_proj", "up_proj"} & {name.rpartition(".")[2] for name, _ in adapters(model) if "experts" in name}
+    noised(model)
+    beside = logits(model)
+    assert float((beside - plain).abs().max()) > 1e-2
+    copied = copy.deepcopy(model)
+    merged = merged_weights(model)
+    assert set(merged) == names
+    merge_adapters(model)
+    torch.testing.assert_close(logits(model), beside, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(merged[name], tensor) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(logits(copied), beside)  # the copy reads its own weights, not those that were merged
+
+
+def test_the_gradient_of_an_expert_adapter_is_that_of_the_merged_weight() -> None:
+    model = hybrid("qwen3_moe", num_hidden_layers=1, **EXPERTS["qwen3_moe"])
+    adapt(model, LORA)
+    noised(model)
+    name, module = next((name, module) for name, module in adapters(model) if name.endswith("down_proj"))
+    model(IDS).logits.sin().sum().backward()
+    whole = copy.deepcopy(model)
+    merge_adapters(whole)
+    weight = dict(whole.named_parameters())[name].requires_grad_()
+    whole(IDS).logits.sin().sum().backward()
+    # dL/dB = scale dL/dW A^T and dL/dA = scale B^T dL/dW
+    assert weight.grad is not None
+    slope, a, b = module.scale * weight.grad, module.lora_a.transpose(1, 2), module.lora_b.transpose(1, 2)
+    wanted = slope @ a, b @ slope
+    for got, want in zip((module.lora_b.grad, module.lora_a.grad), wanted, strict=True):
+        assert want.detach().any()
+        torch.testing.assert_close(got, want.detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_adapters_of_experts_are_saved_and_loaded(tmp_path: Path) -> None:
+    model, other = (hybrid("qwen3_moe", num_hidden_layers=1, **EXPERTS["qwen3_moe"]) for _ in range(2))
+    adapt(model, LORA)
+    noised(model)
+    save_adapter(model, tmp_path / "adapter")
+    adapt(other, LORA)
+    load_adapter(other, tmp_path / "adapter")
+    assert torch.equal(logits(other), logits(model))
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["target_parameters"] == [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
+
+
+def test_experts_can_be_named_as_targets_or_left_out() -> None:
+    model = hybrid("qwen3_moe", num_hidden_layers=2, **EXPERTS["qwen3_moe"])
+    adapt(model, LoraSettings(rank=2, targets=["q_proj", "gate_up_proj"]))
+    assert {name.rpartition(".")[2] for name, _ in adapters(model)} == {"q_proj", "gate_up_proj"}
+    assert "mlp.experts.down_proj" in coverage(model)
+    with pytest.raises(ConfigError, match="it has .*down_proj, gate_up_proj"):
+        adapt(hybrid("qwen3_moe", num_hidden_layers=1, **EXPERTS["qwen3_moe"]), LoraSettings(rank=2, targets=["nothing"]))
+
+
+def test_experts_of_an_unknown_layout_are_named_as_left_out_with_their_share() -> None:
+    model = hybrid("llama4_text", num_hidden_layers=1, num_local_experts=4, head_dim=8)
     adapt(model, LORA)
     said = coverage(model)
     experts = sum(p.numel() for name, p in model.named_parameters() if "experts" in name)
-    linear = sum(module.base.weight.numel() for _, module in adapters(model))
-    routers = sum(p.numel() for name, p in model.named_parameters() if name.endswith("gate.weight"))
+    linear = sum(module.frozen.numel() for _, module in adapters(model))
+    routers = sum(p.numel() for name, p in model.named_parameters() if name.endswith("router.weight"))
     assert f"beside {linear / (experts + linear + routers):.0%} of" in said
-    assert "mlp.experts.gate_up_proj" in said
-    assert "mlp.experts.down_proj" in said
+    assert "feed_forward.experts.gate_up_proj" in said
+    assert "feed_forward.experts.down_proj" in said
 
 
 def test_a_layer_with_a_forward_of_its_own_gets_no_adapter() -> None:
     model = hybrid("phimoe", num_hidden_layers=2, num_local_experts=4)
     adapt(model, LORA)
     assert "adapters beside" in coverage(model)
-    assert all(type(module.base) is torch.nn.Linear for _, module in adapters(model))
+    assert all(isinstance(module, ExpertAdapter) or type(module.base) is torch.nn.Linear for _, module in adapters(model))
     model(IDS)
 
 

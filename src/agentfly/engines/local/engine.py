@@ -32,10 +32,11 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
+from ...kernels.memory import out_of_memory
 from ...kernels.rope import fix_rope
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
-from ..prompt import complete, decode, room_for
+from ..prompt import complete, decode, hand_over, room_for
 from .cuda_graphs import new_stream
 from .load import context_of, copy_weights, end_ids
 from .page_allocator import PAGE_SIZE, PageAllocator
@@ -159,6 +160,7 @@ class LocalEngine:
             completion: Completion = await seq.future
         except asyncio.CancelledError:
             self._post("remove", seq)
+            hand_over(request, self.tokenizer, seq.tokens[seq.num_prompt :], seq.logprobs, seq.versions)
             raise
         return completion
 
@@ -379,6 +381,8 @@ class LocalEngine:
             with torch.no_grad(), stream:
                 while self._wait():
                     self._work()
+        except torch.OutOfMemoryError as error:
+            self._failure = out_of_memory("the local engine", error)
         except Exception as error:  # noqa: BLE001  any failure must reach the requests that wait
             self._failure = self._failure or f"the local engine stopped: {type(error).__name__}: {error}"
         if self._failure is not None:

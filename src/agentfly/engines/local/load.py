@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import torch
 from ...errors import AgentFlyError, ConfigError, InvariantError
 from ...kernels.rope import fix_rope
 from ..smollm2 import find_smollm2
-from .families.support import check_config
+from .families.files import check_settings, check_weights
+from .families.support import check_config, check_tokenizer
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
@@ -34,13 +35,14 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     max_context: int | None = None,
     sampled: bool = False,
+    check: Callable[[Any], object] | None = None,
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer). `max_context`: the longest sequence of the run (see `fix_rope`); `sampled`: the local engine
-    will serve the model. Raises ConfigError if the model cannot be loaded."""
+    will serve the model; `check` may refuse the tokenizer before weights are read. Raises ConfigError."""
     place = _device(device)
     kind = _dtype(dtype, place)
     with _explaining_errors(name), quiet():
-        model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind, sampled, max_context)
+        model, tokenizer = _load_smollm2(kind) if name == "smollm2" else _load(name, kind, sampled, max_context, check)
         model = model.to(place).eval()
         fix_rope(model, max_context)
         return model, tokenizer
@@ -48,11 +50,11 @@ def load_model(
 
 def read_settings(name: str | Path) -> tuple[Any, Any, Any]:
     """Return (tokenizer, config, generation config or None) without the weights. Raises ConfigError if there are none."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     with _explaining_errors(name):
         source = find_source(name)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = _read_tokenizer(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     generation: Any = GenerationConfig
     try:
@@ -87,20 +89,24 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
     return dict(merged_tensors(model))
 
 
+@torch.no_grad()
 def merged_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the items of `merged_weights`. A merged weight is computed when it is yielded."""
-    adapted = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
+    for name, tensor, adapter in plain_tensors(model):
+        yield name, tensor if adapter is None else adapter.merged()
+
+
+def plain_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Yields the tensors of the model without adapters under their original names, each with the adapter beside it or None."""
+    adapters = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
+    wrappers = {name for name, part in model.named_modules() if getattr(part, "adapts", False)}
     for name, tensor in model.state_dict().items():
-        path, _, last = name.rpartition(".")
-        outer, _, inner = path.rpartition(".")
-        if path in adapted:  # lora_a, lora_b
-            continue
-        if inner == "base" and outer in adapted:
-            with torch.no_grad():
-                merged = adapted[outer].merged() if last == "weight" else tensor
-            yield f"{outer}.{last}", merged
-        else:
-            yield name, tensor
+        outer, base, last = name.rpartition(".base.")
+        if base and outer in wrappers:
+            plain = f"{outer}.{last}"
+            yield plain, tensor, adapters.get(plain if last != "weight" else outer)
+        elif name.rpartition(".")[0] not in adapters:  # neither lora_a nor lora_b
+            yield name, tensor, None
 
 
 @torch.no_grad()
@@ -153,7 +159,10 @@ def count_weights(config: Any, chosen: int = 1) -> tuple[int, int, int]:
     head = model.get_output_embeddings()
     linears = [part for part in model.modules() if type(part) is torch.nn.Linear and part is not head]
     total = sum(size for size, _ in sizes.values())
-    return total, total - idle, sum(part.in_features + part.out_features for part in linears)
+    experts = [part for part in model.modules() if hasattr(part, "_apply_gate")]  # as in `learn.model.expert_lora`
+    stacks = [weight.shape for part in experts for weight in part.parameters(recurse=False) if weight.ndim == 3]
+    adapted = sum(part.in_features + part.out_features for part in linears) + sum(n * (a + b) for n, a, b in stacks)
+    return total, total - idle, adapted
 
 
 def context_of(config: Any) -> int:
@@ -161,34 +170,50 @@ def context_of(config: Any) -> int:
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 4096)
 
 
-def _load(name: str | Path, dtype: torch.dtype, sampled: bool, max_context: int | None) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+def _load(
+    name: str | Path, dtype: torch.dtype, sampled: bool, max_context: int | None, check: Callable[[Any], object] | None
+) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
     source = find_source(name)
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     check_config(name, config, sampled=sampled, max_context=max_context)
-    num_ids, rows = max(tokenizer.get_vocab().values()) + 1, int(config.get_text_config().vocab_size)
-    if num_ids > rows:
-        raise ConfigError(
-            f"the tokenizer of the model {str(name)!r} has {num_ids:,} ids, but its embeddings have {rows:,} rows: save both "
-            "together after model.resize_token_embeddings"
-        )
+    if (folder := Path(source)).is_dir():
+        check_weights(name, folder)
+    tokenizer = _read_tokenizer(source)
+    check_tokenizer(name, tokenizer, config)
+    if check is not None:
+        check(tokenizer)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     model, info = auto.from_pretrained(
         source,
         trust_remote_code=False,
         dtype=dtype,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with a name
         # Some releases of transformers ignore the soft cap silently unless attention is eager.
         **({"attn_implementation": "eager"} if capped else {}),
     )
+    for weight, there, wanted in info.get("mismatched_keys", ()):
+        raise ConfigError(
+            f"the weights of the model {str(name)!r} do not fit its config.json: {weight} has the shape {tuple(there)} "
+            f"instead of {tuple(wanted)}"
+        )
     lost = sorted(info.get("missing_keys", ()))
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ConfigError(f"the weights of the model {str(name)!r} are incomplete: {lost[0]}{more} missing from its files")
     return model, tokenizer
+
+
+def _read_tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"its tokenizer cannot be read: {error}") from error
 
 
 def find_source(name: str | Path) -> str:
@@ -199,8 +224,7 @@ def find_source(name: str | Path) -> str:
         return str(bundled)
     path = Path(name).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"{str(name)!r} is not a model directory: it has no config.json")
+        check_settings(name, path)
         return str(path.resolve())
     if path.exists():
         raise ConfigError(f"{str(name)!r} is a file; give the model's directory")
@@ -271,9 +295,16 @@ def _explaining_errors(name: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in reason:
+            raise ConfigError(
+                f"the model {str(name)!r} comes with code of its own, which is never run: take a model of a family that "
+                "transformers has (docs/models.md)"
+            ) from error
+        if len(reason) > 300:
+            reason = reason[:300].rpartition(". ")[0] or reason[:300]
         near = difflib.get_close_matches(str(name), NAMES, n=1, cutoff=0.6)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"cannot load the model {str(name)!r}: {reason[:300]}{hint}") from error
+        raise ConfigError(f"cannot load the model {str(name)!r}: {reason}{hint}") from error
 
 
 @contextmanager

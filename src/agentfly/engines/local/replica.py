@@ -10,7 +10,6 @@ fails raises a ConfigError.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -143,6 +142,10 @@ def _compare(model: Any, read: Callable[[list[int]], torch.Tensor], device: torc
     try:
         with evaluating(model):
             want = model(input_ids=torch.tensor([ids * times], device=device), use_cache=False).logits[0, -1].float()
+            if not bool(want.isfinite().all()):
+                half = next(model.parameters()).dtype == torch.float16
+                hint = "float16 overflows above 65,504: use bfloat16" if half else "its weights are broken"
+                raise ConfigError(f"{type(model).__name__} itself computes logits that are not finite: {hint}")
             got = read(ids).float()
     except ConfigError:
         raise
@@ -154,8 +157,6 @@ def _compare(model: Any, read: Callable[[list[int]], torch.Tensor], device: torc
     if not gap <= limit * max(1.0, float(want.abs().max())):
         capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
         hint = "; load it with attn_implementation='eager'" if capped else ""
-        if next(model.parameters()).dtype == torch.float16 and not math.isfinite(gap):
-            hint = "; float16 overflows above 65,504: use bfloat16"
         name = type(model).__name__
         raise ConfigError(
             f"the local engine cannot serve {name}: its log-probs differ from the model's own by {gap:.3g} nats{hint}"

@@ -27,6 +27,7 @@ from .interface import Algorithm, Chains, Credit, Tokens
 from .losses import clipped_surrogate
 
 Numbers = NDArray[np.float64]
+SLOPES = ("train/slope", "train/slope_mark", "train/entropy_slope")
 
 
 class NotRecorded(Exception):
@@ -64,10 +65,11 @@ class StoredChain:
 class Step:
     """One update, computed again. `metrics` are those of the learner; `used` marks the tokens of each chain in the loss.
 
-    `missing` names what the loss cannot be computed without.
+    `residuals` are the differences of values and returns. `missing` names what the loss cannot be computed without.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
+    residuals: list[Numbers] = field(default_factory=list)
     advantages: list[Numbers] = field(default_factory=list)
     used: list[NDArray[np.bool_]] = field(default_factory=list)
     missing: str | None = None
@@ -115,7 +117,22 @@ def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: 
     found.used = [np.zeros(len(chain.lags), dtype=bool) for chain in made]
     if not _warms_up(rules, step):
         _optimize(rules, stored, made, inside, taught, found, step)
+    if found.residuals and rules.full and (step > 1 or rules.loss.critic == "shared"):  # a new critic is shifted in step 1
+        _value_slope(rules, inside, found, step)
     return found
+
+
+def _value_slope(rules: Rules, inside: Sequence[NDArray[np.bool_]], found: Step, step: int) -> None:
+    """The derivative of the critic's loss by its values in its first optimizer step."""
+    loss, optim, trained = rules.loss, rules.optim, [index for index, keep in enumerate(inside) if keep.any()]
+    shared = loss.critic == "shared"
+    counts = (optim.epochs, optim.num_minibatches) if shared else (optim.critic_epochs or 2, optim.critic_minibatches or 8)
+    seed = f"{rules.seed}/{step - 1}"
+    share = next(passes(len(trained), epochs=counts[0], num_minibatches=counts[1], seed=seed), [])
+    apart = [found.residuals[index][inside[index]] for index in (trained[place] for place in share)]
+    if apart:
+        each = np.abs(np.concatenate(apart))
+        found.metrics["train/value_slope"] = float(each.mean()) * (loss.value_coef if shared else 1.0)
 
 
 def identical(chains: Iterable[tuple[int, Sequence[int], float]]) -> tuple[int, float]:
@@ -192,6 +209,7 @@ def _credit(rules: Rules, stored: Sequence[StoredChain], made: Sequence[_Chain],
     if values is not None and credit.returns is not None:
         every = np.concatenate(values), np.concatenate(credit.returns)
         found.metrics["train/explained_variance"] = explained_variance(*every)
+        found.residuals = [value - own for value, own in zip(values, credit.returns, strict=True)]
     return credit
 
 
@@ -240,20 +258,48 @@ def _optimize(
         return
     planned = optim.epochs * min(optim.num_minibatches, len(trained))
     recomputed = planned > 1 or (loss.kl_coef > 0 and loss.kl_in == "reward" and loss.old_logprobs != "sampled")
-    if rules.full or not recomputed:  # in half precision two passes over the same tokens differ
-        lengths = {index: int(inside[index].sum()) for index in shares[0]}
-        try:
-            _loss(rules, stored, made, found, lengths, alone=len(shares) == 1)
-        except NotRecorded as error:
-            found.missing = str(error)
+    try:
+        if rules.full or not recomputed:  # in half precision two passes over the same tokens differ
+            metrics = _loss(rules, stored, made, found, shares[0], inside)
+            if len(shares) > 1:
+                metrics = {name: metrics[name] for name in SLOPES if name in metrics}
+            elif not recomputed:
+                metrics |= _gap(stored, made, found, shares[0])
+            found.metrics |= metrics
+        if len(shares) > 1:
+            metrics = _loss(rules, stored, made, found, shares[-1], inside, "last_logprob")
+            found.metrics |= {name.replace("/", "/last_"): metrics[name] for name in SLOPES if name in metrics}
+    except NotRecorded as error:
+        found.missing = str(error)
+
+
+def _gap(stored: Sequence[StoredChain], made: Sequence[_Chain], found: Step, share: Sequence[int]) -> dict[str, float]:
+    """How far sampled and recomputed log-probs are apart in chains that the weights before the update drew completely."""
+    parts = []
+    for index in share:
+        if found.used[index].any() and not made[index].lags.any():
+            own = _series(stored[index], "trainer_logprob", len(made[index].lags))
+            parts.append((made[index].logprobs - own)[found.used[index]])
+    every = np.concatenate([np.zeros(0), *parts])
+    return {"train/logprob_gap": float(np.abs(every).mean())} if len(every) else {}
 
 
 def _loss(
-    rules: Rules, stored: Sequence[StoredChain], made: Sequence[_Chain], found: Step, lengths: Mapping[int, int], *, alone: bool
-) -> None:
-    """The derivative of the first optimizer step's loss by each log-prob. `alone`: the step has no other."""
-    loss, members = rules.loss, [index for index in lengths if found.used[index].any()]
-    total, count = sum(lengths.values()), len(lengths)
+    rules: Rules,
+    stored: Sequence[StoredChain],
+    made: Sequence[_Chain],
+    found: Step,
+    share: Sequence[int],
+    inside: Sequence[NDArray[np.bool_]],
+    present: str = "trainer_logprob",
+) -> dict[str, float]:
+    """Of the optimizer step on a share of the chains: its loss, and the derivative of the loss by each log-prob.
+
+    `present` names the series of the log-probs at that optimizer step.
+    """
+    loss, members = rules.loss, [index for index in share if found.used[index].any()]
+    lengths = {index: int(inside[index].sum()) for index in share}
+    total, count, metrics = sum(lengths.values()), len(lengths), dict[str, float]()
     per_token: Callable[[int], float] = {
         "token_mean": lambda length: 1.0 / total,
         "sequence_mean": lambda length: 1.0 / (count * length),
@@ -266,24 +312,25 @@ def _loss(
     def series(name: str) -> Tensor:
         return flat(_series(stored[i], name, len(made[i].lags)) for i in members)
 
-    own, sampled = series("trainer_logprob"), flat(made[i].logprobs for i in members)
-    if own.isnan().any():
-        raise NotRecorded("trainer_logprob of a trained token")
+    now, sampled, older = series(present), flat(made[i].logprobs for i in members), flat(made[i].old for i in members)
+    of_sampler = loss.old_logprobs == "sampled" or (loss.old_logprobs == "auto" and loss.correction == "off" and older.all())
+    own = now if of_sampler else series("trainer_logprob")
     of_chain = np.repeat(np.arange(len(members)), [int(found.used[i].sum()) for i in members])
     chains = torch.from_numpy(of_chain)
     weights = torch.from_numpy(np.array([per_token(lengths[i]) for i in members])[of_chain])
-    older = flat(made[i].old for i in members)
     inexact = older | (not rules.exact)
     plain = weights
     if loss.correction != "off" and inexact.any():
-        weights = weights * _importance(loss, own - sampled, inexact, chains, found.metrics if alone else {})
+        weights = weights * _importance(loss, own - sampled, inexact, chains, metrics)
     if loss.old_logprobs == "sampled":
         old = sampled
     elif loss.old_logprobs == "auto" and loss.correction == "off":
         old = torch.where(older, sampled, own)
     else:
         old = own
-    logprobs = own.clone().requires_grad_()
+    if (now + old + weights).isnan().any():
+        raise NotRecorded(f"{present} of a trained token")
+    logprobs = now.clone().requires_grad_()
     tokens = Tokens(
         logprobs=logprobs,
         old_logprobs=old,
@@ -301,16 +348,21 @@ def _loss(
         told = rules.algorithm.loss(tokens, loss)
         each = told if isinstance(told, Tensor) else told.loss
     policy = (each * weights).sum()
-    if alone:
-        found.metrics["train/policy_loss"] = float(policy.detach())
     whole = policy
     if tokens.reference_logprobs is not None:
         gap = logprobs - tokens.reference_logprobs
         kinds = {"k1": gap, "k2": 0.5 * gap**2, "k3": torch.exp((-gap).clamp(-20.0, 20.0)) - 1.0 + gap}
         whole = policy + loss.kl_coef * (kinds[loss.kl_estimator] * plain).sum()
     slopes = torch.autograd.grad(whole, logprobs)[0]
-    found.metrics["train/slope"] = float(slopes.abs().sum())
-    found.metrics["train/slope_mark"] = float((slopes * own).sum())
+    if loss.entropy_coef > 0:
+        metrics["train/entropy_slope"] = -loss.entropy_coef * float(plain.sum())
+    elif rules.algorithm.needs_critic is False or loss.critic != "shared":
+        metrics["train/loss"] = float(whole.detach())
+    return metrics | {
+        "train/policy_loss": float(policy.detach()),
+        "train/slope": float(slopes.abs().sum()),
+        "train/slope_mark": float((slopes * now).sum()),
+    }
 
 
 def _importance(loss: LossSettings, gaps: Tensor, inexact: Tensor, chains: Tensor, metrics: dict[str, float]) -> Tensor:

@@ -6,34 +6,54 @@ They read a sample, so that all of them together take well under a hundredth of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 PICKED = 2048
-"""Numbers that are read of each tensor."""
+"""Numbers that are read of each tensor of a model that must not change."""
+STEPPED = 256
+"""Numbers of each tensor whose optimizer step is computed again."""
+ROUNDING = 3e-7
+"""Relative difference of a weight that a few roundings to float32 make."""
 POSITIONS = 512
 """Tokens of an update, at most, whose place in their distribution is computed."""
 GOLDEN = 0.6180339887498949
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns the part of a tensor that this rank holds."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def strided(tensor: Tensor, count: int) -> Tensor:
+    """Returns a view of at least `count` evenly spaced numbers of a tensor or of its local part, or all if it has fewer."""
+    flat = local_part(tensor).detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // count)]
+
+
 def pick(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Returns a copy of evenly spaced numbers of each tensor; of a shard, of its local part."""
-    found = []
-    for tensor in tensors:
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        flat = local.detach().reshape(-1)
-        found.append(flat[:: max(1, len(flat) // PICKED)].clone())
-    return found
+    """Returns a copy of some numbers of each tensor."""
+    return [strided(tensor, PICKED).clone() for tensor in tensors]
 
 
-def squared_distance(before: list[Tensor], after: list[Tensor], tensors: Iterable[Tensor]) -> Tensor:
-    """Returns an estimate of the squared distance between tensors of which `before` and `after` were picked."""
-    parts = []
-    for old, new, tensor in zip(before, after, tensors, strict=True):
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        parts.append((new.float() - old.float()).square().sum() * (local.numel() / max(1, len(old))))
-    return torch.stack(parts).sum() if parts else torch.zeros(())
+@dataclass(frozen=True, slots=True)
+class ExpectedStep:
+    """A sample of the weights before an optimizer step, and what AdamW makes of it. `shares`: weights that each stands for."""
+
+    before: Tensor
+    after: Tensor
+    shares: Tensor
+
+    def compare(self, now: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns three squared norms: of the change of the weights, of its difference from AdamW's, of AdamW's change.
+
+        A difference that may come from rounding to float32 is 0.
+        """
+        apart = ((now - self.after).abs() - ROUNDING * self.before.abs()).clamp(min=0.0)
+        found = [(self.shares * part**2).sum() for part in (now - self.before, apart, self.after - self.before)]
+        return found[0], found[1], found[2]
 
 
 def same(before: list[Tensor], after: list[Tensor]) -> bool:

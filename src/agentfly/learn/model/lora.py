@@ -2,8 +2,8 @@
 
     y = W x + (alpha / rank) B A x        W frozen, A [rank, in] random, B [out, rank] zero: the first outputs do not change
 
-`adapt` changes the model in place, so an engine that shares it samples from the adapted weights. Layers with a forward of their
-own, weights with two owners and experts (three-dimensional parameters) get no adapter; `coverage` says what share is adapted.
+`adapt` changes the model in place, so an engine that shares it samples from the adapted weights. Experts have one adapter each
+(see `expert_lora`). Layers with a forward of their own and weights with two owners get none; `coverage` says what is adapted.
 `engines.local.load.merged_weights` gives the weights of the equivalent plain model; `save_adapter` writes PEFT's format.
 """
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...kernels.replica import evaluating
 from ..settings import LoraSettings
+from .expert_lora import ExpertAdapter, LoraExperts, expert_weights
 
 FOLDER = "adapter"
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -31,11 +32,13 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 class LoraLinear(nn.Module):
     """A frozen linear layer and its low-rank adapter."""
 
+    adapts = True
+
     def __init__(self, base: nn.Linear, settings: LoraSettings, generator: torch.Generator) -> None:
         super().__init__()
         weight = base.weight
         self.base = base.requires_grad_(False)
-        self.scale = settings.alpha / settings.rank
+        self.rank, self.scale = settings.rank, settings.alpha / settings.rank
         self.merges = False  # computes with the merged weight, to compare
         self.uses = {"weight": 0, "forward": 0}
         bound = 1.0 / math.sqrt(base.in_features)
@@ -48,6 +51,10 @@ class LoraLinear(nn.Module):
         """The frozen weight, for code that reads a linear layer's dtype or device."""
         self.uses["weight"] += 1
         return self.merged() if self.merges else self.base.weight
+
+    @property
+    def frozen(self) -> Tensor:
+        return self.base.weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -67,14 +74,14 @@ class LoraLinear(nn.Module):
 
 
 def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
-    """Freeze the model and add adapters to its linear layers, in place. Returns their number; existing adapters stay.
+    """Freeze the model and add adapters to its linear layers and experts, in place. Returns their number; existing ones stay.
 
     Raises ConfigError if a target layer does not exist, if the model has adapters with other settings, or if the model with
     adapters and the one with merged weights differ.
     """
     there = list(adapters(model))
     if there:
-        rank = there[0][1].lora_a.shape[0]
+        rank = there[0][1].rank
         if rank != settings.rank or there[0][1].scale != settings.alpha / settings.rank:
             raise ConfigError(f"the model has adapters of rank {rank} already: train on with the [lora] they were made with")
         return len(there)
@@ -89,16 +96,25 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
         for name, child in parent.named_children()
         if type(child) is nn.Linear and child is not _head(model) and settings.wants(name) and owners[id(child.weight)] == 1
     ]
-    if not found:
-        names = sorted({name.rpartition(".")[2] for name, child in model.named_modules() if type(child) is nn.Linear})
-        raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(names)}")
-    missing = set(settings.targets) - {"all"} - {name for _, name, _ in found}
+    stacks = {
+        (parent, name): wanted
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if (wanted := [weight for weight in expert_weights(child) if settings.wants(weight)])
+    }
+    if not (found or stacks):
+        names = {name.rpartition(".")[2] for name, child in model.named_modules() if type(child) is nn.Linear}
+        names.update(weight for child in model.modules() for weight in expert_weights(child))
+        raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(sorted(names))}")
+    missing = set(settings.targets) - {"all"} - {name for _, name, _ in found} - {n for names in stacks.values() for n in names}
     if missing:
         raise ConfigError(f"lora.targets: the model has no linear layer called {sorted(missing)[0]!r}")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for parent, name, child in found:
         setattr(parent, name, LoraLinear(child, settings, generator))
+    for (parent, name), weights in stacks.items():
+        setattr(parent, name, LoraExperts(getattr(parent, name), weights, settings, generator))
     _compare_merged(model, found)
     return sum(1 for _ in adapters(model))
 
@@ -123,7 +139,7 @@ def _compare_merged(model: nn.Module, found: list[tuple[nn.Module, str, nn.Linea
             if (module := getattr(parent, name)).uses["weight"] and not module.uses["forward"]:
                 setattr(parent, name, child)
         for module in own:
-            noise = torch.randn(module.lora_b.shape, generator=generator) * module.base.weight.float().std().cpu()
+            noise = torch.randn(module.lora_b.shape, generator=generator) * module.frozen.float().std().cpu()
             module.lora_b.copy_(noise)
         beside, merged = logits(False), logits(True)
     for module in own:
@@ -143,11 +159,12 @@ def coverage(model: nn.Module) -> str:
     """What share of the matrices of an adapted model has adapters, and which kinds have none, as a sentence."""
     tables = [getattr(model, get)() for get in ("get_input_embeddings", "get_output_embeddings")]
     ends = {id(weight) for table in tables if table is not None for weight in table.parameters()}
-    adapted = {id(module.base.weight) for _, module in adapters(model)}
+    adapted = {id(module.frozen) for _, module in adapters(model)}
     sizes: Counter[str] = Counter()
     for name, weight in model.named_parameters():
         if weight.ndim > 1 and id(weight) not in ends and "lora_" not in name:
-            kind = "" if id(weight) in adapted else ".".join(p for p in name.split(".") if not p.isdigit() and p != "weight")
+            parts = (part for part in name.split(".") if not part.isdigit() and part not in ("weight", "base"))
+            kind = "" if id(weight) in adapted else ".".join(parts)
             sizes[kind] += weight.numel()
     total, left = sum(sizes.values()), Counter({kind: size for kind, size in sizes.items() if kind})
     names = ", ".join(f"{kind.partition('layers.')[2] or kind} ({size / total:.0%})" for kind, size in left.most_common(4))
@@ -163,11 +180,15 @@ def merge_adapters(model: nn.Module) -> None:
             if isinstance(child, LoraLinear):
                 child.base.weight.data = child.merged()
                 setattr(parent, name, child.base)
+            elif isinstance(child, LoraExperts):
+                for _, adapter in adapters(child):
+                    adapter.frozen.data = adapter.merged()
+                setattr(parent, name, child.base)
 
 
-def adapters(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+def adapters(model: nn.Module) -> Iterator[tuple[str, LoraLinear | ExpertAdapter]]:
     for name, module in model.named_modules():
-        if isinstance(module, LoraLinear):
+        if isinstance(module, LoraLinear | ExpertAdapter):
             yield name, module
 
 
@@ -182,7 +203,7 @@ def copy_sharing_frozen(model: nn.Module) -> nn.Module:
 
 
 def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the matrices of the adapters under PEFT's names."""
+    """Returns the matrices of the adapters under PEFT's names; those of experts have three dimensions."""
     return {
         f"base_model.model.{name}.lora_{part}.weight": matrix.detach()
         for name, module in adapters(model)
@@ -198,17 +219,18 @@ def save_adapter(model: nn.Module, folder: Path, weights: dict[str, Tensor] | No
     weights = adapter_weights(model) if weights is None else weights
     tensors = {name: matrix.contiguous().cpu() for name, matrix in weights.items()}
     last = next(module for _, module in adapters(model))
-    rank = last.lora_a.shape[0]
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": getattr(getattr(model, "config", None), "_name_or_path", None),
-        "r": rank,
-        "lora_alpha": last.scale * rank,
+        "r": last.rank,
+        "lora_alpha": last.scale * last.rank,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({name.rpartition(".")[2] for name, _ in adapters(model)}),
+        "target_modules": sorted({name.rpartition(".")[2] for name, part in adapters(model) if isinstance(part, LoraLinear)}),
     }
+    if experts := sorted(name for name, part in adapters(model) if isinstance(part, ExpertAdapter)):
+        config["target_parameters"] = experts
     save_file(tensors, folder / _WEIGHTS)
     (folder / _CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
 

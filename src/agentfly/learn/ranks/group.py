@@ -30,6 +30,7 @@ from ... import errors
 from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
 from ...kernels import launching_on
+from ...kernels.memory import ROOM
 from .environment import Place
 
 log = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class RankGroup:
                 raise
             except torch.OutOfMemoryError as error:
                 self.broken = f"rank {self.rank} ran out of memory during {name!r}"
-                raise ConfigError(f"{self.broken}: set train.max_tokens_per_batch to less, or use more ranks") from error
+                raise ConfigError(f"{self.broken}: use more ranks, or {ROOM}") from error
             except Exception as error:
                 told = str(error).splitlines()[0][:300] if str(error) else ""
                 self.broken = f"a rank of the learner was lost during {name!r} ({type(error).__name__}: {told})"

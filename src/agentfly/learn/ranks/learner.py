@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, RankError
 from ...kernels import launching_on
+from ...kernels.memory import ROOM
 from ...types import Trajectory
 from ..algorithms import Algorithm, Chains, Credit
 from ..algorithms.objective import Minibatch
@@ -31,7 +32,7 @@ from ..metrics import Totals
 from ..model.critic import hidden_width
 from ..model.logprobs import Scores
 from ..model.lora import FOLDER as ADAPTER
-from ..model.lora import LoraLinear, adapter_weights, is_adapted
+from ..model.lora import adapter_weights, adapters, is_adapted
 from ..model.storage import in_buckets, load_state, save_checkpoint_model
 from ..optim import Optimizer
 from .division import rank_batches
@@ -147,6 +148,7 @@ class RankLearner(PolicyLearner):
         used = torch.zeros_like(experience.sampled) if experience.used is None else experience.used.to(experience.sampled.dtype)
         experience.used = self._ranks.sum(used) > 0
         experience.own = self._mean_over_ranks(none if experience.own is None else experience.own)
+        experience.last = self._mean_over_ranks(none if experience.last is None else experience.last)
         experience.entropies = self._mean_over_ranks(none if experience.entropies is None else experience.entropies)
 
     def _mean_over_ranks(self, values: Tensor) -> Tensor:
@@ -338,17 +340,16 @@ class RankLearner(PolicyLearner):
 
     @torch.no_grad()
     def _gather_bucket(self, number: int) -> list[tuple[str, Tensor]]:
-        model: Any = self.model
-        adapted = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-        biases = {f"{name}.bias": module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-        held = dict(model.state_dict())
+        from ...engines.local.load import plain_tensors
+
+        held = {name: (tensor, adapter) for name, tensor, adapter in plain_tensors(self.model)}
         found: list[tuple[str, Tensor]] = []
         for name in self._buckets[number]:
-            if (layer := adapted.get(name)) is not None:
-                base, a, b = (whole(tensor, self._dtype) for tensor in (layer.base.weight, layer.lora_a, layer.lora_b))
+            part, layer = held[name]
+            if layer is not None:
+                base, a, b = (whole(tensor, self._dtype) for tensor in (layer.frozen, layer.lora_a, layer.lora_b))
                 tensor = (base.float() + layer.scale * (b.float() @ a.float())).to(base.dtype)
             else:
-                part: Any = biases[name].base.bias if name in biases else held[name]
                 tensor = whole(part, self._dtype if part.dtype == torch.float32 and self._dtype in HALF else None)
             if self._ranks.leads:
                 found.append((name, tensor))
@@ -436,8 +437,7 @@ class RankLearner(PolicyLearner):
         if adapted:
             tensors = [
                 (f"base_model.model.{name}.lora_{part}.weight", matrix)
-                for name, module in self.model.named_modules()
-                if isinstance(module, LoraLinear)
+                for name, module in adapters(self.model)
                 for part, matrix in (("A", module.lora_a), ("B", module.lora_b))
             ]
         else:
@@ -506,8 +506,7 @@ class RankLearner(PolicyLearner):
                 raise
             except torch.OutOfMemoryError as error:
                 raise ConfigError(
-                    f"rank {self._ranks.rank} ran out of memory during {name!r}: set train.max_tokens_per_batch to less, or "
-                    "use more ranks"
+                    f"rank {self._ranks.rank} ran out of memory during {name!r}: use more ranks, or {ROOM}"
                 ) from error
             except AgentFlyError as error:  # all ranks have raised it, and rank 0 reports it
                 log.info("rank %d: %s: %s", self._ranks.rank, name, error)

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ...runs import RunStore
 from ...runs.rows import unpack_values
 from ...runs.store import LearnedRow
 from ...types import Trajectory
+from ..evidence import FULL, HALF
 from .records import Check, Run, Skip, draw_of
 
 TOLERANCE = 1e-4
@@ -35,15 +36,14 @@ MAX_CHANCE = -7.0
 """Log-probability of a reply above which equal replies of siblings say nothing."""
 MAX_RESCORED, RESCORE_S = 4096, 10.0
 """Chains that are scored again, and the seconds that this may take."""
-OF_LOSS = (
-    "train/policy_loss", "train/slope", "train/slope_mark", "train/correction_mean", "train/explained_variance",
-)  # fmt: skip
+OF_LOSS = {"train/policy_loss", "train/loss", "train/correction_mean", "train/explained_variance"}
+"""Metrics of the loss beside its slopes. Their rounding follows from that of the sum of all slopes."""
 
 PROMISES = {
     "credit": "advantages follow from the stored rewards, groups and values",
     "updates": "the trained rows and tokens, optimizer steps, learning rate and version follow from the config",
     "loss": "the loss and what entered the gradient follow from advantages and log-probs",
-    "reference": "the reference model does not follow the policy",
+    "reference": "the reference model is the one that the run began with, and does not follow the policy",
     "siblings": "sibling chains are sampled with different seeds",
     "rescored": "chains that are scored again get the stored reward",
 }
@@ -162,7 +162,7 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
         seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], found.used[place])
     _compare_metrics(checks, step, told, found.metrics, rules, seen)
     _follow_version(checks["updates"], run, step, version, seen)
-    _look_at_reference(checks["reference"], step, version, series, seen)
+    _look_at_reference(checks["reference"], step, version, series, rules.full, seen)
 
 
 def _series(row: LearnedRow | None) -> dict[str, list[float]]:
@@ -200,15 +200,15 @@ def _compare_metrics(
     checks: dict[str, Check], step: int, told: dict[str, float], own: dict[str, float], rules: Any, seen: Replayed
 ) -> None:
     seen.losses += "train/slope" in own
-    width = own.get("train/slope", 0.0)
     for name, value in own.items():
         if name not in told:
             continue
-        of_loss = name in OF_LOSS
+        of_gap, of_loss = name == "train/logprob_gap", name in OF_LOSS or "slope" in name
         tolerance = TOLERANCE if rules.full or not of_loss else HALF_TOLERANCE
-        scale = max(abs(value), 10.0 * width if name == "train/slope_mark" else width if of_loss else 0.0)
-        if not abs(told[name] - value) <= tolerance * scale + 1e-9:
-            checks["loss" if of_loss else "updates"].add(
+        width = own.get("train/last_slope" if "/last_" in name else "train/slope", 0.0) if of_loss else 0.0
+        scale = max(abs(value), 10.0 * width if name.endswith("slope_mark") else width)
+        if not abs(told[name] - value) <= tolerance * scale + (1e-6 if of_gap else 1e-9):
+            checks["loss" if of_loss or of_gap else "updates"].add(
                 f"step {step}: {name} is {told[name]:.6g}, but the chains give {value:.6g}"
             )
 
@@ -232,7 +232,9 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
         check.add(f"step {step} took {steps:g} optimizer steps, but no weight has changed")
 
 
-def _look_at_reference(check: Check, step: int, version: int, series: Sequence[dict[str, list[float]]], seen: Replayed) -> None:
+def _look_at_reference(
+    check: Check, step: int, version: int, series: Sequence[dict[str, list[float]]], full: bool, seen: Replayed
+) -> None:
     pairs = [
         (a, b)
         for each in series
@@ -243,6 +245,9 @@ def _look_at_reference(check: Check, step: int, version: int, series: Sequence[d
     seen.references += bool(pairs)
     if version and pairs and all(a == b for a, b in pairs):
         check.add(f"step {step}: the reference gives all {len(pairs)} tokens the log-probs of version {version} of the policy")
+    apart = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))
+    if not version and not apart <= (FULL if full else HALF).high:
+        check.add(f"step {step}: the reference and the weights that the run began with differ by {apart:.4g} nats per token")
 
 
 def _siblings(stored: Stored | None, pairs: dict[str, Counter[str]]) -> None:
@@ -280,10 +285,11 @@ class _Rescorer:
 
     def __init__(self, run: Run, num_chains: int, check: Check) -> None:
         self._check, self._until = check, time.monotonic() + RESCORE_S
-        self._seen = self._tried = 0
+        self._seen = self._tried = self._foreign = 0
         self._wrong: list[str] = []
         self._every = max(1, num_chains // MAX_RESCORED)
         self._reward: Reward | None = None
+        self._same = False  # whether the run's reward was made of the same functions and weights
         try:
             name = run.settings().agent.reward
             if not name:
@@ -292,6 +298,7 @@ class _Rescorer:
             if made.waits or made.envs:
                 raise Skip("the reward waits for something or needs an environment")
             self._reward = made
+            self._same = any(rules.get("reward") == repr(made) for rules in run.rules)
         except Skip as why:
             check.skipped = str(why)
         except AgentFlyError as error:
@@ -316,13 +323,23 @@ class _Rescorer:
                 self._reward, self._check.skipped = None, "the reward is random, or gives rewards to turns"
                 return
             self._tried += 1
-            if not math.isclose(first.reward, chain.reward or 0.0, rel_tol=1e-6, abs_tol=1e-9):
+            steady = _close(first.components, again.components)
+            known = not steady or _close(first.components, chain.components)
+            self._same, self._foreign = self._same and steady, self._foreign + (not known)
+            if not _close({"reward": first.reward}, {"reward": chain.reward or 0.0}):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
+            elif not known:
+                self._wrong.append(f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}")
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"
-        if 2 * len(self._wrong) > self._tried:
+        # A reward that was given in Python, or edited since, may share its name with another one.
+        if 2 * (self._foreign if self._same else len(self._wrong)) > self._tried:
             self._check.skipped = "the reward of this name gives most chains another score: it is not that of the run"
             return
         for problem in self._wrong:
             self._check.add(problem)
+
+
+def _close(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(math.isclose(one[name], other[name], rel_tol=1e-6, abs_tol=1e-9) for name in one)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import selectors
 import signal
 import socket
@@ -138,10 +139,15 @@ def start_here(number: int, arguments: Sequence[str], environ: Mapping[str, str]
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Returns a port of this machine that nothing listens on."""
+    """Returns a port of this machine that nothing listens on, below those that systems hand out.
+
+    A rank listens there seconds later: a port of the system's own choice may be that of another connection by then.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            return port
     with socket.create_server((address, 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
+        return int(found.getsockname()[1])
 
 
 def cpu_seconds(process: int) -> float | None:

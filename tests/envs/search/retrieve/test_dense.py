@@ -14,6 +14,7 @@ from agentfly.envs.search.retrieve.hybrid import Hybrid, fuse
 from agentfly.envs.search.retrieve.types import Passage
 from agentfly.envs.search.sources import Source, open_local
 from agentfly.errors import ConfigError
+from tests.close import assert_close_to_norm, error_of_norm
 
 TEXTS = ["Kestrels hover above fields.", "The harbour of Brundholt.", "Glassblowing is a craft.", "A painter of winter."]
 ROWS = [{"id": number, "title": "", "text": text} for number, text in enumerate(TEXTS)]
@@ -35,7 +36,7 @@ def test_the_nearest_are_the_same_in_one_block_and_in_many(monkeypatch):
     monkeypatch.setattr(dense, "BLOCK", 10)
     scores, places = nearest(vectors, queries, 7)
     assert (places == whole).all()
-    assert np.allclose(scores, np.take_along_axis(queries @ vectors.T, whole, axis=1))
+    assert_close_to_norm(scores, np.take_along_axis(queries @ vectors.T, whole, axis=1))
 
 
 def test_faiss_finds_what_numpy_finds():
@@ -96,11 +97,11 @@ def test_a_model_directory_becomes_an_encoder():
     made = open_encoder(folder, pooling="mean", query_prefix="query: ")
     vectors = made.encode(["What is 12 times 7?", "red"], query=False)
     assert vectors.shape == (2, made.size) and vectors.dtype == np.float32
-    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert_close_to_norm(np.linalg.norm(vectors, axis=1), np.ones(2))
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     with torch.no_grad():
         alone = model(**tokenizer(["red"], return_tensors="pt")).last_hidden_state[0].mean(0)
-    assert np.allclose(vectors[1], (alone / alone.norm()).numpy(), atol=1e-4), "padding beside a longer text changes nothing"
+    assert_close_to_norm(vectors[1], alone / alone.norm(), of="padding beside a longer text changes nothing")
     assert not np.allclose(made.encode(["red"], query=True), vectors[1:]), "a query has its prefix"
     other = open_encoder(folder, pooling="cls")
     assert other.key != made.key
@@ -191,7 +192,7 @@ def test_the_last_token_is_that_of_the_text_and_not_of_the_padding(tmp_path, opt
     vectors = made.encode(["red", "a much longer text"], query=True)
     with torch.no_grad():
         alone = model(tokenizer(["red"], return_tensors="pt")["input_ids"]).last_hidden_state[0, -1]
-    assert np.allclose(vectors[0], (alone / alone.norm()).numpy(), atol=1e-5)
+    assert_close_to_norm(vectors[0], alone / alone.norm())
 
 
 def test_of_a_model_with_a_decoder_the_encoder_is_used(tmp_path):
@@ -201,7 +202,7 @@ def test_of_a_model_with_a_decoder_the_encoder_is_used(tmp_path):
     vectors = open_encoder(str(tmp_path)).encode(["red", "longer"], query=True)
     with torch.no_grad():
         alone = model.get_encoder()(tokenizer(["red"], return_tensors="pt")["input_ids"]).last_hidden_state[0].mean(0)
-    assert np.allclose(vectors[0], (alone / alone.norm()).numpy(), atol=1e-5)
+    assert_close_to_norm(vectors[0], alone / alone.norm())
 
 
 @pytest.mark.parametrize(("kind", "positions"), [("bert", 40), ("roberta", 39)])
@@ -209,8 +210,8 @@ def test_a_text_is_cut_where_the_model_has_no_more_positions(tmp_path, kind, pos
     small_model(tmp_path, kind)
     made = open_encoder(str(tmp_path), max_length=5_000)
     whole, cut, other = made.encode(["a" * 200, "a" * positions, "a" * (positions - 1) + "b"], query=True)
-    assert np.allclose(whole, cut, atol=1e-5)
-    assert not np.allclose(cut, other, atol=1e-5), "up to there it is read"
+    assert_close_to_norm(whole, cut)
+    assert error_of_norm(other, cut) > 0.01, "up to there it is read"
 
 
 def test_model_directories_that_are_of_no_use_are_refused_in_one_sentence(tmp_path):

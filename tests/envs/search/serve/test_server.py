@@ -27,8 +27,8 @@ from agentfly.envs.search.sources import Source, open_local
 from agentfly.envs.search.tasks import easy_search
 from agentfly.errors import ConfigError, MissingExtra, WorldError
 from agentfly.testing import ScriptedEngine
+from agentfly.training.ranks.process import free_port
 from agentfly.types import Outcome, Task
-from tests.ports import free_port
 
 QUICK = {"retries": 2, "retry_s": 0.01, "timeout_s": 30.0}
 

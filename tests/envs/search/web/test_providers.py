@@ -223,7 +223,8 @@ def test_chains_that_ask_the_same_at_once_send_one_request():
 
 def test_more_queries_than_the_rate_allows_are_refused_at_once_and_the_others_are_served_as_if_they_were_alone():
     async def main(server: FakeProvider) -> None:
-        search = WebSearch("serper", url=server.url, rate=2.0, deadline_s=4.0, timeout_s=4.0, cache="none")
+        search = WebSearch("serper", url=server.url, rate=2.0, cache="none")
+        search._latest_turn_s = 3.0  # with a minute for each answer
         loop = asyncio.get_running_loop()
         await search.search(["first"], 1)  # creates the HTTP client, which blocks the loop on a busy machine
         begun = loop.time()

@@ -24,7 +24,7 @@ _SIZES = {
     "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64, "ffn_dim": 48, "q_lora_rank": 24, "kv_lora_rank": 16,
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "index_head_dim": 32, "index_n_heads": 2,
     "vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16, "global_head_dim": 16, "query_pre_attn_scalar": 16,
-    "n_positions": 512, "max_position_embeddings": 512, "n_ctx": 512,
+    "rotary_dim": 8, "n_positions": 512, "max_position_embeddings": 512, "n_ctx": 512,
 }  # fmt: skip
 _REACHES = ("sliding_window", "attention_chunk_size", "index_topk", "window_size", "sliding_window_size")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -66,10 +66,12 @@ def _attention(config: Any) -> str | None:
 
 
 def _speak_up(model: Any) -> None:
-    """Draw matrices so wide that attention is not flat and logits are not small."""
+    """Draw matrices so wide that attention is not flat and logits are not small, and move what begins at zero or one."""
     for weight in model.parameters():
         if weight.ndim > 1 and weight.is_floating_point():
             weight.normal_(std=1.5 / math.sqrt(weight.shape[-1]))
+        elif weight.is_floating_point():
+            weight.add_(torch.randn_like(weight), alpha=0.2)
 
 
 def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any
         return found
     found |= {name: size for name, size in _SIZES.items() if isinstance(found.get(name), int) and found[name] > size}
     if "mamba_n_heads" in found:
-        found |= {"mamba_n_heads": 8, "mamba_d_head": 16}
+        found |= {"mamba_n_heads": 8, "mamba_d_head": 16} | ({"mamba_d_ssm": 128} if found.get("mamba_d_ssm") else {})
     heads = next((found[name] for name in _HEADS if found.get(name)), 4)
     for name in (*_HEADS, *_KEYS):
         if isinstance(value := found.get(name), int) and not isinstance(value, bool):

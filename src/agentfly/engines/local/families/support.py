@@ -39,14 +39,28 @@ def why_not_loaded(config: Any) -> str | None:
     """Why transformers does not load a causal model of this config with weights that can be trained, or None."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    quantised: Any = getattr(config, "quantization_config", None)
-    if quantised:
-        kind = quantised.get("quant_method", "quantised") if isinstance(quantised, dict) else quantised.quant_method
-        return f"is quantised ({getattr(kind, 'value', kind)}), and such weights cannot be trained: take one in bfloat16"
+    for key in ("quantization_config", "compression_config", "quantization"):  # the last ones: older checkpoints, MLX
+        if (quantised := getattr(config, key, None)) is not None:
+            kind = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
+            how = f" ({getattr(kind, 'value', kind)})" if kind else ""
+            return f"is quantised{how}, and such weights cannot be trained: take one in bfloat16"
+    for made in getattr(config, "architectures", None) or ():
+        if made.endswith(("Classification", "RewardModel", "QuestionAnswering")):
+            return f"was saved as {made}, which has no output head for tokens: take a causal language model"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         parts = ", ".join(sorted(part for part in getattr(config, "sub_configs", ()) if part != "text_config"))
         return f"is no causal language model of transformers{f' but has {parts}' if parts else ''}: take a text model"
     return None
+
+
+def check_tokenizer(name: Any, tokenizer: Any, config: Any) -> None:
+    """Raise a ConfigError if the tokenizer has ids that the embeddings have no rows for."""
+    num_ids, rows = max(tokenizer.get_vocab().values()) + 1, int(config.get_text_config().vocab_size)
+    if num_ids > rows:
+        raise ConfigError(
+            f"the tokenizer of the model {str(name)!r} has {num_ids:,} ids, but its embeddings have {rows:,} rows: save both "
+            "together after model.resize_token_embeddings"
+        )
 
 
 def why_too_long(text: Any, max_context: int | None) -> str | None:

@@ -27,10 +27,11 @@ ONE_PROCESS = frozenset((
     "csv.field_size_limit", "cv2", "dbm", "decimal.getcontext", "decimal.localcontext", "decimal.setcontext", "dir",
     "django", "faker", "fastapi", "faulthandler", "fcntl", "fileinput", "flask", "freezegun", "gc", "getpass", "glob",
     "globals", "gzip.open", "http", "input", "io.FileIO", "io.open", "jax", "keras", "locale", "locals", "logging", "lxml",
-    "lzma.open", "matplotlib", "memoryview", "mmap", "mock", "multiprocessing", "networkx", "numpy.errstate",
-    "numpy.genfromtxt", "numpy.loadtxt", "numpy.may_share_memory", "numpy.memmap", "numpy.printoptions",
-    "numpy.random.get_state", "numpy.random.set_state", "numpy.save", "numpy.savetxt", "numpy.savez",
-    "numpy.set_printoptions", "numpy.seterr", "numpy.shares_memory", "open", "os", "pandas", "pathlib", "PIL", "plotly",
+    "lzma.open", "matplotlib", "memoryview", "mmap", "mock", "multiprocessing", "networkx", "numpy.datetime64",
+    "numpy.errstate", "numpy.genfromtxt", "numpy.loadtxt", "numpy.ma", "numpy.matrix", "numpy.may_share_memory",
+    "numpy.memmap", "numpy.poly1d", "numpy.printoptions", "numpy.random.get_state", "numpy.random.set_state",
+    "numpy.recarray", "numpy.save", "numpy.savetxt", "numpy.savez", "numpy.set_printoptions", "numpy.seterr",
+    "numpy.shares_memory", "numpy.timedelta64", "open", "os", "pandas", "pathlib", "PIL", "plotly",
     "polars", "pytest.deprecated_call", "pytest.MonkeyPatch", "pytest.warns", "queue.Queue", "random.getstate",
     "random.setstate", "requests", "resource", "responses", "scipy.sparse", "seaborn", "select", "selectors", "shutil",
     "signal", "sklearn", "socket", "socketserver", "sqlite3", "sys.__stdout__", "sys.argv", "sys.displayhook",
@@ -88,8 +89,10 @@ def special_form(source: Any, node: ast.AST) -> str:
         case ast.Assign(targets=[ast.Name()], value=ast.Subscript(value=ast.Name(id=name), slice=part)):
             if not isinstance(part, ast.Slice) and name in source.handed and source.is_nested(name):
                 return "the tests keep a part of an argument"
-        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=value) if _is_attribute(source, value):
+        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=value) if _is_kept(source, value):
             return "the tests change an attribute of the solution in place"
+        case ast.MatchClass(cls=kind) if source.from_solution(kind):
+            return "the tests match an object of the solution"
         case ast.Compare():
             operands = [node.left, *node.comparators]
             found = (_compared(source, *pair) for pair in zip(operands, node.ops, operands[1:], strict=False))
@@ -207,7 +210,7 @@ def _called(source: Any, node: ast.Call) -> str:
         ):
             return "the tests ask whether an object of the solution is of another class"
         return ""
-    if method in _CHANGES and _is_attribute(source, node.func.value):  # type: ignore[attr-defined]
+    if method in _CHANGES and _is_kept(source, node.func.value):  # type: ignore[attr-defined]
         return "the tests change an attribute of the solution in place"
     if path and path.partition(".")[0] not in _TAKES_OBJECTS and not path.startswith("numpy.testing"):
         for argument in node.args:
@@ -216,7 +219,10 @@ def _called(source: Any, node: ast.Call) -> str:
     return ""
 
 
-def _is_attribute(source: Any, node: ast.expr) -> bool:
+def _is_kept(source: Any, node: ast.expr) -> bool:
+    """Whether this is an attribute of the solution, or a variable of its module by the convention on capital letters."""
+    if isinstance(node, ast.Name):
+        return node.id in source.names and node.id not in source.called and (node.id.isupper() or node.id.islower())
     return isinstance(node, ast.Attribute) and source.from_solution(node.value)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 # A session runs `wire`, `forms` and `plan` before this file, so `run.source` removes these lines.
 from .forms import ERRORS, READABLE
 from .plan import ALIASES, Plan, plan_tests
-from .wire import NotData, NotPlain, PartSender, decode, pack, read, unpack, write
+from .wire import EXTENDED, NotData, NotPlain, PartSender, decode, pack, read, unpack, write
 
 UNARY = ("neg", "pos", "abs", "invert")
 ACCESS = ("getitem", "setitem", "delitem")
@@ -117,6 +117,16 @@ for _name in BINARY:
     setattr(RemoteObject, f"__{_name.rstrip('_')}__", _between(_name))
 
 
+def _extend(value: Any, remote: RemoteObject) -> Any:
+    """Returns data that has the other attributes of an object of the solution. Those of the data are Python's own."""
+    kind = type(value)
+    if kind not in EXTENDED and not hasattr(kind, "_make"):
+        return value
+    space = {"__getattr__": lambda self, name: getattr(remote, name), "remote": remote}
+    extended: Any = type(kind.__name__, (kind,), space)
+    return extended._make(value) if hasattr(kind, "_make") else extended(value)
+
+
 class Judge(PartSender):
     """Runs the tests in a thread, which waits for an answer whenever a test uses the solution."""
 
@@ -212,7 +222,7 @@ class Judge(PartSender):
         raise known(message) if known else RuntimeError(f"{kinds[0]}: {message}"[:500])
 
     def unpack(self, tree: Any) -> Any:
-        return unpack(tree, self.remote, _stream, self.plan.arrays)
+        return unpack(tree, self.remote, _stream, self.plan.arrays, _extend)
 
     def remote(self, number: int) -> RemoteObject:
         """Returns the one stand-in of an object, so that `is` works."""

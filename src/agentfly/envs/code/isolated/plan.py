@@ -27,6 +27,7 @@ _ORDERING = frozenset((
     "sorted", "min", "max", "sort", "heappush", "heapify", "nlargest", "nsmallest", "insort", "insort_left", "insort_right",
     "bisect", "bisect_left", "bisect_right", "merge",
 ))  # fmt: skip
+_CONVERSIONS = ("int", "float", "complex", "round", "divmod", "pow", "format")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class _Source:
         self.inner = {id(node.value) for node in self.nodes if isinstance(node, ast.Attribute)}
         self.prepares = {id(node) for one in statements for node in ast.walk(one)}
         self.names = names
+        self.called = set(map(_called_name, self.nodes))
         self.imported = {name: ALIASES.get(name, name) for name in modules}  # name -> dotted path
         self.functions: dict[str, list[Any]] = defaultdict(list)
         self.classes: set[str] = set()
@@ -236,6 +238,8 @@ class _Source:
                 root = _root(node)
                 if isinstance(root, ast.Name) and root.id in self.classes:
                     return f"a member of the class {root.id}"
+                if root is node.value and isinstance(root, ast.Name) and self.is_display(root.id):
+                    return f"the method {node.attr} of a value"
                 return self.evaluate(node)
             case ast.Call(func=ast.Name(id=name)) if name in self.classes:
                 return "an object of a class of the tests"
@@ -327,6 +331,9 @@ class _Source:
     def is_mutable(self, name: str) -> bool:
         return any(isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp) for value in self.values.get(name, []))
 
+    def is_display(self, name: str) -> bool:
+        return name in self.values and all(isinstance(value, _DISPLAYS) for value in self.values[name])
+
     def is_constant(self, name: ast.Name) -> bool:
         return all(isinstance(value, ast.Constant) for value in self.values.get(name.id, []))
 
@@ -370,7 +377,9 @@ class _Source:
         for node in self.nodes:
             if isinstance(node, ast.Compare) and sum(map(self.from_solution, [node.left, *node.comparators])) == 1:
                 compared |= {id(node.left), *map(id, node.comparators)}
-            elif isinstance(node, ast.Call) and not self.from_solution(node.func):
+            elif (
+                isinstance(node, ast.Call) and not self.from_solution(node.func) and self.dotted(node.func) not in _CONVERSIONS
+            ):
                 compared |= set(map(id, node.args))
         calls = [node for node in self.nodes if self.constructs(node)]
         names = {_called_name(node) for node in calls if id(node) not in compared}

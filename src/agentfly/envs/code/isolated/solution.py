@@ -20,7 +20,7 @@ from .wire import NotPlain, PartSender, decode, pack, read, unpack, write
 
 OPERATORS: dict[str, Any] = {name: getattr(operator, name) for name in operator.__all__}
 OPERATORS.update({
-    "iter": lambda thing: thing if hasattr(thing, "__next__") else iter(thing),
+    "iter": lambda thing: (item for item in thing),
     "next": next, "str": str, "repr": repr, "len": len, "hash": hash, "isinstance": isinstance, "issubclass": issubclass,
 })  # fmt: skip
 DATA = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, collections.deque)

@@ -5,9 +5,10 @@
     ranges    r start stop step  k start stop step (a slice)
     others    b B bytes as Latin-1  T kind, numbers (dates)  U UUID  y name of a data type
     numpy     A dtype, shape, items  N dtype, item
-    items     l t s z q I (list, tuple, set, frozenset, deque, iterator), then values
+    items     l t s z q I (list, tuple, set, frozenset, deque, iterator), then values  Q limit, values (a deque with one)
     pairs     d O C (dict, OrderedDict, Counter), then [key, value]
     named     P name, fields, values (namedtuple)  E name of a data type or null, pairs (defaultdict)
+    more      S number, value (data whose class has more attributes than the data; they stay with its owner)
     objects   o number (stays with its owner)  n number (an iterator of more than MAX_ITEMS items, read as needed)
 
 `read` checks the length and depth of a text before it parses the text, and `unpack` refuses everything outside the grammar with
@@ -54,6 +55,7 @@ _TYPES: dict[str, type] = {
         bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(None),
     )
 }  # fmt: skip
+EXTENDED: tuple[Any, ...] = (str, int, float, list, tuple, dict, set)
 _VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 _FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)")
@@ -74,6 +76,22 @@ class NotData(ValueError):
 
 def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     """Returns `value` as JSON data. `keep` stores an object that is not plain and returns its number; without it, NotPlain."""
+    if keep is not None and _has_more(value):
+        return ["S", keep(value), _pack(value, keep)]
+    return _pack(value, keep)
+
+
+def _has_more(value: Any) -> bool:
+    """Whether this is data of a class of the solution that adds attributes to those of the data."""
+    kind = type(value)
+    base = next((base for base in EXTENDED if issubclass(kind, base)), None)
+    if kind.__module__ != "solution" or base is None:
+        return False
+    added = set(dir(value)) - set(dir(base)) - set(getattr(kind, "_fields", ()))
+    return any(name == "__getattr__" or not name.startswith("_") for name in added)
+
+
+def _pack(value: Any, keep: Callable[[Any], int] | None) -> Any:
     kind: Any = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -96,6 +114,8 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
         factory = getattr(value.default_factory, "__name__", None)
         known = factory if _TYPES.get(factory or "") is value.default_factory else None
         return ["E", known, *([pack(key, keep), pack(item, keep)] for key, item in value.items())]
+    if kind is collections.deque and value.maxlen is not None:
+        return ["Q", value.maxlen, *(pack(item, keep) for item in value)]
     for base, tag in _TAGS:
         if issubclass(kind, base):
             if tag in _MAPPINGS:
@@ -119,7 +139,7 @@ def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
     for name, known in _TYPES.items():
         if value is known:
             return ["y", name]
-    if issubclass(kind, (Iterator, *_VIEWS)):
+    if issubclass(kind, (Iterator, *_VIEWS)) and not hasattr(kind, "readline"):  # a stream has more than its lines
         items: list[Any] = []
         for item in value:
             if len(items) >= MAX_ITEMS:
@@ -144,8 +164,15 @@ def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
     return ["o", keep(value)]
 
 
-def unpack(tree: Any, give: Callable[[int], Any], stream: Callable[[Any], Any] | None = None, arrays: bool = True) -> Any:
-    """Reverses `pack`. `give` returns the object of a number, `stream` makes an iterator of such an object. Raises NotData."""
+def unpack(
+    tree: Any,
+    give: Callable[[int], Any],
+    stream: Callable[[Any], Any] | None = None,
+    arrays: bool = True,
+    extend: Callable[[Any, Any], Any] | None = None,
+) -> Any:
+    """Reverses `pack`. `give` returns the object of a number, `stream` makes an iterator of such an object, `extend` gives data
+    the other attributes of such an object. Raises NotData."""
 
     def value(tree: Any) -> Any:
         if tree is None or type(tree) in (bool, int, str):
@@ -176,6 +203,11 @@ def unpack(tree: Any, give: Callable[[int], Any], stream: Callable[[Any], Any] |
             factory, *pairs = rest
             known = None if factory is None else _TYPES[factory]
             return collections.defaultdict(known, [(value(key), value(item)) for key, item in pairs])
+        if tag == "S" and extend is not None:
+            number, inner = rest
+            return extend(value(inner), give(_number(number)))
+        if tag == "Q":
+            return collections.deque(map(value, rest[1:]), _number(rest[0]))
         if tag not in _SCALARS:
             raise NotData(f"no value has the tag {tag[:20]!r} here")
         return _SCALARS[tag](*rest)

@@ -69,7 +69,7 @@ _ARGUMENT_CALLS = {
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
     "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
     "mmap": (9, 222), "fcntl": (72, 25), "fallocate": (285, 47), "setsockopt": (54, 208),
-    "flock": (73, 32),
+    "flock": (73, 32), "fadvise64": (221, 223), "preadv2": (327, 286),
 }  # fmt: skip
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -82,6 +82,7 @@ _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _F_SETLEASE, _F_NOTIFY = 1024, 1026
 _SO_SNDBUF, _SO_RCVBUF = 7, 8
+_FADV_DONTNEED, _RWF_NOWAIT = 4, 8
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
 
 
@@ -146,6 +147,9 @@ def assemble(
         # it is; with ENOSYS libraries fall back to other locks, as `SessionProcess` does.
         "fcntl": _refuse_values(_F_SETLEASE, _F_NOTIFY),
         "flock": [unknown],
+        # What the machine has read stays in its cache, and a session cannot ask what is there.
+        "fadvise64": _refuse_values(_FADV_DONTNEED, place=3),
+        "preadv2": [_argument(5), _op(_JSET, _RWF_NOWAIT, 0, 1), refuse, allow],
         # Stream pairs only: a datagram socket of a pair could still send to an abstract socket outside.
         "socketpair": [
             _argument(0), _op(_JEQ, 1, 0, 3), _argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), refuse, allow,

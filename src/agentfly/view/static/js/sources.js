@@ -8,12 +8,18 @@ import { align } from "./curves.js";
 import { seriesColour, theme } from "./theme.js";
 import { clean, num } from "./format.js";
 
+/** Of how many chains the newest validation has a score, if not of all. */
+function lost(points) {
+  const [, , scored, all] = points.at(-1);
+  return scored < all ? `, ${num(scored)} of ${num(all)} chains scored` : "";
+}
+
 /** Shows nothing if no field divides the held-out tasks. `validations`: how many there are; without any, nothing is asked. */
 export function Sources({ run, validations, field }) {
   const { data } = useData(validations ? runApi(run, "sources") : null, { field });
   const sources = data?.sources ?? [];
   const table = useMemo(() => align(sources.map(({ points }) => ({ x: points.map((point) => point[0]), y: points.map((point) => point[1]) }))), [data]);
-  const lines = useMemo(() => sources.map(({ value, tasks }, index) => ({ label: `${clean(value)} (${num(tasks)})`, colour: seriesColour(index) })), [data, theme.value]);
+  const lines = useMemo(() => sources.map(({ value, tasks, points }, index) => ({ label: `${clean(value)} (${num(tasks)}${lost(points)})`, colour: seriesColour(index) })), [data, theme.value]);
   if (!sources.length) return null;
   const fields = data.fields.slice(0, 6).map((name) => [name, clean(name)]);
   return html`<${Card} title=${`Validation by ${clean(data.field)}`} note=${data.whole ? "Mean held-out reward of each value of this field of the tasks." : "Only the tasks that could be read in time."}

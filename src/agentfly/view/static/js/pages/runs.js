@@ -62,6 +62,6 @@ function Table({ runs, ticked, tick, cursor, sort }) {
       <td class="wrap-anywhere wide-only">${clean(run.model ?? "–")}</td><td class="wide-only">${clean(run.world ?? "–")}</td><td class="wide-only">${clean(run.algorithm ?? "–")}</td>
       <td class="n">${num(run.step)}${run.total_steps ? html`<span class="faint"> / ${num(run.total_steps)}</span>` : ""}</td>
       <td class="spark-cell wide-only"><${Spark} values=${run.spark} label=${`Reward of ${clean(run.name)}`} /></td>
-      <td class="n"><strong>${percent(run.best_validation)}</strong></td><td class="n faint wide-only">${ago(run.updated && Date.now() / 1000 - run.updated)}</td></tr>`)}</tbody>
+      <td class="n"><strong>${percent(run.best_validation)}</strong>${run.unscored > 0.01 ? html` <span class="faint">${percent(run.unscored)} of chains unscored</span>` : ""}</td><td class="n faint wide-only">${ago(run.updated && Date.now() / 1000 - run.updated)}</td></tr>`)}</tbody>
   </table></div><//>`;
 }
