@@ -14,6 +14,7 @@ from agentfly import Config
 from agentfly.cli import main
 from agentfly.errors import ConfigError
 from agentfly.recipes import describe_recipe, find_config, recipes, start_project
+from agentfly.runs import RunDirectory
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["train.steps=1", "rollout.num_tasks=2", "rollout.num_chains=2", "run.threads=1", "train.validate_every=0"]
@@ -25,6 +26,8 @@ def test_every_recipe_has_a_name_and_says_what_it_does(capsys: pytest.CaptureFix
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(recipes())
+    assert lines[0].startswith("quickstart ")
+    assert all(line.endswith(".") for line in lines)
     for name, path in recipes().items():
         assert len(describe_recipe(path)) > 20
         assert f"{name} " in "\n".join(lines)
@@ -36,6 +39,20 @@ def test_every_recipe_has_a_name_and_says_what_it_does(capsys: pytest.CaptureFix
 def test_a_recipe_is_found_by_name_from_any_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Config.load(name) == Config.load(ROOT / "recipes" / "quickstart.toml")
+
+
+def test_a_checkpoint_and_a_model_are_no_configs_and_a_checkpoint_is_no_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-000002"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ConfigError, match=f"step-000002 is a checkpoint: name its run, {tmp_path}, and the checkpoint as a"):
+        find_config(checkpoint)
+    with pytest.raises(ConfigError, match=f"step-000002 is a checkpoint of the run {tmp_path}: name the run"):
+        RunDirectory.existing(checkpoint)
+    with pytest.raises(ConfigError, match="^openai:mine@http://here/v1 is a model: name a config file"):
+        find_config("openai:mine@http://here/v1")
+    with pytest.raises(ConfigError, match="^no such config file: /nope"):
+        find_config("/nope")
 
 
 def test_a_file_of_the_user_comes_before_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

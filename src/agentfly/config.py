@@ -607,7 +607,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return float(value)
     elif hint in (int, bool, str) and type(value) is hint:
         return value
-    raise ConfigError(f"{key} must be {_type_name(hint)}, not {value!r}")
+    sweep = hint in (int, float) and isinstance(value, str) and "," in value
+    one = f"; a run has one: start a run for each, as in `for v in 0 1; do agentfly train ... {key}=$v; done`" if sweep else ""
+    raise ConfigError(f"{key} must be {_type_name(hint)}, not {value!r}{one}")
 
 
 def _type_name(hint: Any) -> str:

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from agentfly.cli import main
@@ -353,6 +354,14 @@ class GymCorridor(Corridor):
     result = "five"
 
 
+class NumpyCorridor(Corridor):
+    """Rewards and ends are NumPy's, as those of many Gymnasium environments."""
+
+    def step(self, action: str) -> Any:
+        seen, paid, over, more = super().step(action)
+        return seen, np.float32(paid), np.bool_(over), more
+
+
 class Unending(Corridor):
     def step(self, action: str) -> Any:
         self.place = min(self.place, self.length - 1)
@@ -378,7 +387,7 @@ def check_corridor(make: type, actions: Any = Corridor.WORDS) -> Report:
     return check_env(make, [{"length": 2}, {"length": 4}], actions=actions, solver=walk, timeout_s=20.0)
 
 
-@pytest.mark.parametrize("make", [Corridor, DictCorridor, GymCorridor])
+@pytest.mark.parametrize("make", [Corridor, DictCorridor, GymCorridor, NumpyCorridor])
 def test_a_world_with_steps_and_thousands_of_actions_passes_and_its_end_and_pay_are_seen(make: type) -> None:
     report = check_corridor(make)
     assert report.complete, str(report)

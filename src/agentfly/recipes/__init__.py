@@ -48,8 +48,9 @@ def find_config(name: str | Path) -> Path:
     wanted = path.name.removesuffix(".toml")
     if by_name and wanted in known:
         return known[wanted]
-    if (path.resolve().parents[1] / "config.toml").is_file() and path.resolve().parent.name == "checkpoints":
-        raise ConfigError(f"{path} is a checkpoint: name its run, {path.parents[1]}, and the checkpoint as a model")
+    of = path.resolve().parent
+    if of.name == "checkpoints" and (of.parent / "config.toml").is_file():
+        raise ConfigError(f"{path} is a checkpoint: name its run, {path.parent.parent}, and the checkpoint as a model")
     if path.is_dir():
         raise ConfigError(f"{path} is a folder, neither a config file nor a run")
     if str(name).startswith("openai:"):
