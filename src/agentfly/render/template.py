@@ -94,7 +94,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         # The settings of transformers, which templates are written for.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=self._output)
         self.filters.update({name: self._bounded(name, made) for name, made in {**self.filters, "tojson": _tojson}.items()})
-        self.tests.update({name: self._bounded(name, made) for name, made in self.tests.items() if name in _COMPARES})
+        tests: dict[str, Any] = self.tests
+        tests.update({name: self._bounded(name, made) for name, made in tests.items() if name in _COMPARES})
         self.filters.update(read=self._read, counted=partial(_Counted, self), concatenated=self._concatenated)
         self.globals.update(raise_exception=_refuse, strftime_now=now.strftime)
         self.globals.pop("lipsum")
