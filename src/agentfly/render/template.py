@@ -93,9 +93,9 @@ class _Environment(ImmutableSandboxedEnvironment):
     def __init__(self, now: datetime) -> None:
         # The settings of transformers, which templates are written for.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=self._output)
-        filters: dict[str, Callable[..., Any]] = {**self.filters, "tojson": _tojson}
-        self.filters.update({name: self._bounded(name, made) for name, made in filters.items()})
-        self.tests.update({name: self._bounded(name, made) for name, made in self.tests.items() if name in _COMPARES})
+        self.filters.update({name: self._bounded(name, made) for name, made in {**self.filters, "tojson": _tojson}.items()})
+        tests: dict[str, Any] = self.tests
+        tests.update({name: self._bounded(name, made) for name, made in tests.items() if name in _COMPARES})
         self.filters.update(read=self._read, counted=partial(_Counted, self), concatenated=self._concatenated)
         self.globals.update(raise_exception=_refuse, strftime_now=now.strftime)
         self.globals.pop("lipsum")
