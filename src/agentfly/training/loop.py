@@ -147,8 +147,7 @@ class Trainer:
         else:
             learner = lead_ranks(config, self.engine, ranks)
         self.learner: Learner = learner
-        progress.note(f"seed {config.seed}, {threads} threads on {next(self.engine.model.parameters()).device}")
-        progress.note(f"learner: {learner.path}")
+        progress.note(f"learner: {learner.path}; seed {config.seed}, {threads} threads on {self.engine.model.device}")
         for idle in without_effect(config, self.plan.limits.chain_timeout_s, self.exact):
             progress.note(f"warning: {idle}")
         progress.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
