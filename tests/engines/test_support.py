@@ -34,6 +34,7 @@ def config_of(kind: str, **own: Any) -> Any:
         ("gpt_oss", {}, "has attention sinks"),
         ("qwen3_next", {}, "also has linear_attention"),
         ("phimoe", {"sliding_window": 2047}, "its log-probs differ from the model's own by"),  # the window is in the mask alone
+        ("doge", {}, "its log-probs differ from the model's own by"),  # its mask depends on vectors that begin at zero
         ("stablelm", {}, "does not pass its keyword arguments on to attention"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "is quantised .fp8., and such weights cannot be trained"),
         ("qwen3_vl", {}, "is no causal language model of transformers but has vision_config"),

@@ -109,6 +109,8 @@ def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any
     for name in (*_HEADS, *_KEYS):
         if isinstance(value := found.get(name), int) and not isinstance(value, bool):
             found[name] = 4 if name in _HEADS else max(1, 4 * value // heads)
+    if {"expand", "num_heads", "head_dim"} <= set(found):  # Mamba 2
+        found["num_heads"] = int(found["expand"] * found["hidden_size"]) // found["head_dim"]
     rope = found.get("rope_parameters") or {}
     dim = found.get("head_dim") or 16
     for part in [rope, *(each for each in rope.values() if isinstance(each, dict))]:
