@@ -47,7 +47,8 @@ class ExpertAdapter(nn.Module):
     def forward(self, x: Tensor, ends: Tensor, transposed: bool) -> Tensor:
         """The products of tokens that are sorted by expert; `ends` are the ends of the experts' groups."""
         weight = self.merged() if self.merges else self.frozen
-        first, second = self.lora_a, self.lora_b
+        pair: tuple[Tensor, Tensor] = self.lora_a, self.lora_b
+        first, second = pair
         if transposed:
             first, second = self.lora_b, self.lora_a
         else:
