@@ -463,7 +463,10 @@ def test_a_resumed_learner_goes_on_exactly(tmp_path, algorithm, loss):
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert resumed.version == learner.version == 2 - schedule.get("critic_warmup_steps", 0)
     groups = make_groups(model, 7)
-    assert learner.update(groups) == resumed.update(groups)
+    one, other_one = learner.update(groups), resumed.update(groups)
+    # The averages that the check of the optimizer's steps keeps in float64 begin with Adam's float32 ones after a resume.
+    assert max(one.pop("train/step_error"), other_one.pop("train/step_error")) < 1e-6
+    assert one == other_one
     assert torch.equal(weights_of(model), weights_of(other))
     assert any(not torch.equal(value, model.state_dict()[name]) for name, value in start.items())
 
