@@ -86,9 +86,9 @@ def drop_weights(path):
     ("change", "sentence"),
     [
         (lambda path: (path / "config.json").unlink(), "no config.json"),
-        (lambda path: (path / "config.json").write_text("{"), "cannot load the model"),
-        (lambda path: (path / "model.safetensors").unlink(), "cannot load the model"),
-        (lambda path: (path / "model.safetensors").write_bytes(b"broken"), "cannot load the model"),
+        (lambda path: (path / "config.json").write_text("{"), "config.json of .* is no valid JSON"),
+        (lambda path: (path / "model.safetensors").unlink(), "it has no model.safetensors"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"broken"), "model.safetensors of .* is cut off"),
         (lambda path: (path / "tokenizer.json").write_text("{}"), "cannot load the model"),
         (drop_weights, "incomplete: model.layers.1.mlp.up_proj.weight missing"),
     ],

@@ -22,7 +22,7 @@ from agentfly.resources import Budget, ResourceManager, spec_of
 from tests.virtual_time import virtual_time
 
 from .test_placements import children
-from .worlds import Board, Chalk, Library, Once, Worker, task
+from .worlds import THREADS_OF_THE_PROCESS, Board, Chalk, Library, Once, Worker, task
 
 __all__ = ["virtual_time"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -37,7 +37,7 @@ def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def our_threads() -> list[str]:
     """The threads of environments. Idle threads of `run_in_thread` live a while longer and hold nothing."""
     names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith("agentfly-") and name != "agentfly-tool"]
+    return [name for name in names if name.startswith("agentfly-") and name not in THREADS_OF_THE_PROCESS]
 
 
 def left_behind() -> tuple[set[int], int, list[str], list[str]]:

@@ -24,7 +24,7 @@ from agentfly.resources.rpc.frames import RemoteError
 from agentfly.types import ToolResult
 
 from .far import CONTAINERS, PLACES, Far, ServerThread, far_place, processes
-from .worlds import TASK, NeverUp, Worker, exists, soon_gone, task
+from .worlds import TASK, THREADS_OF_THE_PROCESS, NeverUp, Worker, exists, soon_gone, task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WAIT_S = 120
@@ -46,7 +46,7 @@ def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith(("agentfly-", "env-", "fake-"))]
         return {
             "processes": {pid for pid in processes() - before[0] if exists(pid)},
-            "threads": [name for name in names if name != "agentfly-tool"],
+            "threads": [name for name in names if name not in THREADS_OF_THE_PROCESS],
             "descriptors": max(0, len(os.listdir("/proc/self/fd")) - before[1]),
             "folders": os.listdir(folder),
         }

@@ -26,7 +26,7 @@ from agentfly.resources.rpc.frames import RemoteError
 from agentfly.testing import GuessEnv
 from agentfly.types import Message, Task, ToolCall, ToolResult
 
-from .worlds import TASK, Board, NeverUp, SlowUp, Worker, exists, limit_calls, soon_gone, task
+from .worlds import TASK, THREADS_OF_THE_PROCESS, Board, NeverUp, SlowUp, Worker, exists, limit_calls, soon_gone, task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WAIT_S = 120
@@ -56,7 +56,9 @@ def _nothing_is_left() -> Iterator[None]:
     def left() -> list[str]:
         # Threads of the tools' own pool stay a while to be used again; they hold no environment.
         new = set(threading.enumerate()) - before[2]
-        return [thread.name for thread in new if thread.name.startswith("agentfly-") and thread.name != "agentfly-tool"]
+        return [
+            thread.name for thread in new if thread.name.startswith("agentfly-") and thread.name not in THREADS_OF_THE_PROCESS
+        ]
 
     yield
     until = time.monotonic() + 60

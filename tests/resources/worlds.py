@@ -23,6 +23,8 @@ from agentfly.testing import GuessEnv
 from agentfly.types import Task, ToolResult
 
 TASK = Task("t", (), {"secret": 5})
+THREADS_OF_THE_PROCESS = {"agentfly-tool", "agentfly-stalls"}
+"""Threads that outlive every environment: idle ones of `run_in_thread`, and the one that looks for calls that stall."""
 
 
 def task(number: int) -> Task:

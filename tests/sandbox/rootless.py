@@ -14,11 +14,12 @@ USER = 54321
 
 
 def as_another_user() -> subprocess.CompletedProcess[str] | None:
-    """Run this file as a user that has nothing; None where that user can start no Python that is new enough."""
+    """Run this file as a user that has nothing. Returns None if that user can start no new Python or not read this file."""
     for python in (sys.executable, "/usr/bin/python3"):
         drop = f"import os; os.setgroups([]); os.setresgid(*[{USER}] * 3); os.setresuid(*[{USER}] * 3); os.execv({python!r}, "
-        new_enough = f"[{python!r}, '-c', 'import sys; sys.exit(sys.version_info < (3, 11))'])"
-        if subprocess.run([sys.executable, "-c", drop + new_enough], capture_output=True, timeout=60).returncode == 0:
+        test = f"import sys; open({__file__!r}).close(); sys.exit(sys.version_info < (3, 11))"
+        can_run = f"[{python!r}, '-c', {test!r}])"
+        if subprocess.run([sys.executable, "-c", drop + can_run], capture_output=True, timeout=60).returncode == 0:
             run = drop + f"[{python!r}, '-m', 'tests.sandbox.rootless'])"
             environment = {"PYTHONPATH": f"{ROOT / 'src'}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
             return subprocess.run(

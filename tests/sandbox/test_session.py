@@ -334,6 +334,6 @@ def test_without_root_and_cgroups_every_attack_is_stopped_too() -> None:
         pytest.skip("the other tests ran without root already")
     done = as_another_user()
     if done is None:
-        pytest.skip("no Python that another user can start: give others access to its folder")
+        pytest.skip("another user can start no Python or not read this folder: give others access to both")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
