@@ -35,6 +35,7 @@ ROOMS = {
     "engines": Room(5, 4_280),
     "resources": Room(5, 6_320),
     "rewards": Room(6, 2_050),
+    "fleet": Room(6, 700),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
     "rollout": Room(7, 1_190),
@@ -114,6 +115,7 @@ LIGHT_ENOUGH = {"numpy", "jinja2"}
 # Files whose `import_module` takes a name that stands elsewhere. In all others the name is a text, which counts as an arrow.
 IMPORT_BY_NAME = {
     "__init__.py": "public names are loaded when they are asked for",
+    "fleet/member_main.py": "the ticket names the program",
     "plugins.py": "registered names are texts until they are used",
     "resources/__init__.py": "the room's own modules",
     "resources/backends/base.py": "the room's own modules",
@@ -129,7 +131,7 @@ MAX_FILES_OF_A_FOLDER = 15
 MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
-MAX_IMPORT_CHAIN = 28
+MAX_IMPORT_CHAIN = 29
 MAX_ANY = 955
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
@@ -151,7 +153,6 @@ LONG_FILES: dict[str, int] = {
     "training/loop.py": 646,
     "training/verl/table.py": 566,
     "training/workers/engine.py": 458,
-    "training/workers/pool.py": 627,
     "training/workers/weights.py": 480,
     "types.py": 748,
 }
@@ -165,7 +166,7 @@ FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {
     "envs.webshop": {"catalogue", "shop"},
     "learn": {"algorithms", "experience", "learner", "model", "optim", "ranks"},
     "resources": {"backends", "rpc", "spec"},
-    "training": {"cluster", "ranks", "workers"},
+    "training": {"cluster", "ranks"},
 }
 SHARED_CLASS_NAMES: set[str] = {
     "Changes",
@@ -175,6 +176,7 @@ SHARED_CLASS_NAMES: set[str] = {
     "Host",
     "Layout",
     "Link",
+    "Member",
     "Memory",
     "Message",
     "Mismatch",

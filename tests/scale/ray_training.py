@@ -38,7 +38,7 @@ from agentfly.watch.metrics import unknown
 from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 from tests.tiny import ROWS, save_tiny_model
 
-WORKER = "workers/worker_main.py"
+WORKER = "fleet/member_main.py"
 folder: Path
 
 
@@ -109,7 +109,7 @@ def sentences(local: LocalCluster) -> None:
             agentfly.train(own)
         launcher = RayLauncher(cluster, config, folder / "logs")
         with pytest.raises(ConfigError, match=r"node \w+ cannot reach the trainer at 127\.0\.0\.1:9 .*refused.*firewall"):
-            launcher.start(0, {"address": ["127.0.0.1", 9], "attempt": 0})
+            launcher.start(0, {"kind": "sampler", "index": 0, "address": ["127.0.0.1", 9], "attempt": 0})
         launcher.close()
         wait_for(lambda: not cluster.placed(), what="that its host is gone")
     assert not (folder / "runs" / "refused").exists(), "a run that was refused leaves no folder"
@@ -207,7 +207,7 @@ def nodes_die(local: LocalCluster) -> None:
         return engines[-1]
 
     def joined() -> bool:
-        return (pool := engines[0].pool) is None or all(each.joined for each in pool.replicas)
+        return (pool := engines[0].pool) is None or all(each.live for each in pool.replicas)
 
     def harm(how: Callable[[str], None]) -> None:
         pool: Any = engines[0].pool

@@ -14,10 +14,10 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError, MissingExtra
 from agentfly.ext.ray_cluster import Cluster, Node, Share
 from agentfly.ext.ray_host import HostActor
+from agentfly.fleet.software import software
 from agentfly.training.cluster import checks
 from agentfly.training.cluster.checks import check_files, check_room, check_software, needs, sampler_share, shares_of
 from agentfly.training.cluster.status import show_status
-from agentfly.training.workers.software import software
 
 
 @pytest.mark.parametrize(

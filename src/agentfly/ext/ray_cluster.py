@@ -452,7 +452,7 @@ class Host:
 
 
 class HostProcess:
-    """A child process on a node. Implements `training.workers.launcher.Launched`."""
+    """A child process on a node. Implements `fleet.launcher.Launched`."""
 
     def __init__(self, host: Host, number: int, pid: int) -> None:
         self.host, self.pid, self.node, self._number = host, pid, host.node.name, number

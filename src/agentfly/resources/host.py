@@ -3,7 +3,7 @@
     to the driver      "hello", then every second "status" {lag_s, instances}; "ready" {url} or "failed" [type, text]
     from the driver    "beat", "stop"
 
-Messages are [kind, id, value], as in `training.workers.channel`. The host ends itself when the connection is lost, or the
+Messages are [kind, id, value], as in `fleet.link`. The host ends itself when the connection is lost, or the
 driver is silent for ten times `health_s`.
 """
 

@@ -16,7 +16,7 @@ from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError
 from ...ext.ray_cluster import Cluster, Host, Node, Share
-from ..workers.software import software
+from ...fleet.software import software
 
 PACKAGES = {
     "agentfly.envs.scienceworld": ("scienceworld", "py4j"),

@@ -27,6 +27,8 @@ from urllib.parse import urlsplit
 
 from ...config import Config
 from ...errors import AgentFlyError, ConfigError, EngineError
+from ...fleet.launcher import RANK_VARIABLES, Launched
+from ...fleet.link import HELLO_LIMITS, Link, Message, beat_s
 from ...net.guard import same_token
 from ...resources import Spec
 from ...resources.hosts import HostAddress, HostDirectory
@@ -35,8 +37,6 @@ from ...resources.rpc.host_server import kind_value
 from ...resources.spec import READY_S
 from ...rollout import Plan, open_environments
 from ...rollout.setup import RunnableAgent, environment_kinds
-from ..workers.channel import HELLO_LIMITS, Link, Message, beat_s
-from ..workers.launcher import RANK_VARIABLES, Launched
 
 HELLO_S = 120.0
 """Seconds that the process of a host may take until it connects."""

@@ -18,7 +18,7 @@ from typing import Any
 from ...config import Config
 from ...errors import ConfigError, EngineError
 from ...ext.ray_cluster import Cluster, Host, HostProcess, Node
-from ..workers.launcher import RANK_VARIABLES
+from ...fleet.launcher import RANK_VARIABLES, process_name
 from .checks import check_software, sampler_share
 
 REUSES = 2
@@ -26,7 +26,7 @@ REUSES = 2
 
 
 class RayLauncher:
-    """Starts workers on the nodes of a cluster. Implements `workers.launcher.Launcher`. `start` blocks for seconds."""
+    """Starts workers on the nodes of a cluster. Implements `fleet.launcher.Launcher`. `start` blocks for seconds."""
 
     takes_long = True
 
@@ -44,11 +44,11 @@ class RayLauncher:
         host = self._host(index, ticket)
         about = host.about
         told = json.dumps({**ticket, "path": about["path"]}).encode()
-        program = f"{about['agentfly']}/training/workers/worker_main.py"
+        program = f"{about['agentfly']}/fleet/member_main.py"
         environ = dict.fromkeys((*RANK_VARIABLES, "OMP_NUM_THREADS"))
         log = f"sampler-{index}.log"
         self._note_place(index, f"node {host.node.name} ({host.node.address}): {about['folder']}/{log}")
-        words = [about["python"], "-I", "-X", "utf8", program, "{life}", "{parent}"]
+        words = [about["python"], "-I", "-X", "utf8", program, "{life}", "{parent}", process_name(ticket)]
         process = host.run(words, environ=environ, stdin=told, log=log)
         if ticket["attempt"]:
             self._cluster.note(f"sampler {index} starts again on node {host.node.name}")
