@@ -16,7 +16,7 @@ import pytest
 from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
-from agentfly.ext.ray_cluster import Node, Share
+from agentfly.fleet.ray_cluster import Node, Share
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.training.checkpoint import latest_checkpoint
 from agentfly.training.cluster import ranks

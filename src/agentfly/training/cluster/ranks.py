@@ -24,10 +24,11 @@ from typing import Any
 from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError, RankError
-from ...ext.ray_cluster import Cluster, Host, HostProcess, Node, Share
+from ...fleet.node_launcher import check_node
+from ...fleet.ray_cluster import Cluster, Host, HostProcess, Node, Share
 from ...net.guard import same_token
 from ..ranks.process import FROZEN, QUIET, Rank, free_port, interface_variables, start_here, why_ended
-from .checks import check_files, check_room, check_software, shares_of
+from .checks import check_files, check_room, shares_of
 
 PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
 """Seconds in which all ranks must find room: at the start, and after a loss, when a node may be replaced."""
@@ -281,7 +282,7 @@ class ClusterRanks:
                     f"node {host.node.name} cannot reach the driver at {address}:{port} ({why}): let the nodes of the cluster "
                     "reach each other's ports"
                 )
-            check_software(host)
+            check_node(host)
             check_files(host, self._config)
         check_folders(hosts, arguments, self._config)
 

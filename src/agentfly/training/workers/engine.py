@@ -33,14 +33,14 @@ from ...fleet.software import machine
 from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
+from ..cluster.checks import sampler_launcher
 from ..cluster.env_hosts import open_env_hosts
-from ..cluster.samplers import RayLauncher
 from .pool import Replica, WorkerPool, sampling_fields
 from .worker import names_gpu
 
 if TYPE_CHECKING:
     from ...engines.copies import Bucket
-    from ...ext.ray_cluster import Cluster
+    from ...fleet.ray_cluster import Cluster
 
 EXACT_GAP, HALF_GAP = 0.01, 0.15
 """Largest mean difference of log-probs between learner and worker, in nats: float32, and half precision."""
@@ -423,7 +423,7 @@ def use_workers(
         engine = WorkerEngine(config)
     else:
         own = cluster.own.address
-        engine = WorkerEngine(config, launcher=lambda log_dir: RayLauncher(cluster, config, log_dir), address=own)
+        engine = WorkerEngine(config, launcher=lambda log_dir: sampler_launcher(cluster, config, log_dir), address=own)
     agent.use_engine(engine, engine.renderer)
     return engine
 
