@@ -84,6 +84,15 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
+def is_closed(stranger: socket.socket) -> bool:
+    """Whether the other end of a connection closes it within a minute."""
+    stranger.settimeout(60)
+    try:
+        return stranger.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 async def until(condition: Callable[[], Any]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
@@ -274,6 +283,43 @@ def test_a_stranger_without_the_token_is_not_heard(words: bytes, address: str | 
         async with Run(tmp_path, address=address) as one:
             assert await asyncio.to_thread(say, one.fleet.address) == b""
             assert one.fleet.live == one.fleet.members
+
+    run(work)
+
+
+def test_connections_that_say_nothing_hold_no_process_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "MAX_STRANGERS", 8)
+
+    async def work() -> None:
+        async with Run(tmp_path, address="127.0.0.1") as one:
+            host, port = one.fleet.address
+            opened = [socket.create_connection((host, port)) for _ in range(20)]
+            try:
+                await until(lambda: len(one.fleet._strangers) == 8)
+                os.kill(one.pid(), signal.SIGKILL)
+                await until(lambda: one.fleet.restarts == 1 and one.fleet.live)
+                assert await asyncio.to_thread(is_closed, opened[0])
+            finally:
+                for each in opened:
+                    each.close()
+
+    run(work)
+
+
+def test_without_restarts_a_process_that_is_lost_stays_lost(tmp_path: Path) -> None:
+    class Once(Scripted):
+        restarts = False
+
+    async def work() -> None:
+        one = Run(tmp_path)
+        one.fleet.role = Once()
+        async with one:
+            os.kill(one.pid(), signal.SIGKILL)
+            await until(lambda: not one.fleet.members[0].alive)
+            assert "ended (killed by SIGKILL)" in one.fleet.members[0].ended.result()
+            await until(lambda: one.fleet._tasks[1].done())
+            assert one.fleet.restarts == 0
+            assert one.notes == []
 
     run(work)
 

@@ -338,7 +338,7 @@ class Trainer:
         self.reader = FrameReader()
         root = Path(__file__).parents[2]
         self.ticket = {
-            "path": [str(root), *sys.path], "here": "127.0.0.1", "token": "trainer-token", "kind": "environment host",
+            "path": [str(root), *sys.path], "here": "127.0.0.1", "token": "trainer-token", "name": "environment host 0",
             "index": 0, "attempt": 0, "health_s": 6.0, "address": ["127.0.0.1", self.server.getsockname()[1]],
             "program": "agentfly.training.cluster.env_host_process:serve",
         }  # fmt: skip

@@ -110,7 +110,7 @@ def sentences(local: LocalCluster) -> None:
             agentfly.train(own)
         launcher = sampler_launcher(cluster, config, folder / "logs")
         with pytest.raises(ConfigError, match=r"node \w+ cannot reach the trainer at 127\.0\.0\.1:9 .*refused.*firewall"):
-            launcher.start(0, {"kind": "sampler", "index": 0, "address": ["127.0.0.1", 9], "attempt": 0})
+            launcher.start(0, {"name": "sampler 0", "index": 0, "address": ["127.0.0.1", 9], "attempt": 0})
         launcher.close()
         wait_for(lambda: not cluster.placed(), what="that its host is gone")
     assert not (folder / "runs" / "refused").exists(), "a run that was refused leaves no folder"

@@ -32,6 +32,8 @@ START_ATTEMPTS = 3
 FOLDER = "agentfly-fleet-"
 """How the name of the folder with the fleet's socket begins, in the folder for temporary files."""
 CLOSE_S = 15.0
+MAX_STRANGERS = 256
+"""Connections that may be open without having said whose they are; a further one ends the oldest."""
 QUICK_S, LONGEST_PAUSE_S = 30.0, 30.0
 """A process that ends sooner is started again after a pause that doubles each time, up to the second number."""
 
@@ -39,7 +41,7 @@ M = TypeVar("M", bound=Member)
 
 
 class Role(Generic[M]):
-    """What the processes of a fleet are for. The attributes have no defaults but the last two."""
+    """What the processes of a fleet are for. The attributes have no defaults but the last three."""
 
     kind: str
     """In the names of its processes, such as "sampler"."""
@@ -51,6 +53,8 @@ class Role(Generic[M]):
     """What happens to the work of a process that is lost, as the part of a sentence."""
     stuck_s: float
     """A process whose main thread sends no "status" for so long is lost, although it beats."""
+    restarts = True
+    """Whether a process that is lost is started again. If not, the first failure of a start is that of the fleet."""
     packages: tuple[str, ...] = PACKAGES
     """Whose versions must be those of this process."""
     blocked = "its main thread is blocked"
@@ -108,6 +112,7 @@ class Fleet(Generic[M]):
         self._server: asyncio.Server | None = None
         self._folder: Path | None = None
         self._lock = -1  # of the folder
+        self._strangers: list[Link] = []  # connections that have not said whose they are
         self._closing = False
         self._ends: dict[int, str] = {}  # how the last process of each index ended
         self._none_live_s = 0.0
@@ -198,14 +203,14 @@ class Fleet(Generic[M]):
                 if isinstance(error, InvariantError) or (isinstance(error, ConfigError) and not self.started):
                     self.fail(error)
                     return
-                if not self.started and attempt + 1 >= START_ATTEMPTS:
+                if not self.started and attempt + 1 >= (START_ATTEMPTS if self.role.restarts else 1):
                     self.fail(EngineError(f"{member.name} did not start: it {why}"))
                     return
             except Exception as error:  # noqa: BLE001 - a bug must stop the run and not only this task
                 self.fail(EngineError(f"{member.name} could not be started: {type(error).__name__}: {error}"))
                 return
             why = await member.ended
-            if self._closing:
+            if self._closing or not self.role.restarts:
                 return
             self.restarts += 1
             consequence = f"{self.role.consequence}, and " if self.started else ""
@@ -216,7 +221,7 @@ class Fleet(Generic[M]):
     async def _start(self, member: M) -> None:
         """Start the process and make it ready for work. Raises what makes that impossible."""
         ticket = {
-            "kind": member.kind, "index": member.index, "attempt": member.attempt, "address": self.address,
+            "name": member.name, "index": member.index, "attempt": member.attempt, "address": self.address,
             "token": self._token, "health_s": self.health_s, "program": self.role.target, "path": sys.path,
             "here": "127.0.0.1",
         }  # fmt: skip
@@ -311,6 +316,9 @@ class Fleet(Generic[M]):
 
         def link() -> Link:
             made = Link(self._hear, self._disconnected, HELLO_LIMITS)
+            self._strangers.append(made)
+            if len(self._strangers) > MAX_STRANGERS:  # a flood: the oldest connection has had its time
+                self._strangers.pop(0).close()
             loop.call_later(30, self._check_hello, made)
             return made
 
@@ -321,11 +329,17 @@ class Fleet(Generic[M]):
             self.address = str(self._folder / "socket")
             self._server = await loop.create_unix_server(link, self.address)
         else:
-            self._server = await loop.create_server(link, self._reachable_at, 0)
+            try:
+                self._server = await loop.create_server(link, self._reachable_at, 0)
+            except OSError as error:
+                raise ConfigError(
+                    f"nothing can listen on {self._reachable_at}, the address of this node in the cluster: {error}"
+                ) from None
             self.address = [self._reachable_at, self._server.sockets[0].getsockname()[1]]
 
     def _check_hello(self, link: Link) -> None:
-        if all(member.link is not link for member in self.members):
+        if link in self._strangers:
+            self._strangers.remove(link)
             link.close()  # it said nothing, or nothing true
 
     def _hear(self, link: Link, message: Message) -> None:
@@ -347,8 +361,9 @@ class Fleet(Generic[M]):
         if message.kind != "hello" or not isinstance(token, str) or not same_token(token, self._token):
             link.close()
             return
-        for member in self.members:
+        for member in self.members if link in self._strangers else ():
             if (member.index, member.attempt) == (value.get("index"), value.get("attempt")) and not member.connected.done():
+                self._strangers.remove(link)
                 link.accept()
                 member.link, member.about = link, value
                 member.connected.set_result(None)
@@ -356,6 +371,8 @@ class Fleet(Generic[M]):
         link.close()  # a process that was given up before it connected
 
     def _disconnected(self, link: Link) -> None:
+        if link in self._strangers:
+            self._strangers.remove(link)
         for member in self.members:
             if member.link is link and member.alive:
                 member.live = False

@@ -133,4 +133,4 @@ class LocalProcess:
 
 def process_name(ticket: Mapping[str, Any]) -> str:
     """Names a process in file names and lists of processes, such as "sampler-0"."""
-    return f"{ticket['kind']}-{ticket['index']}".replace(" ", "-")
+    return str(ticket["name"]).replace(" ", "-")

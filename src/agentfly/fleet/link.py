@@ -57,6 +57,7 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._on_message, self._on_lost = on_message, on_lost
         self._reader = FrameReader(limits)
+        self._closed = False
 
     def accept(self) -> None:
         """The peer has proven who it is: read messages of any size from it."""
@@ -72,7 +73,8 @@ class Link(asyncio.Protocol):
             self.transport.write(data)
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection, also one that is about to be made."""
+        self._closed = True
         if self.transport is not None:
             self.transport.abort()
 
@@ -81,6 +83,8 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        if self._closed:
+            transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost(self)

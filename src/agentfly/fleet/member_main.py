@@ -2,10 +2,10 @@
 
     read the ticket --> take over the trainer's import path --> tie to the parent --> call the function that the ticket names
 
-The ticket is JSON: `address`, `token`, `index`, `attempt` and `health_s` for the `Connection`; `program` ("module:function");
-`path`, the import path; `here`, the address of this machine for other processes. Nothing of AgentFly is imported before the
-path is known. LIFE is a pipe whose other end only the parent holds; with the parent-death signal it ends this process and its
-group when the parent ends (`resources.rpc.worker_main.tie_to`). NAME is for those who read a list of processes.
+The ticket is JSON: `name`, `address`, `token`, `index`, `attempt` and `health_s` for the `Connection`; `program`, the function
+as "module:function"; `path`, the import path; `here`, the address of this machine for other processes. Nothing of AgentFly is
+imported before the path is known. LIFE is a pipe whose other end only the parent holds; with the parent-death signal it ends
+this process and its group when the parent ends (`resources.rpc.worker_main.tie_to`). NAME is for a list of processes.
 """
 
 from __future__ import annotations

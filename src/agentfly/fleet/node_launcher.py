@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, EngineError
+from ..errors import AgentFlyError, ConfigError, EngineError
 from .launcher import RANK_VARIABLES, process_name
 from .ray_cluster import Cluster, Host, HostProcess, Node, Share
 from .software import PACKAGES, check_software
@@ -52,12 +52,9 @@ class NodeLauncher:
     def start(self, index: int, ticket: Mapping[str, Any]) -> HostProcess:
         """Raises ConfigError if no node can ever hold the process or a node has other software, EngineError if it fails now."""
         host = self._host(index, ticket)
-        about, name = host.about, process_name(ticket)
-        self._note_place(f"{name}.log", f"node {host.node.name} ({host.node.address}): {about['folder']}/{name}.log")
-        program = f"{about['agentfly']}/fleet/member_main.py"
-        words = [about["python"], "-I", "-X", "utf8", program, "{life}", "{parent}", name]
-        told = json.dumps({**ticket, "path": about["path"], "here": about["address"]}).encode()
-        process = host.run(words, environ=self._environ, stdin=told, log=f"{name}.log")
+        log = f"{process_name(ticket)}.log"
+        self._note_place(log, f"node {host.node.name} ({host.node.address}): {host.about['folder']}/{log}")
+        process = run_on(host, ticket, self._environ)
         if ticket["attempt"]:
             self._cluster.note(f"{host.name} starts again on node {host.node.name}")
         self._reached = True
@@ -94,12 +91,12 @@ class NodeLauncher:
                 self._cluster.doubt(last.node)
             last.close()
         try:
-            host = self._cluster.place(f"{ticket['kind']} {index}", self._share, avoid=avoid)
+            host = self._cluster.place(ticket["name"], self._share, avoid=avoid)
         except EngineError as error:
             raise EngineError(f"could not be placed: {error}") from None
         try:
             check_node(host, self._packages)
-            self._check_reach(host, ticket["address"])
+            check_reach(host, ticket["address"], EngineError if self._reached else ConfigError)
         except (ConfigError, EngineError):
             self._cluster.suspect(host.node)
             host.close()
@@ -111,15 +108,6 @@ class NodeLauncher:
         host.close()
         raise EngineError("the run has ended")
 
-    def _check_reach(self, host: Host, address: Any) -> None:
-        """Raises ConfigError, or EngineError if other processes have reached the trainer before."""
-        where, port = address
-        if why := host.ask("can_reach", where, port, 10.0, timeout_s=15.0):
-            raise (EngineError if self._reached else ConfigError)(
-                f"node {host.node.name} cannot reach the trainer at {where}:{port} ({why}): open the firewall between the "
-                "machines for this address"
-            )
-
     def _note_place(self, file_name: str, text: str) -> None:
         if self._log_dir is None:
             return
@@ -127,6 +115,25 @@ class NodeLauncher:
             self._log_dir.mkdir(parents=True, exist_ok=True)
             with (self._log_dir / file_name).open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")
+
+
+def run_on(host: Host, ticket: Mapping[str, Any], environ: Mapping[str, str | None]) -> HostProcess:
+    """Start the process of a ticket on the node of a host."""
+    about, name = host.about, process_name(ticket)
+    program = f"{about['agentfly']}/fleet/member_main.py"
+    words = [about["python"], "-I", "-X", "utf8", program, "{life}", "{parent}", name]
+    stdin = json.dumps({**ticket, "path": about["path"], "here": about["address"]}).encode()
+    return host.run(words, environ=environ, stdin=stdin, log=f"{name}.log")
+
+
+def check_reach(host: Host, address: Any, kind: type[AgentFlyError] = ConfigError) -> None:
+    """Raises an error of this kind if the node of a host cannot reach the trainer."""
+    where, port = address
+    if why := host.ask("can_reach", where, port, 10.0, timeout_s=15.0):
+        raise kind(
+            f"node {host.node.name} cannot reach the trainer at {where}:{port} ({why}): open the firewall between the machines "
+            "for this address"
+        )
 
 
 def check_node(host: Host, packages: Collection[str] = PACKAGES) -> None:
