@@ -259,8 +259,8 @@ def test_brief_demonstrations_of_the_real_files_are_shorter(monkeypatch, recorde
 
 def test_a_beginners_visit_fits_into_the_bundled_models_context():
     """Whole dialogues, prompt included, below 640 tokens of the bundled model."""
+    from agentfly.build import build_agent
     from agentfly.config import Config
-    from agentfly.training.build import build_agent
 
     agent = build_agent(Config.from_dict({"agent": {"tools": ["webshop_step"], "reward": "webshop_score"}}))
     renderer = agent.renderer
