@@ -38,7 +38,10 @@ def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> l
 
 
 def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """Goals of the published files, from $WEBSHOP_DATA. Half of the searches name the options too: RL can find out which is better."""
+    """Goals of the published files, from $WEBSHOP_DATA. Half of the searches name the options too.
+
+    So RL can find out which is better.
+    """
     return _rows(webshop_data_tasks, count, seed, mistakes, whole=0.5)
 
 
