@@ -25,12 +25,12 @@ from agentfly.cli import main
 from agentfly.errors import ConfigError
 from agentfly.fleet.node_launcher import NodeLauncher
 from agentfly.fleet.ray_cluster import Cluster
+from agentfly.health import diagnose
 from agentfly.runs import RunStore
-from agentfly.training.checkpoint import list_checkpoints
+from agentfly.runs.checkpoints import list_checkpoints
 from agentfly.training.cluster import current_cluster, on_cluster
 from agentfly.training.cluster.checks import sampler_launcher
 from agentfly.training.cluster.status import show_status
-from agentfly.training.doctor import diagnose
 from agentfly.training.evaluation import evaluate_run
 from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module

@@ -17,7 +17,7 @@ from agentfly.errors import ConfigError
 from agentfly.fleet.link import Message
 from agentfly.fleet.ray_cluster import Node, Share
 from agentfly.runs import RunDirectory, RunStore
-from agentfly.training.checkpoint import latest_checkpoint
+from agentfly.runs.checkpoints import latest_checkpoint
 from agentfly.training.cluster.ranks import (
     KeeperRole,
     RankMember,
