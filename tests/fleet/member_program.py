@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentfly.fleet import link
+from agentfly.fleet.bare import software
 from agentfly.fleet.link import Connection, Message
-from agentfly.fleet.software import software
 
 ORDER = "AGENTFLY_TEST_ORDER"
 

@@ -38,7 +38,7 @@ ROOMS = {
     "engines": Room(5, 4_780),
     "resources": Room(6, 3_880),
     "rewards": Room(6, 2_200),
-    "fleet": Room(7, 1_310),
+    "fleet": Room(7, 1_300),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
     "rollout": Room(7, 1_190),

@@ -17,8 +17,8 @@ import pytest
 
 import agentfly
 from agentfly.errors import ConfigError, EngineError, WorldError
+from agentfly.fleet.bare import software
 from agentfly.fleet.node_launcher import NodeLauncher
-from agentfly.fleet.software import software
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.hosts import on_hosts
 from agentfly.resources.hosts import HostDirectory
@@ -151,7 +151,7 @@ def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: sig
             await asyncio.gather(*calls, return_exceptions=True)
             for lease in leases:
                 await lease.release()
-            await until(lambda: len(hosts.fleet.live) == 2)
+            await until(lambda: hosts.fleet.restarts == 1 and len(hosts.fleet.live) == 2)
             assert list(other.counts) == list(hosts.directory.counts)
             assert victim not in cluster.pids()
             again = [await manager.acquire([Board], task(number), f"again {number}") for number in range(6)]

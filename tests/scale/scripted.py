@@ -13,7 +13,7 @@ from typing import Any
 
 from agentfly import Action, BaseAgent, Completion, ToolCall, reward, tool
 from agentfly.fleet import link
-from agentfly.fleet.software import software
+from agentfly.fleet.bare import software
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.training.workers.worker import serve
 from agentfly.types import Request

@@ -12,10 +12,10 @@ import pytest
 
 from agentfly.config import Config
 from agentfly.errors import ConfigError, MissingExtra
+from agentfly.fleet.bare import software
 from agentfly.fleet.node_launcher import check_node
 from agentfly.fleet.ray_actor import HostActor
 from agentfly.fleet.ray_cluster import Cluster, Node, Share
-from agentfly.fleet.software import software
 from agentfly.training.cluster import checks
 from agentfly.training.cluster.checks import check_files, check_room, needs, sampler_share, shares_of
 from agentfly.training.cluster.status import show_status

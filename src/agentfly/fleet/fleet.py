@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..net.guard import same_token
+from .bare import PACKAGES
 from .launcher import Launched, Launcher
 from .link import HELLO_LIMITS, Link, Message, beat_s
-from .member import Member
-from .software import PACKAGES, check_software
+from .member import Member, check_software
 
 HELLO_S = 300.0
 """Seconds that a process may take until it connects."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ConfigError, EngineError
+from .bare import how_ended
 
 SCRIPT = Path(__file__).parent / "member_main.py"
 RANK_VARIABLES = (
@@ -110,12 +111,7 @@ class LocalProcess:
         code = self._popen.poll()
         if code is None:
             return None
-        try:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        except ValueError:
-            how = f"killed by signal {-code}"
-        printed = self._tail()
-        return f"({how})" + (f"; it said: {printed}" if printed else "")
+        return how_ended(code, str(self._log), self._began)
 
     def kill(self) -> None:
         if self._popen.returncode is None:  # once it is reaped, its number may belong to another process
@@ -123,12 +119,6 @@ class LocalProcess:
                 os.killpg(self._popen.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=5)
-
-    def _tail(self) -> str:
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(max(self._began, self._log.stat().st_size - 2000))
-            return file.read().decode("utf-8", "replace").strip()[-500:]
-        return ""
 
 
 def process_name(ticket: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..resources.rpc.frames import BadFrame, FrameLimits, FrameReader, pack_message
 from ..resources.rpc.worker_main import die
-from .software import machine, software
+from .bare import machine, software
 
 HELLO_LIMITS = FrameLimits(frame=1 << 16, values=1000, at_once=4)
 """What is read of a connection before its token is checked."""

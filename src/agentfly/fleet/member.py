@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
 from ..resources.rpc.frames import error_of
+from .bare import PACKAGES, software
 from .launcher import Launched
 from .link import Link, Message
 
@@ -100,3 +101,12 @@ class Member:
             if not future.done():
                 future.set_exception(MemberLost(f"{self.name} {why}"))
                 future.exception()  # marks it as retrieved: the caller may have been cancelled
+
+
+def check_software(theirs: Mapping[str, str], where: str, names: Collection[str] = PACKAGES) -> None:
+    """Raises ConfigError if a process or a node has other versions than this process. `where` names it."""
+    for name, ours in software().items():
+        if name in names and theirs.get(name) != ours:
+            raise ConfigError(
+                f"{where} has {name} {theirs.get(name)}, but the trainer has {ours}: install the same versions on every machine"
+            )

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AgentFlyError, ConfigError, EngineError
+from .bare import PACKAGES
 from .launcher import RANK_VARIABLES, process_name
+from .member import check_software
 from .ray_cluster import Cluster, Host, HostProcess, Node, Share
-from .software import PACKAGES, check_software
 
 REUSES = 2
 """How often a process is started again on the same host before it is moved to another node."""

@@ -31,6 +31,7 @@ from typing import Any
 
 from ..errors import ConfigError, EngineError
 from ..plugins import missing_extra
+from . import bare
 from .ray_actor import HostActor
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ class Cluster:
                 _initialize(ray, address)
             _users += 1
         pickles: Any = ray.cloudpickle
-        pickles.register_pickle_by_value(sys.modules[HostActor.__module__])
+        for module in (bare, sys.modules[HostActor.__module__]):
+            pickles.register_pickle_by_value(module)
         return cls(ray, health_s=health_s, note=note)
 
     # ---- nodes

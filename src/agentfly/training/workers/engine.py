@@ -28,8 +28,8 @@ from ...engines import engine_options
 from ...engines.options import AtUpdate
 from ...engines.prompt import Probe
 from ...errors import ConfigError, DeadlineError, EngineError, InvariantError
+from ...fleet.bare import machine
 from ...fleet.launcher import Launcher, LocalLauncher
-from ...fleet.software import machine
 from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
