@@ -19,6 +19,7 @@ import agentfly
 from agentfly.engines.local import LocalEngine
 from agentfly.engines.local.replica import make_replica
 from agentfly.errors import InvariantError
+from agentfly.health import diagnose, replay
 from agentfly.learn import learner as learning
 from agentfly.learn.algorithms import objective
 from agentfly.learn.experience import Experience
@@ -27,7 +28,6 @@ from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
 from agentfly.rollout import chain as rollout_chain
 from agentfly.training import loop
-from agentfly.training.doctor import diagnose, replay
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 Patch = pytest.MonkeyPatch

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..errors import RolloutError
-from ..types import Completion, Request, Sampling, TrainableEngine
+from ..protocols import TrainableEngine
+from ..types import Completion, Request, Sampling
 
 SIGMAS = 6.0
 """Standard errors that a mean may be off."""

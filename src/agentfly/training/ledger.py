@@ -20,7 +20,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
-from ..types import Completion, Learner, Outcome, ReplicatedEngine, TrainableEngine, Trajectory
+from ..protocols import Learner, ReplicatedEngine, TrainableEngine
+from ..types import Completion, Outcome, Trajectory
 from .evidence import COPY, FULL, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_partly_stale, is_truncated
 
 REMEMBERED = 100_000
