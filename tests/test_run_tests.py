@@ -141,3 +141,13 @@ def test_every_unsteady_test_that_is_listed_exists() -> None:
     for row in rows:
         path, _, name = row.split("|")[1].strip().strip("`").partition("::")
         assert f"def {name.partition('[')[0]}(" in (root / path).read_text(encoding="utf-8"), row
+
+
+@pytest.mark.parametrize("name", ["slow.txt", "nightly.txt"])
+def test_what_a_list_of_tests_names_exists(name: str) -> None:
+    root = PROGRAM.parent.parent
+    for line in (root / "tests" / name).read_text(encoding="utf-8").splitlines():
+        path, _, function = line.partition("::")
+        if line and not line.startswith("#"):
+            assert (root / path).exists(), line
+            assert not function or f"def {function}(" in (root / path).read_text(encoding="utf-8"), line
